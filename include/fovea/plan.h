@@ -1,0 +1,100 @@
+/* The plan: how a problem is solved. problem -> plan -> update (each step) -> run (each layer).
+ *
+ *   fv_plan_create   once for each layer group and set of bounds; chooses; may allocate
+ *   fv_plan_update   once a step; fills the plan's buffers; valid between launches of a captured graph
+ *   fv_plan_run      once a layer; decides nothing, allocates nothing, synchronises nothing
+ *
+ * A plan may be used by one thread at a time; several plans may share a workspace on one stream. */
+#ifndef FOVEA_PLAN_H
+#define FOVEA_PLAN_H
+
+#include "fovea/batch.h"
+#include "fovea/device.h"
+#include "fovea/problem.h"
+#include "fovea/view.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/* The largest step that a plan has to take. All must be at least 1. */
+typedef struct fv_bounds {
+    uint32_t struct_size; /* sizeof(fv_bounds) */
+    int32_t max_num_seqs;
+    int32_t max_num_tokens;
+    int32_t max_query_len; /* 0 = max_num_tokens */
+    int32_t max_seq_len;
+} fv_bounds;
+
+typedef enum fv_softmax_path {
+    FV_PATH_AUTO = 0,
+    FV_PATH_2D = 1, /* a Q block sees all its keys in one go */
+    FV_PATH_3D = 2, /* keys cut into segments, then a reduction */
+} fv_softmax_path;
+
+/* Zero means default in every field. */
+typedef struct fv_plan_options {
+    uint32_t struct_size;     /* sizeof(fv_plan_options) */
+    fv_device *device;        /* NULL = the CPU */
+    const char *backend;      /* a name of fv_backend_name; NULL or "auto" = the first that can */
+    int32_t batch_invariant;  /* 1: a row's bits do not depend on what else is in the batch */
+    int32_t static_grid;      /* 1: schedule from bounds only, as under a captured graph */
+    fv_softmax_path path;     /* what the planner would choose, fixed: for tests and benchmarks */
+    int32_t segment_keys;     /* keys of a segment on the 3D path; 0 = the planner's choice */
+    const char *variant;      /* name of a kernel variant; NULL = the planner's choice */
+    const char *kernels;      /* name of a kernel table, e.g. "reference", "portable"; NULL = the device's best */
+} fv_plan_options;
+
+typedef struct fv_plan fv_plan;
+
+/* Chooses backend, kernels and grid for `problem` within `bounds`; the choice never changes after.
+ * FV_ERR_UNSUPPORTED: no backend can, or the named one cannot; the text lists the reasons. */
+FV_API fv_status fv_plan_create(fv_plan **plan, fv_context *context, const fv_problem *problem,
+                                const fv_bounds *bounds, const fv_plan_options *options);
+FV_API void fv_plan_destroy(fv_plan *plan); /* takes NULL */
+
+/* Device memory that a run needs beside its tensors, 256-byte aligned. The caller brings it; one for
+ * each stream is enough for all plans: take the largest. */
+FV_API size_t fv_plan_workspace_bytes(const fv_plan *plan);
+
+/* Bytes that the plan itself holds: work items, staging. */
+FV_API size_t fv_plan_buffer_bytes(const fv_plan *plan);
+
+/* The cache layout that the chosen backend reads and writes. */
+FV_API fv_kv_layout fv_plan_kv_layout(const fv_plan *plan);
+
+/* Which captured graph fits: equal keys = same functions, grid and pointers. */
+FV_API uint64_t fv_plan_graph_key(const fv_plan *plan);
+
+/* One line: backend, kernels, tile sizes, path, the rule that chose, and the last update's schedule.
+ * Valid until the next update. */
+FV_API const char *fv_plan_describe(fv_plan *plan);
+
+/* Fills the plan's buffers for this step. The batch's arrays are borrowed until the step's last run
+ * has passed the stream. FV_NEEDS_PLAN: outside the bounds. Same batch, same schedule. */
+FV_API fv_status fv_plan_update(fv_plan *plan, const fv_batch *batch, fv_stream stream);
+
+/* The tensors of one layer. Hq, Hkv, D as in the problem; T' >= T rows, those past T are padding and
+ * are left untouched. The last dimension of q, k, v and out is dense. */
+typedef struct fv_layer {
+    uint32_t struct_size; /* sizeof(fv_layer) */
+    fv_tensor q;          /* [T', Hq, D] */
+    fv_tensor k;          /* [T', Hkv, D] new keys; data NULL: already in the cache */
+    fv_tensor v;          /* [T', Hkv, Dv] */
+    fv_kv_view kv_cache;
+    fv_tensor out;              /* [T', Hq, Dv] */
+    fv_tensor lse;              /* [T', Hq] fp32, natural log, any strides; data NULL: not wanted */
+    const float *sinks;         /* [Hq] */
+    const float *alibi_slopes;  /* [Hq] */
+    const float *k_scale;       /* [1] or [Hkv], real = stored * scale */
+    const float *v_scale;
+} fv_layer;
+
+/* Writes the new K/V to the cache where the batch's slot mapping says, then attends. Arguments of
+ * wrong shape or dtype: FV_ERR_INVALID. `workspace` has fv_plan_workspace_bytes(). */
+FV_API fv_status fv_plan_run(fv_plan *plan, const fv_layer *layer, void *workspace, fv_stream stream);
+
+#ifdef __cplusplus
+}
+#endif
+#endif
