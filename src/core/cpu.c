@@ -1,0 +1,97 @@
+/* CPU detection: the compiler's CPUID builtins on x86 (which also ask XGETBV whether the operating
+ * system saves the wide registers), /proc/cpuinfo for the name. */
+#include "core/cpu.h"
+
+#include <sched.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "core/compiler.h"
+#include "core/error.h"
+
+#if defined(__x86_64__)
+#include <cpuid.h>
+#endif
+
+static const char *const isa_names[] = {"portable", "avx2", "avx512"};
+
+const char *fv_isa_name(fv_isa isa) { return isa_names[isa]; }
+
+fv_status fv_isa_parse(fv_isa *isa, const char *name)
+{
+    for (int32_t i = 0; i < FV_ARRAY_LEN(isa_names); i++) {
+        if (strcmp(name, isa_names[i]) == 0) {
+            *isa = (fv_isa)i;
+            return FV_OK;
+        }
+    }
+    return fv_fail(FV_ERR_INVALID, "no ISA level '%s'; accepted: portable, avx2, avx512", name);
+}
+
+fv_isa fv_cpu_isa(void)
+{
+#if defined(__x86_64__)
+    __builtin_cpu_init();
+    const int avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("bmi2");
+    uint32_t a = 0, b = 0, c = 0, d = 0;
+    const int f16c = __get_cpuid(1, &a, &b, &c, &d) && (c & bit_F16C);
+    if (!avx2 || !f16c) return FV_ISA_PORTABLE;
+    const int avx512 = __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
+                       __builtin_cpu_supports("avx512cd") && __builtin_cpu_supports("avx512dq") &&
+                       __builtin_cpu_supports("avx512vl");
+    return avx512 ? FV_ISA_AVX512 : FV_ISA_AVX2;
+#else
+    return FV_ISA_PORTABLE;
+#endif
+}
+
+int32_t fv_cpu_count(void)
+{
+    cpu_set_t allowed;
+    if (sched_getaffinity(0, sizeof(allowed), &allowed) != 0) return 1;
+    return fv_max_i32(1, CPU_COUNT(&allowed));
+}
+
+void fv_cpu_model(char *model, size_t model_bytes)
+{
+    snprintf(model, model_bytes, "unknown CPU");
+    FILE *file = fopen("/proc/cpuinfo", "r");
+    if (!file) return;
+    char line[256];
+    while (fgets(line, sizeof(line), file)) {
+        const char *colon = strchr(line, ':');
+        if (strncmp(line, "model name", 10) != 0 || !colon) continue;
+        line[strcspn(line, "\n")] = 0;
+        snprintf(model, model_bytes, "%s", colon + 2);
+        break;
+    }
+    fclose(file);
+}
+
+void fv_cpu_features(char *features, size_t features_bytes)
+{
+    features[0] = 0;
+#if defined(__x86_64__)
+    uint32_t a1 = 0, b1 = 0, c1 = 0, d1 = 0, a7 = 0, b7 = 0, c7 = 0, d7 = 0, a71 = 0, b71 = 0, c71 = 0, d71 = 0;
+    __get_cpuid(1, &a1, &b1, &c1, &d1);
+    __get_cpuid_count(7, 0, &a7, &b7, &c7, &d7);
+    __get_cpuid_count(7, 1, &a71, &b71, &c71, &d71);
+    const struct {
+        const char *name;
+        uint32_t present;
+    } all[] = {
+        {"sse4.2", c1 & bit_SSE4_2},   {"avx", c1 & bit_AVX},           {"f16c", c1 & bit_F16C},
+        {"fma", c1 & bit_FMA},         {"avx2", b7 & bit_AVX2},         {"avx512f", b7 & bit_AVX512F},
+        {"avx512bw", b7 & (1u << 30)}, {"avx512vl", b7 & (1u << 31)},   {"avx512_vnni", c7 & (1u << 11)},
+        {"avx512_bf16", a71 & (1u << 5)}, {"avx512_fp16", d7 & (1u << 23)}, {"amx_tile", d7 & (1u << 24)},
+        {"amx_bf16", d7 & (1u << 22)}, {"amx_int8", d7 & (1u << 25)},
+    };
+    size_t used = 0;
+    for (int32_t i = 0; i < FV_ARRAY_LEN(all); i++) {
+        if (!all[i].present || used + strlen(all[i].name) + 2 > features_bytes) continue;
+        used += (size_t)snprintf(features + used, features_bytes - used, "%s%s", used ? " " : "", all[i].name);
+    }
+#else
+    snprintf(features, features_bytes, "baseline");
+#endif
+}

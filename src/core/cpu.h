@@ -1,0 +1,31 @@
+/* What this CPU is and can do. */
+#ifndef FV_CORE_CPU_H
+#define FV_CORE_CPU_H
+
+#include "fovea/status.h"
+
+/* Levels of CPU kernels, weakest to strongest; each includes those below. */
+typedef enum fv_isa {
+    FV_ISA_PORTABLE = 0, /* the compiler's baseline */
+    FV_ISA_AVX2 = 1,     /* x86-64-v3: AVX2, FMA, F16C, BMI */
+    FV_ISA_AVX512 = 2,   /* x86-64-v4: AVX-512 F, BW, CD, DQ, VL */
+} fv_isa;
+
+/* The strongest level of this CPU that the operating system has enabled. */
+fv_isa fv_cpu_isa(void);
+
+const char *fv_isa_name(fv_isa isa); /* "portable", "avx2", "avx512" */
+
+/* FV_ERR_INVALID with the accepted names. */
+fv_status fv_isa_parse(fv_isa *isa, const char *name);
+
+/* CPUs that this process may run on (its affinity mask), at least 1. */
+int32_t fv_cpu_count(void);
+
+/* Writes the CPU's model name, "unknown CPU" where it cannot be found out. */
+void fv_cpu_model(char *model, size_t model_bytes);
+
+/* Writes the feature names that matter here, e.g. "avx2 fma f16c"; amx and bf16 features included. */
+void fv_cpu_features(char *features, size_t features_bytes);
+
+#endif

@@ -1,0 +1,137 @@
+/* The public face of devices: finds them, checks what can be checked, passes on. */
+#include <pthread.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "core/context.h"
+#include "core/error.h"
+#include "core/plugin.h"
+
+fv_status fv_context_add_device(fv_context *context, fv_device *device)
+{
+    if (context->num_devices == FV_MAX_DEVICES) {
+        device->ops->destroy(device);
+        return fv_fail(FV_ERR_NO_SPACE, "a context holds at most %d devices", FV_MAX_DEVICES);
+    }
+    context->devices[context->num_devices++] = device;
+    return FV_OK;
+}
+
+static fv_device *find_known(const fv_context *context, const char *name)
+{
+    for (int32_t i = 0; i < context->num_devices; i++) {
+        if (strcmp(context->devices[i]->name, name) == 0) return context->devices[i];
+    }
+    return NULL;
+}
+
+fv_status fv_device_find(fv_device **device, fv_context *context, const char *name)
+{
+    if (!device || !context || !name) return fv_fail(FV_ERR_INVALID, "device, context or name is NULL");
+    char full[32]; /* "cuda" means "cuda:0" */
+    const int32_t plain = strcmp(name, "cpu") == 0 || strchr(name, ':') != NULL;
+    if (snprintf(full, sizeof(full), plain ? "%s" : "%s:0", name) >= (int)sizeof(full)) {
+        return fv_fail(FV_ERR_INVALID, "no device '%.40s...'; accepted: cpu, cuda, cuda:1, ...", name);
+    }
+    fv_status status = FV_OK;
+    pthread_mutex_lock(context->devices_lock);
+    *device = find_known(context, full);
+    if (!*device) {
+        status = fv_plugin_open_device(device, context, full);
+        if (status == FV_OK) status = fv_context_add_device(context, *device);
+    }
+    pthread_mutex_unlock(context->devices_lock);
+    return status;
+}
+
+const char *fv_device_name(const fv_device *device) { return device->name; }
+const char *fv_device_describe(const fv_device *device) { return device->description; }
+
+fv_status fv_device_alloc(void **memory, fv_device *device, size_t bytes)
+{
+    return device->ops->alloc(memory, device, bytes);
+}
+
+void fv_device_free(fv_device *device, void *memory)
+{
+    if (memory) device->ops->free(device, memory);
+}
+
+fv_status fv_device_alloc_host(void **memory, fv_device *device, size_t bytes)
+{
+    return device->ops->alloc_host(memory, device, bytes);
+}
+
+void fv_device_free_host(fv_device *device, void *memory)
+{
+    if (memory) device->ops->free_host(device, memory);
+}
+
+fv_status fv_device_copy_in(fv_device *device, void *device_dst, const void *host_src, size_t bytes, fv_stream stream)
+{
+    return device->ops->copy_in(device, device_dst, host_src, bytes, stream);
+}
+
+fv_status fv_device_copy_out(fv_device *device, void *host_dst, const void *device_src, size_t bytes, fv_stream stream)
+{
+    return device->ops->copy_out(device, host_dst, device_src, bytes, stream);
+}
+
+fv_status fv_device_fill(fv_device *device, void *device_dst, uint8_t value, size_t bytes, fv_stream stream)
+{
+    return device->ops->fill(device, device_dst, value, bytes, stream);
+}
+
+fv_status fv_stream_create(fv_stream *stream, fv_device *device) { return device->ops->stream_create(stream, device); }
+
+void fv_stream_destroy(fv_device *device, fv_stream stream)
+{
+    if (stream) device->ops->stream_destroy(device, stream);
+}
+
+fv_status fv_stream_synchronize(fv_device *device, fv_stream stream)
+{
+    return device->ops->stream_synchronize(device, stream);
+}
+
+fv_status fv_event_create(fv_event *event, fv_device *device) { return device->ops->event_create(event, device); }
+
+void fv_event_destroy(fv_device *device, fv_event event)
+{
+    if (event) device->ops->event_destroy(device, event);
+}
+
+fv_status fv_event_record(fv_device *device, fv_event event, fv_stream stream)
+{
+    return device->ops->event_record(device, event, stream);
+}
+
+fv_status fv_event_synchronize(fv_device *device, fv_event event)
+{
+    return device->ops->event_synchronize(device, event);
+}
+
+static fv_status no_graphs(const fv_device *device)
+{
+    return fv_fail(FV_ERR_UNSUPPORTED, "device %s has no graphs; call fv_plan_run directly", device->name);
+}
+
+fv_status fv_graph_begin(fv_device *device, fv_stream stream)
+{
+    return device->ops->graph_begin ? device->ops->graph_begin(device, stream) : no_graphs(device);
+}
+
+fv_status fv_graph_end(fv_graph *graph, fv_device *device, fv_stream stream)
+{
+    return device->ops->graph_end ? device->ops->graph_end(graph, device, stream) : no_graphs(device);
+}
+
+fv_status fv_graph_launch(fv_device *device, fv_graph graph, fv_stream stream)
+{
+    return device->ops->graph_launch ? device->ops->graph_launch(device, graph, stream) : no_graphs(device);
+}
+
+void fv_graph_destroy(fv_device *device, fv_graph graph)
+{
+    if (graph && device->ops->graph_destroy) device->ops->graph_destroy(device, graph);
+}
