@@ -1,0 +1,176 @@
+/* attend_paged: softmax(scale Q K^T) V of Q blocks against the paged KV cache, whole or one segment of
+ * the keys; and reduce_segments, which merges the segments.
+ *
+ * Per row (query token i of sequence r, query head h) with p = the token's global position,
+ * context + i, over the keys j of the sequence (global position g(j) under context parallelism):
+ *
+ *   s_j = scale * q . k_j * k_scale;  s_j = cap * tanh(s_j / cap);  masked -> -inf;  s_j += alibi
+ *   out = sum_j e^(s_j - m) v_j * v_scale / (sum_j e^(s_j - m) + e^(sink - m));  lse = m + ln(...)
+ *
+ * The sink is part of the lse. A row with no key: out 0 and lse -inf, sink or not.
+ *
+ * Masks: causal g(j) <= p; not causal every key of the sequence; window w: g(j) > p - w, and, not
+ * causal, g(j) < p + w. As g grows with j, each row sees one run of local keys (fv_row_keys), less
+ * what a tree mask takes away among the new tokens. */
+#ifndef FV_OPS_ATTEND_PAGED_H
+#define FV_OPS_ATTEND_PAGED_H
+
+#include "core/compiler.h"
+#include "core/device.h"
+#include "fovea/problem.h"
+#include "ops/work_item.h"
+
+typedef struct fv_attend_params {
+    /* tensors; strides in bytes, the last dimension dense */
+    const void *q; /* [T', Hq, D] q_dtype */
+    int64_t q_token_stride, q_head_stride;
+    void *out; /* [T', Hq, Dv] out_dtype */
+    int64_t out_token_stride, out_head_stride;
+    float *lse; /* [T', Hq] or NULL */
+    int64_t lse_token_stride, lse_head_stride;
+    fv_kv_view cache;
+    const float *sinks;        /* [Hq] or NULL */
+    const float *alibi_slopes; /* [Hq] or NULL */
+    const float *k_scale;      /* [num_kv_scales] or NULL */
+    const float *v_scale;
+    int32_t num_kv_scales; /* 0 none, 1 per tensor, Hkv per head */
+
+    /* problem */
+    fv_dtype q_dtype, out_dtype;
+    int32_t num_heads, num_kv_heads, head_size, v_head_size;
+    float scale, soft_cap;
+    int32_t window;
+    fv_alibi alibi;
+    fv_context_parallel context_parallel; /* world >= 1, interleave >= 1 */
+
+    /* batch */
+    int32_t num_seqs;
+    const int32_t *num_seqs_at; /* static grid: where the kernel reads the number instead; NULL: num_seqs */
+    const int32_t *query_start; /* [R + 1] */
+    const int32_t *seq_lens;    /* [R], global */
+    const int32_t *block_table;
+    int64_t block_table_stride;
+    int32_t block_table_width;
+    const uint8_t *causal;     /* [R] or NULL = all causal */
+    const uint64_t *tree_mask; /* [T] or NULL */
+
+    /* schedule: a list of items, or (items NULL) the static grid
+     * num_q_blocks x num_kv_heads x num_segments, see fv_grid_item */
+    const fv_work_item *items;
+    int32_t num_items;
+    int32_t block_q;
+    int32_t tile_keys;
+    int32_t num_q_blocks;
+    int32_t num_segments;
+
+    /* partial results, [num_slots, Hq, Dv] and [num_slots, Hq]; natural units */
+    float *partial_out;
+    float *partial_max; /* -inf: no key seen, sum 0 and out 0 */
+    float *partial_sum;
+
+    void *scratch; /* of the CPU kernels: scratch_bytes for each worker */
+    size_t scratch_bytes;
+} fv_attend_params;
+
+typedef struct fv_reduce_params {
+    void *out; /* as in fv_attend_params */
+    int64_t out_token_stride, out_head_stride;
+    fv_dtype out_dtype;
+    float *lse;
+    int64_t lse_token_stride, lse_head_stride;
+    const float *sinks;
+    int32_t num_heads, v_head_size;
+
+    const fv_reduce_item *items; /* NULL: static grid; then every token has num_segments segments, the */
+    int32_t num_items;           /* slots of sequence r's Q block b start as fv_grid_item says */
+    int32_t num_seqs;
+    const int32_t *num_seqs_at;
+    const int32_t *query_start;
+    int32_t block_q;
+    int32_t num_q_blocks;
+    int32_t num_segments;
+
+    const float *partial_out;
+    const float *partial_max;
+    const float *partial_sum;
+} fv_reduce_params;
+
+/* The local keys [first, end) that a row sees, before any tree mask. */
+typedef struct fv_key_range {
+    int32_t first;
+    int32_t end;
+} fv_key_range;
+
+/* Number of this rank's keys whose global position is below `position` (vLLM: local sequence length
+ * under decode context parallelism). */
+static inline int32_t fv_local_keys(const fv_context_parallel *cp, int64_t position)
+{
+    if (position <= 0) return 0;
+    if (cp->world <= 1) return (int32_t)position;
+    const int64_t run = cp->interleave;
+    const int64_t round = run * cp->world;
+    int64_t rest = position % round - (int64_t)cp->rank * run;
+    if (rest < 0) rest = 0;
+    if (rest > run) rest = run;
+    return (int32_t)(position / round * run + rest);
+}
+
+/* Global position of local key `key`. */
+static inline int64_t fv_key_position(const fv_context_parallel *cp, int64_t key)
+{
+    if (cp->world <= 1) return key;
+    const int64_t run = cp->interleave;
+    return key / run * run * cp->world + (int64_t)cp->rank * run + key % run;
+}
+
+/* The run of keys of the query token at global position `position` of a sequence of `seq_len`. */
+static inline fv_key_range fv_row_keys(const fv_context_parallel *cp, int32_t seq_len, int64_t position,
+                                       int32_t causal, int32_t window)
+{
+    int64_t end = seq_len, first = 0;
+    if (causal && position + 1 < end) end = position + 1;
+    if (window > 0) {
+        first = position - window + 1;
+        if (!causal && position + window < end) end = position + window;
+    }
+    fv_key_range keys = {fv_local_keys(cp, first), fv_local_keys(cp, end)};
+    if (keys.first > keys.end) keys.first = keys.end;
+    return keys;
+}
+
+/* The keys that any of the tokens [first_token, first_token + num_tokens) of a sequence sees. */
+static inline fv_key_range fv_block_keys(const fv_context_parallel *cp, int32_t seq_len, int64_t context,
+                                         int32_t first_token, int32_t num_tokens, int32_t causal, int32_t window)
+{
+    const fv_key_range first = fv_row_keys(cp, seq_len, context + first_token, causal, window);
+    const fv_key_range last = fv_row_keys(cp, seq_len, context + first_token + num_tokens - 1, causal, window);
+    return (fv_key_range){first.first, last.end};
+}
+
+/* The static grid of the Triton attention paper: sequence r owns the Q blocks from
+ * query_start[r] / block_q + r on, so that a bound on their number, T / block_q + R, needs no lengths,
+ * and a worker finds its sequence by binary search over these prefix sums. Returns 0 where the cell
+ * (q_block, segment) has no work, else fills *item for one KV head. Segments cut the keys of the whole
+ * sequence into num_segments runs of equally many tiles. */
+int32_t fv_grid_item(fv_work_item *item, const fv_attend_params *params, int32_t q_block, int32_t kv_head,
+                     int32_t segment);
+
+/* The Q block `q_block` of the static grid as the reduction's unit; 0 where there is none. */
+int32_t fv_grid_reduce_item(fv_reduce_item *item, const fv_reduce_params *params, int32_t q_block);
+
+/* The sequence that owns Q block `q_block` of the static grid. */
+int32_t fv_grid_find_seq(const int32_t *query_start, int32_t num_seqs, int32_t block_q, int32_t q_block);
+
+/* One compiled form of attend_paged. */
+typedef struct fv_attend_variant {
+    const char *name;
+    int32_t block_m;   /* rows of a Q block that it likes: tokens x heads of a KV head */
+    int32_t tile_keys; /* keys of one online-softmax step */
+    const char *(*why_not)(const fv_problem *problem);        /* NULL: serves it */
+    size_t (*scratch_bytes)(const fv_attend_params *params);  /* for each worker; uses problem and schedule sizes */
+    fv_status (*launch)(const fv_launch *launch, const fv_attend_params *params);
+} fv_attend_variant;
+
+typedef fv_status (*fv_reduce_segments_fn)(const fv_launch *launch, const fv_reduce_params *params);
+
+#endif
