@@ -1,0 +1,74 @@
+/* The backends there are, and why one cannot serve a problem. */
+#include <stdarg.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "backends/backend.h"
+#include "core/error.h"
+#include "fovea/backend.h"
+
+static const fv_backend *const backends[] = {&fv_triton_attn};
+
+int32_t fv_backend_count(void) { return FV_ARRAY_LEN(backends); }
+
+const fv_backend *fv_backend_at(int32_t index)
+{
+    return index >= 0 && index < fv_backend_count() ? backends[index] : NULL;
+}
+
+const char *fv_backend_name(int32_t index)
+{
+    const fv_backend *backend = fv_backend_at(index);
+    return backend ? backend->name : NULL;
+}
+
+const char *fv_backend_summary(int32_t index)
+{
+    const fv_backend *backend = fv_backend_at(index);
+    return backend ? backend->summary : NULL;
+}
+
+const fv_backend *fv_backend_find(const char *name)
+{
+    char names[256] = "auto";
+    size_t used = strlen(names);
+    for (int32_t i = 0; i < fv_backend_count(); i++) {
+        if (strcmp(backends[i]->name, name) == 0) return backends[i];
+        if (used < sizeof(names)) {
+            used += (size_t)snprintf(names + used, sizeof(names) - used, ", %s", backends[i]->name);
+        }
+    }
+    fv_fail(FV_ERR_INVALID, "Unknown attention backend: '%.64s'. Valid options are: %s", name, names);
+    return NULL;
+}
+
+void fv_reasons_add(fv_reasons *reasons, const char *format, ...)
+{
+    if (reasons->used >= reasons->capacity) return;
+    if (reasons->used > 0) {
+        reasons->used += (size_t)snprintf(reasons->text + reasons->used, reasons->capacity - reasons->used, "; ");
+        if (reasons->used >= reasons->capacity) return;
+    }
+    va_list args;
+    va_start(args, format);
+    const int written = vsnprintf(reasons->text + reasons->used, reasons->capacity - reasons->used, format, args);
+    va_end(args);
+    if (written > 0) reasons->used += (size_t)written;
+}
+
+fv_status fv_backend_why_not(char *text, size_t text_bytes, const char *name, fv_device *device,
+                             const fv_problem *problem)
+{
+    if (!text || text_bytes == 0 || !name) return fv_fail(FV_ERR_INVALID, "reasons or backend is NULL");
+    fv_problem normal;
+    const fv_status status = fv_problem_normalize(&normal, problem);
+    if (status != FV_OK) return status;
+    const fv_backend *backend = fv_backend_find(name);
+    if (!backend) return FV_ERR_INVALID;
+    text[0] = 0;
+    fv_reasons reasons = {text, text_bytes, 0};
+    backend->why_not(&reasons, device, &normal);
+    return reasons.used < reasons.capacity
+               ? FV_OK
+               : fv_fail(FV_ERR_NO_SPACE, "the reasons need more than %zu bytes", text_bytes);
+}

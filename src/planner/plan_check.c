@@ -1,0 +1,213 @@
+/* What a plan refuses: batches and layers that do not fit it. */
+#include "planner/plan.h"
+
+#include "core/error.h"
+
+static fv_status needs_plan(const char *what, int64_t value, int64_t bound)
+{
+    return fv_fail(FV_NEEDS_PLAN, "%s is %lld; the plan was made for up to %lld", what, (long long)value,
+                   (long long)bound);
+}
+
+static fv_status check_counts(const fv_plan *plan, const fv_batch *batch)
+{
+    const fv_bounds *bounds = &plan->bounds;
+    if (batch->struct_size != sizeof(*batch)) {
+        return fv_fail(FV_ERR_INVALID, "fv_batch.struct_size is %u; this library knows %zu", batch->struct_size,
+                       sizeof(*batch));
+    }
+    if (batch->num_seqs < 0 || batch->num_tokens < 0 || batch->max_query_len < 0 || batch->max_seq_len < 0) {
+        return fv_fail(FV_ERR_INVALID, "batch of %d sequences, %d tokens, lengths up to %d and %d; accepted: 0 or more",
+                       batch->num_seqs, batch->num_tokens, batch->max_query_len, batch->max_seq_len);
+    }
+    if (batch->num_seqs > bounds->max_num_seqs) return needs_plan("num_seqs", batch->num_seqs, bounds->max_num_seqs);
+    if (batch->num_tokens > bounds->max_num_tokens) {
+        return needs_plan("num_tokens", batch->num_tokens, bounds->max_num_tokens);
+    }
+    if (batch->max_query_len > bounds->max_query_len) {
+        return needs_plan("max_query_len", batch->max_query_len, bounds->max_query_len);
+    }
+    if (batch->max_seq_len > bounds->max_seq_len) {
+        return needs_plan("max_seq_len", batch->max_seq_len, bounds->max_seq_len);
+    }
+    if (batch->num_seqs == 0) return FV_OK;
+    if (!batch->query_start || !batch->seq_lens || !batch->block_table) {
+        return fv_fail(FV_ERR_INVALID, "query_start, seq_lens or block_table is NULL in a batch of %d sequences",
+                       batch->num_seqs);
+    }
+    if (batch->block_table_width < 0 || batch->block_table_stride < batch->block_table_width) {
+        return fv_fail(FV_ERR_INVALID, "block_table_stride %lld and width %d; accepted: 0 <= width <= stride",
+                       (long long)batch->block_table_stride, batch->block_table_width);
+    }
+    if (plan->problem.tree_mask && !batch->tree_mask) {
+        return fv_fail(FV_ERR_INVALID, "the problem has a tree mask; the batch's tree_mask is NULL");
+    }
+    return FV_OK;
+}
+
+static fv_status check_lengths(const fv_plan *plan, const fv_batch *batch, const fv_step *step)
+{
+    const fv_bounds *bounds = &plan->bounds;
+    if (step->query_start[0] != 0) {
+        return fv_fail(FV_ERR_INVALID, "query_start[0] is %d; accepted: 0", step->query_start[0]);
+    }
+    for (int32_t seq = 0; seq < step->num_seqs; seq++) {
+        const int64_t query_len = (int64_t)step->query_start[seq + 1] - step->query_start[seq];
+        const int64_t seq_len = step->seq_lens[seq];
+        if (query_len < 0) {
+            return fv_fail(FV_ERR_INVALID, "query_start[%d] is %d after %d; it must not fall", seq + 1,
+                           step->query_start[seq + 1], step->query_start[seq]);
+        }
+        if (seq_len < query_len && !(seq_len == 0)) {
+            return fv_fail(FV_ERR_INVALID, "seq_lens[%d] is %lld, below its query length %lld", seq,
+                           (long long)seq_len, (long long)query_len);
+        }
+        if (query_len > bounds->max_query_len) return needs_plan("a query length", query_len, bounds->max_query_len);
+        if (seq_len > bounds->max_seq_len) return needs_plan("a sequence length", seq_len, bounds->max_seq_len);
+        const int64_t local = fv_local_keys(&plan->problem.context_parallel, seq_len);
+        const int64_t blocks = fv_ceil_div(local, plan->problem.block_size);
+        if (query_len > 0 && blocks > batch->block_table_width) {
+            return fv_fail(FV_ERR_INVALID, "sequence %d has %lld keys in %lld blocks of %d; the block table has %d a row",
+                           seq, (long long)local, (long long)blocks, plan->problem.block_size,
+                           batch->block_table_width);
+        }
+    }
+    if (step->query_start[step->num_seqs] > batch->num_tokens) {
+        return fv_fail(FV_ERR_INVALID, "query_start ends at %d; the batch has %d tokens",
+                       step->query_start[step->num_seqs], batch->num_tokens);
+    }
+    return FV_OK;
+}
+
+fv_status fv_plan_check_batch(fv_step *step, const fv_plan *plan, const fv_batch *batch)
+{
+    *step = (fv_step){0};
+    const fv_status status = check_counts(plan, batch);
+    if (status != FV_OK || batch->num_seqs == 0) return status;
+    const int32_t host = plan->device->host_is_device;
+    const fv_step lengths = {
+        .num_seqs = batch->num_seqs,
+        .query_start = batch->host_query_start || !host ? batch->host_query_start : batch->query_start,
+        .seq_lens = batch->host_seq_lens || !host ? batch->host_seq_lens : batch->seq_lens,
+        .causal = batch->host_causal || !host ? batch->host_causal : batch->causal,
+    };
+    if (!lengths.query_start || !lengths.seq_lens) return FV_OK;
+    if (batch->causal && !lengths.causal) return FV_OK; /* not enough is known for a list */
+    if (batch->causal && !plan->problem.not_causal) {
+        for (int32_t seq = 0; seq < batch->num_seqs; seq++) {
+            if (lengths.causal[seq]) continue;
+            return fv_fail(FV_ERR_INVALID, "causal[%d] is 0; the problem says all are causal (not_causal 0)", seq);
+        }
+    }
+    *step = lengths;
+    return check_lengths(plan, batch, step);
+}
+
+typedef struct tensor_rule {
+    const char *name;
+    fv_dtype dtype;
+    int64_t heads, elements; /* elements 0: two dimensions only */
+} tensor_rule;
+
+static fv_status check_tensor(const fv_tensor *tensor, const tensor_rule *rule, int64_t num_tokens)
+{
+    const int32_t num_dims = rule->elements ? 3 : 2;
+    if (tensor->dtype != rule->dtype) {
+        return fv_fail(FV_ERR_INVALID, "%s is %s; the problem says %s", rule->name, fv_dtype_name(tensor->dtype),
+                       fv_dtype_name(rule->dtype));
+    }
+    if (tensor->num_dims != num_dims || tensor->shape[0] < num_tokens || tensor->shape[1] != rule->heads ||
+        (num_dims == 3 && tensor->shape[2] != rule->elements)) {
+        return fv_fail(FV_ERR_INVALID, "%s has %d dimensions [%lld, %lld, %lld]; accepted: %d, [%lld or more, %lld, %lld]",
+                       rule->name, tensor->num_dims, (long long)tensor->shape[0], (long long)tensor->shape[1],
+                       (long long)(tensor->num_dims > 2 ? tensor->shape[2] : 1), num_dims, (long long)num_tokens,
+                       (long long)rule->heads, (long long)(num_dims == 3 ? rule->elements : 1));
+    }
+    if (num_dims == 3 && tensor->stride_bytes[2] != (int64_t)fv_dtype_bytes(tensor->dtype)) {
+        return fv_fail(FV_ERR_INVALID, "the last stride of %s is %lld bytes; accepted: %zu (dense)", rule->name,
+                       (long long)tensor->stride_bytes[2], fv_dtype_bytes(tensor->dtype));
+    }
+    return FV_OK;
+}
+
+static fv_status check_cache(const fv_plan *plan, const fv_kv_view *cache)
+{
+    const fv_problem *problem = &plan->problem;
+    if (cache->struct_size != sizeof(*cache)) {
+        return fv_fail(FV_ERR_INVALID, "fv_kv_view.struct_size is %u; this library knows %zu", cache->struct_size,
+                       sizeof(*cache));
+    }
+    if (!cache->k.data || !cache->v.data) return fv_fail(FV_ERR_INVALID, "the KV cache has no data");
+    if (problem->kv_layout != FV_KV_LAYOUT_STRIDED && cache->layout != problem->kv_layout) {
+        return fv_fail(FV_ERR_INVALID, "the KV cache has layout %s; the plan was made for %s",
+                       fv_kv_layout_name(cache->layout), fv_kv_layout_name(problem->kv_layout));
+    }
+    if (cache->dtype != problem->kv_dtype || cache->block_size != problem->block_size ||
+        cache->num_kv_heads != problem->mha.num_kv_heads || cache->head_size != problem->mha.head_size ||
+        cache->v_head_size != problem->mha.v_head_size) {
+        return fv_fail(FV_ERR_INVALID,
+                       "the KV cache is %s, %d slots x %d heads x %d and %d; the plan was made for %s, %d x %d x %d and %d",
+                       fv_dtype_name(cache->dtype), cache->block_size, cache->num_kv_heads, cache->head_size,
+                       cache->v_head_size, fv_dtype_name(problem->kv_dtype), problem->block_size,
+                       problem->mha.num_kv_heads, problem->mha.head_size, problem->mha.v_head_size);
+    }
+    if (plan->max_block >= cache->num_blocks) {
+        return fv_fail(FV_ERR_INVALID, "the block table names block %lld; the KV cache has %lld blocks",
+                       (long long)plan->max_block, (long long)cache->num_blocks);
+    }
+    return FV_OK;
+}
+
+static fv_status check_pointers(const fv_plan *plan, const fv_layer *layer)
+{
+    const fv_problem *problem = &plan->problem;
+    if (problem->sinks && !layer->sinks) return fv_fail(FV_ERR_INVALID, "the problem has sinks; fv_layer.sinks is NULL");
+    if (problem->alibi && !layer->alibi_slopes) {
+        return fv_fail(FV_ERR_INVALID, "the problem has ALiBi; fv_layer.alibi_slopes is NULL");
+    }
+    const int32_t scaled =
+        problem->kv_scaling == FV_KV_SCALING_PER_TENSOR || problem->kv_scaling == FV_KV_SCALING_PER_HEAD;
+    if (scaled && (!layer->k_scale || !layer->v_scale)) {
+        return fv_fail(FV_ERR_INVALID, "the problem has KV scales; fv_layer.k_scale or v_scale is NULL");
+    }
+    if (layer->lse.data && !problem->returns_lse) {
+        return fv_fail(FV_ERR_INVALID, "fv_layer.lse is given; the problem says returns_lse 0");
+    }
+    if (!layer->k.data != !layer->v.data) return fv_fail(FV_ERR_INVALID, "only one of k and v is given");
+    if (layer->k.data && !plan->batch.slot_mapping && plan->batch.num_tokens) {
+        return fv_fail(FV_ERR_INVALID, "new k and v are given; the batch's slot_mapping is NULL");
+    }
+    return FV_OK;
+}
+
+fv_status fv_plan_check_layer(const fv_plan *plan, const fv_layer *layer)
+{
+    if (layer->struct_size != sizeof(*layer)) {
+        return fv_fail(FV_ERR_INVALID, "fv_layer.struct_size is %u; this library knows %zu", layer->struct_size,
+                       sizeof(*layer));
+    }
+    const fv_problem *problem = &plan->problem;
+    const fv_mha_shape *mha = &problem->mha;
+    /* Under a captured graph a later step may have as many tokens as the bounds allow. */
+    const int64_t num_tokens = plan->static_grid && !plan->device->host_is_device ? plan->bounds.max_num_tokens
+                                                                                  : plan->batch.num_tokens;
+    const struct {
+        const fv_tensor *tensor;
+        tensor_rule rule;
+        int32_t optional;
+    } tensors[] = {
+        {&layer->q, {"q", problem->q_dtype, mha->num_heads, mha->head_size}, 0},
+        {&layer->k, {"k", problem->q_dtype, mha->num_kv_heads, mha->head_size}, 1},
+        {&layer->v, {"v", problem->q_dtype, mha->num_kv_heads, mha->v_head_size}, 1},
+        {&layer->out, {"out", problem->out_dtype, mha->num_heads, mha->v_head_size}, 0},
+        {&layer->lse, {"lse", FV_DTYPE_F32, mha->num_heads, 0}, 1},
+    };
+    for (int32_t i = 0; i < FV_ARRAY_LEN(tensors); i++) {
+        if (!tensors[i].tensor->data && tensors[i].optional) continue;
+        if (!tensors[i].tensor->data) return fv_fail(FV_ERR_INVALID, "%s has no data", tensors[i].rule.name);
+        const fv_status status = check_tensor(tensors[i].tensor, &tensors[i].rule, num_tokens);
+        if (status != FV_OK) return status;
+    }
+    const fv_status status = check_cache(plan, &layer->kv_cache);
+    return status == FV_OK ? check_pointers(plan, layer) : status;
+}
