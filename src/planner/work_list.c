@@ -146,7 +146,7 @@ static fv_status append_block(fv_work_list *list, const fv_split_rule *rule, con
 fv_status fv_work_list_build(fv_work_list *list, const fv_split_rule *rule, const fv_step *step)
 {
     list->num_items = list->num_reduces = list->num_slots = 0;
-    int64_t share = INT64_MAX;
+    int64_t share = INT64_MAX / 2;
     if (rule->num_workers > 1) {
         share = fv_max_i64(1, total_cost(rule, step) / ((int64_t)rule->num_workers * ITEMS_PER_WORKER));
     }

@@ -1,0 +1,412 @@
+/* The device side of the API on the null device: memory that the host cannot read, streams that run
+ * late, captured graphs. The CPU with the same kernels and the same schedule is the yardstick: equal
+ * bits. */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+#include "core/device.h"
+#include "fovea/fovea.h"
+#include "null_device/null_device.h"
+
+enum {
+    HEADS = 6,
+    KV_HEADS = 2,
+    HEAD_SIZE = 32,
+    BLOCK_SIZE = 5,
+    NUM_BLOCKS = 120,
+    TABLE_WIDTH = 24,
+    MAX_SEQS = 4,
+    MAX_TOKENS = 24,
+    MAX_SEQ_LEN = TABLE_WIDTH * BLOCK_SIZE,
+    Q_FLOATS = MAX_TOKENS * HEADS * HEAD_SIZE,
+    KV_FLOATS = MAX_TOKENS * KV_HEADS * HEAD_SIZE,
+    CACHE_FLOATS = NUM_BLOCKS * 2 * BLOCK_SIZE * KV_HEADS * HEAD_SIZE,
+};
+
+/* One step's inputs on the host. */
+typedef struct step_arrays {
+    int32_t num_seqs, num_tokens;
+    int32_t query_start[MAX_SEQS + 1];
+    int32_t seq_lens[MAX_SEQS];
+    int32_t block_table[MAX_SEQS * TABLE_WIDTH];
+    int64_t slot_mapping[MAX_TOKENS];
+    float q[Q_FLOATS];
+    float k[KV_FLOATS];
+    float v[KV_FLOATS];
+} step_arrays;
+
+/* The same on a device, with cache, results and plan. */
+typedef struct device_side {
+    fv_device *device;
+    fv_plan *plan;
+    fv_stream stream;
+    step_arrays *arrays;
+    float *cache;
+    float *out;
+    void *workspace;
+} device_side;
+
+static void must(fv_status status)
+{
+    if (status != FV_OK) fail_msg("%s: %s", fv_status_name(status), fv_last_error());
+}
+
+static uint32_t next_random(uint32_t *state)
+{
+    *state = *state * 1664525u + 1013904223u;
+    return *state >> 8;
+}
+
+static float next_float(uint32_t *state) { return (float)(next_random(state) % 2001) / 1000.0f - 1.0f; }
+
+/* A step of sequences with the given query and sequence lengths; blocks are dealt out by sequence id. */
+static void make_step(step_arrays *step, int32_t num_seqs, const int32_t *ids, const int32_t *query_lens,
+                      const int32_t *seq_lens, uint32_t seed)
+{
+    memset(step, 0, sizeof(*step));
+    step->num_seqs = num_seqs;
+    for (int32_t i = 0; i < MAX_SEQS * TABLE_WIDTH; i++) step->block_table[i] = -1000000 - i; /* wild padding */
+    for (int32_t seq = 0; seq < num_seqs; seq++) {
+        step->query_start[seq + 1] = step->query_start[seq] + query_lens[seq];
+        step->seq_lens[seq] = seq_lens[seq];
+        for (int32_t i = 0; i * BLOCK_SIZE < seq_lens[seq]; i++) {
+            step->block_table[seq * TABLE_WIDTH + i] = 1 + ids[seq] * TABLE_WIDTH + (i * 7) % TABLE_WIDTH;
+        }
+        for (int32_t t = 0; t < query_lens[seq]; t++) {
+            const int32_t position = seq_lens[seq] - query_lens[seq] + t;
+            const int32_t block = step->block_table[seq * TABLE_WIDTH + position / BLOCK_SIZE];
+            step->slot_mapping[step->query_start[seq] + t] = (int64_t)block * BLOCK_SIZE + position % BLOCK_SIZE;
+        }
+    }
+    step->num_tokens = step->query_start[num_seqs];
+    for (int32_t i = 0; i < Q_FLOATS; i++) step->q[i] = next_float(&seed);
+    for (int32_t i = 0; i < KV_FLOATS; i++) step->k[i] = next_float(&seed);
+    for (int32_t i = 0; i < KV_FLOATS; i++) step->v[i] = next_float(&seed);
+}
+
+static fv_batch batch_of(const step_arrays *at, const step_arrays *host, int32_t with_host_copies)
+{
+    return (fv_batch){
+        .struct_size = sizeof(fv_batch),
+        .num_seqs = host->num_seqs,
+        .num_tokens = host->num_tokens,
+        .query_start = at->query_start,
+        .seq_lens = at->seq_lens,
+        .block_table = at->block_table,
+        .block_table_stride = TABLE_WIDTH,
+        .block_table_width = TABLE_WIDTH,
+        .slot_mapping = at->slot_mapping,
+        .host_query_start = with_host_copies ? host->query_start : NULL,
+        .host_seq_lens = with_host_copies ? host->seq_lens : NULL,
+    };
+}
+
+static fv_layer layer_of(device_side *side)
+{
+    fv_layer layer = {
+        .struct_size = sizeof(layer),
+        .q = fv_tensor_3d(side->arrays->q, FV_DTYPE_F32, MAX_TOKENS, HEADS, HEAD_SIZE),
+        .k = fv_tensor_3d(side->arrays->k, FV_DTYPE_F32, MAX_TOKENS, KV_HEADS, HEAD_SIZE),
+        .v = fv_tensor_3d(side->arrays->v, FV_DTYPE_F32, MAX_TOKENS, KV_HEADS, HEAD_SIZE),
+        .out = fv_tensor_3d(side->out, FV_DTYPE_F32, MAX_TOKENS, HEADS, HEAD_SIZE),
+    };
+    must(fv_kv_view_init(&layer.kv_cache, side->cache, FV_KV_LAYOUT_NB_2_BS_H_D, FV_DTYPE_F32, NUM_BLOCKS, BLOCK_SIZE,
+                         KV_HEADS, HEAD_SIZE));
+    return layer;
+}
+
+static void open_side(device_side *side, fv_context *context, const char *device, const char *kernels, int32_t static_grid)
+{
+    const fv_problem problem = {
+        .struct_size = sizeof(problem),
+        .kind = FV_ATTENTION_MHA,
+        .mha = {HEADS, KV_HEADS, HEAD_SIZE, 0},
+        .q_dtype = FV_DTYPE_F32,
+        .block_size = BLOCK_SIZE,
+        .kv_layout = FV_KV_LAYOUT_NB_2_BS_H_D,
+    };
+    const fv_bounds bounds = {sizeof(bounds), MAX_SEQS, MAX_TOKENS, 0, MAX_SEQ_LEN};
+    must(fv_device_find(&side->device, context, device));
+    const fv_plan_options options = {.struct_size = sizeof(options), .device = side->device, .kernels = kernels,
+                                     .static_grid = static_grid, .path = FV_PATH_3D, .segment_keys = 32};
+    must(fv_plan_create(&side->plan, context, &problem, &bounds, &options));
+    must(fv_stream_create(&side->stream, side->device));
+    must(fv_device_alloc((void **)&side->arrays, side->device, sizeof(step_arrays)));
+    must(fv_device_alloc((void **)&side->cache, side->device, CACHE_FLOATS * sizeof(float)));
+    must(fv_device_alloc((void **)&side->out, side->device, Q_FLOATS * sizeof(float)));
+    must(fv_device_alloc(&side->workspace, side->device, fv_plan_workspace_bytes(side->plan)));
+    must(fv_device_fill(side->device, side->cache, 0, CACHE_FLOATS * sizeof(float), side->stream));
+    must(fv_device_fill(side->device, side->out, 0, Q_FLOATS * sizeof(float), side->stream));
+    must(fv_stream_synchronize(side->device, side->stream));
+}
+
+static void close_side(device_side *side)
+{
+    fv_plan_destroy(side->plan);
+    fv_device_free(side->device, side->arrays);
+    fv_device_free(side->device, side->cache);
+    fv_device_free(side->device, side->out);
+    fv_device_free(side->device, side->workspace);
+    fv_stream_destroy(side->device, side->stream);
+}
+
+static void send_step(device_side *side, const step_arrays *host, int32_t with_host_copies)
+{
+    must(fv_device_copy_in(side->device, side->arrays, host, sizeof(*host), side->stream));
+    const fv_batch batch = batch_of(side->arrays, host, with_host_copies);
+    must(fv_plan_update(side->plan, &batch, side->stream));
+}
+
+static void run(device_side *side)
+{
+    const fv_layer layer = layer_of(side);
+    must(fv_plan_run(side->plan, &layer, side->workspace, side->stream));
+}
+
+static void fetch(device_side *side, float *out)
+{
+    must(fv_device_copy_out(side->device, out, side->out, Q_FLOATS * sizeof(float), side->stream));
+    must(fv_stream_synchronize(side->device, side->stream));
+}
+
+static const fv_null_counters *counters(const device_side *side) { return side->device->state; }
+
+static fv_context *open_context(void)
+{
+    fv_context *context = NULL;
+    must(fv_context_create(&context, NULL));
+    return context;
+}
+
+static void assert_same_bits(const float *a, const float *b, int32_t num_tokens)
+{
+    assert_memory_equal(a, b, (size_t)num_tokens * HEADS * HEAD_SIZE * sizeof(float));
+}
+
+/* Lengths known on the device only, and lengths known on both sides. */
+static void test_plain_launches_equal_the_cpu(void **state)
+{
+    (void)state;
+    fv_context *context = open_context();
+    static step_arrays step;
+    static float on_null[Q_FLOATS], on_cpu[Q_FLOATS];
+    for (int32_t with_copies = 0; with_copies < 2; with_copies++) {
+        device_side null = {0}, cpu = {0};
+        open_side(&null, context, "null", NULL, 0);
+        open_side(&cpu, context, "cpu", "reference", !with_copies);
+        make_step(&step, 3, (int32_t[]){0, 1, 2}, (int32_t[]){1, 9, 0}, (int32_t[]){101, 64, 7}, 1);
+        send_step(&null, &step, with_copies);
+        send_step(&cpu, &step, with_copies);
+        run(&null);
+        run(&cpu);
+        fetch(&null, on_null);
+        fetch(&cpu, on_cpu);
+        assert_same_bits(on_null, on_cpu, step.num_tokens);
+        assert_true(on_null[0] != 0);
+        close_side(&null);
+        close_side(&cpu);
+    }
+    fv_context_destroy(context);
+}
+
+/* One captured graph serves steps in which sequences grow, join and leave. */
+static void test_graph_replay_over_200_steps(void **state)
+{
+    (void)state;
+    fv_context *context = open_context();
+    device_side null = {0}, cpu = {0};
+    open_side(&null, context, "null", NULL, 1);
+    open_side(&cpu, context, "cpu", "reference", 1);
+    static step_arrays step;
+    static float on_null[Q_FLOATS], on_cpu[Q_FLOATS];
+    make_step(&step, 1, (int32_t[]){0}, (int32_t[]){1}, (int32_t[]){1}, 0);
+    send_step(&null, &step, 0);
+    must(fv_graph_begin(null.device, null.stream));
+    run(&null);
+    fv_graph graph = NULL;
+    must(fv_graph_end(&graph, null.device, null.stream));
+    const uint64_t key = fv_plan_graph_key(null.plan);
+
+    int32_t lens[MAX_SEQS] = {0};
+    uint32_t random = 7;
+    for (int32_t i = 0; i < 200; i++) {
+        int32_t ids[MAX_SEQS], query_lens[MAX_SEQS], seq_lens[MAX_SEQS], num_seqs = 0;
+        for (int32_t id = 0; id < MAX_SEQS; id++) {
+            if (lens[id] > 0 && next_random(&random) % 16 == 0) lens[id] = 0;   /* leaves */
+            if (lens[id] == 0 && next_random(&random) % 4 != 0) continue;       /* joins now and then */
+            const int32_t query_len = 1 + (int32_t)(next_random(&random) % 5);
+            if (lens[id] + query_len > MAX_SEQ_LEN) lens[id] = 0;
+            lens[id] += query_len;
+            ids[num_seqs] = id;
+            query_lens[num_seqs] = query_len;
+            seq_lens[num_seqs++] = lens[id];
+        }
+        make_step(&step, num_seqs, ids, query_lens, seq_lens, (uint32_t)i);
+        send_step(&null, &step, 0);
+        send_step(&cpu, &step, 0);
+        assert_true(fv_plan_graph_key(null.plan) == key);
+        must(fv_graph_launch(null.device, graph, null.stream));
+        run(&cpu);
+        fetch(&null, on_null);
+        fetch(&cpu, on_cpu);
+        assert_same_bits(on_null, on_cpu, step.num_tokens);
+    }
+    fv_graph_destroy(null.device, graph);
+    close_side(&null);
+    close_side(&cpu);
+    fv_context_destroy(context);
+}
+
+/* A host that sends ten steps before any has run: the staging ring must not be filled too early. The
+ * schedule of each step must be right, so each writes to an output of its own. */
+static void test_host_runs_ahead(void **state)
+{
+    (void)state;
+    enum { NUM_STEPS = 10 };
+    fv_context *context = open_context();
+    device_side null = {0}, cpu = {0};
+    open_side(&null, context, "null", NULL, 0);
+    open_side(&cpu, context, "cpu", "reference", 0);
+    step_arrays *steps = calloc(NUM_STEPS, sizeof(*steps));
+    device_side each[NUM_STEPS];
+    const int64_t waits_before = counters(&null)->num_event_waits;
+    for (int32_t i = 0; i < NUM_STEPS; i++) {
+        each[i] = null;
+        must(fv_device_alloc((void **)&each[i].arrays, null.device, sizeof(step_arrays)));
+        must(fv_device_alloc((void **)&each[i].out, null.device, Q_FLOATS * sizeof(float)));
+        make_step(&steps[i], 1 + i % 3, (int32_t[]){0, 1, 2}, (int32_t[]){1 + i % 2, 3, 2},
+                  (int32_t[]){20 + 9 * i, 10 + i, 2 + i}, 100u + (uint32_t)i);
+    }
+    for (int32_t i = 0; i < NUM_STEPS; i++) {
+        send_step(&each[i], &steps[i], 1);
+        run(&each[i]);
+    }
+    assert_true(counters(&null)->num_event_waits > waits_before); /* the ring came round */
+    static float on_null[Q_FLOATS], on_cpu[Q_FLOATS];
+    for (int32_t i = 0; i < NUM_STEPS; i++) {
+        send_step(&cpu, &steps[i], 1);
+        run(&cpu);
+        fetch(&cpu, on_cpu);
+        fetch(&each[i], on_null);
+        assert_same_bits(on_null, on_cpu, steps[i].num_tokens);
+    }
+    for (int32_t i = 0; i < NUM_STEPS; i++) {
+        fv_device_free(null.device, each[i].arrays);
+        fv_device_free(null.device, each[i].out);
+    }
+    free(steps);
+    close_side(&null);
+    close_side(&cpu);
+    fv_context_destroy(context);
+}
+
+/* A run launches and nothing else; an update makes one copy. */
+static void test_run_neither_allocates_nor_waits(void **state)
+{
+    (void)state;
+    fv_context *context = open_context();
+    device_side null = {0};
+    open_side(&null, context, "null", NULL, 0);
+    static step_arrays step;
+    make_step(&step, 2, (int32_t[]){0, 1}, (int32_t[]){1, 4}, (int32_t[]){90, 30}, 3);
+    must(fv_device_copy_in(null.device, null.arrays, &step, sizeof(step), null.stream));
+    const fv_batch batch = batch_of(null.arrays, &step, 1);
+    const fv_null_counters before = *counters(&null);
+    must(fv_plan_update(null.plan, &batch, null.stream));
+    assert_int_equal(counters(&null)->num_copies - before.num_copies, 1);
+    const fv_null_counters updated = *counters(&null);
+    run(&null);
+    const fv_null_counters after = *counters(&null);
+    assert_int_equal(after.num_launches - updated.num_launches, 3); /* write, attend, reduce */
+    assert_int_equal(after.num_allocations, updated.num_allocations);
+    assert_int_equal(after.num_synchronizations, updated.num_synchronizations);
+    assert_int_equal(after.num_event_waits, updated.num_event_waits);
+    assert_int_equal(after.num_copies, updated.num_copies);
+    must(fv_stream_synchronize(null.device, null.stream));
+    close_side(&null);
+    fv_context_destroy(context);
+}
+
+/* The single operations on a device: a write, read back by a gather; two states merged. */
+static void test_single_operations(void **state)
+{
+    (void)state;
+    fv_context *context = open_context();
+    device_side null = {0};
+    open_side(&null, context, "null", NULL, 0);
+    static step_arrays step;
+    static float back[KV_FLOATS], back_v[KV_FLOATS];
+    make_step(&step, 1, (int32_t[]){1}, (int32_t[]){11}, (int32_t[]){11}, 5);
+    must(fv_device_copy_in(null.device, null.arrays, &step, sizeof(step), null.stream));
+    const fv_layer layer = layer_of(&null);
+    must(fv_kv_write(null.device, &layer.kv_cache, &layer.k, &layer.v, null.arrays->slot_mapping, 11, NULL, NULL, 0,
+                     null.stream));
+    float *gathered = NULL;
+    int32_t *lengths = NULL; /* key_start[1], out_start[2] */
+    must(fv_device_alloc((void **)&gathered, null.device, 2 * KV_FLOATS * sizeof(float)));
+    must(fv_device_alloc((void **)&lengths, null.device, 3 * sizeof(int32_t)));
+    const int32_t host_lengths[3] = {2, 0, 9};
+    must(fv_device_copy_in(null.device, lengths, host_lengths, sizeof(host_lengths), null.stream));
+    const fv_tensor k = fv_tensor_3d(gathered, FV_DTYPE_F32, 9, KV_HEADS, HEAD_SIZE);
+    const fv_tensor v = fv_tensor_3d(gathered + KV_FLOATS, FV_DTYPE_F32, 9, KV_HEADS, HEAD_SIZE);
+    const fv_batch batch = batch_of(null.arrays, &step, 0);
+    must(fv_kv_gather(null.device, &k, &v, &layer.kv_cache, &batch, lengths, lengths + 1, 9, NULL, NULL, 0, null.stream));
+    const size_t bytes = 9 * KV_HEADS * HEAD_SIZE * sizeof(float);
+    must(fv_device_copy_out(null.device, back, gathered, bytes, null.stream));
+    must(fv_device_copy_out(null.device, back_v, gathered + KV_FLOATS, bytes, null.stream));
+    must(fv_stream_synchronize(null.device, null.stream));
+    assert_memory_equal(back, step.k + 2 * KV_HEADS * HEAD_SIZE, bytes);
+    assert_memory_equal(back_v, step.v + 2 * KV_HEADS * HEAD_SIZE, bytes);
+
+    const float lse[2] = {0.0f, 0.0f}; /* equal weights: the mean of a and b */
+    must(fv_device_copy_in(null.device, null.workspace, lse, sizeof(lse), null.stream));
+    const fv_tensor a = fv_tensor_3d(gathered, FV_DTYPE_F32, 1, KV_HEADS, HEAD_SIZE);
+    const fv_tensor b = fv_tensor_3d(gathered + KV_FLOATS, FV_DTYPE_F32, 1, KV_HEADS, HEAD_SIZE);
+    const fv_tensor lses = fv_tensor_2d(null.workspace, FV_DTYPE_F32, 1, KV_HEADS);
+    must(fv_merge_states(null.device, &a, NULL, &a, &lses, &b, &lses, null.stream));
+    must(fv_device_copy_out(null.device, back, gathered, bytes, null.stream));
+    must(fv_stream_synchronize(null.device, null.stream));
+    assert_float_equal(back[0], (step.k[2 * KV_HEADS * HEAD_SIZE] + step.v[2 * KV_HEADS * HEAD_SIZE]) / 2, 1e-6);
+    fv_device_free(null.device, gathered);
+    fv_device_free(null.device, lengths);
+    close_side(&null);
+    fv_context_destroy(context);
+}
+
+static void test_plugins_are_refused_with_a_reason(void **state)
+{
+    (void)state;
+    fv_context *context = open_context();
+    fv_device *device = NULL;
+    assert_int_equal(fv_device_find(&device, context, "stale"), FV_ERR_UNSUPPORTED);
+    assert_non_null(strstr(fv_last_error(), "of another day"));
+    assert_int_equal(fv_device_find(&device, context, "null:3"), FV_ERR_UNSUPPORTED);
+    assert_int_equal(fv_device_find(&device, context, "nosuch"), FV_ERR_UNSUPPORTED);
+    assert_non_null(strstr(fv_last_error(), "libfovea-nosuch.so"));
+    assert_int_equal(fv_device_find(&device, context, "../x:0"), FV_ERR_INVALID);
+    assert_int_equal(fv_device_find(&device, context, "null:"), FV_ERR_INVALID);
+    fv_graph graph = NULL;
+    must(fv_device_find(&device, context, "cpu"));
+    assert_int_equal(fv_graph_begin(device, NULL), FV_ERR_UNSUPPORTED);
+    assert_int_equal(fv_graph_end(&graph, device, NULL), FV_ERR_UNSUPPORTED);
+    fv_context_destroy(context);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_plain_launches_equal_the_cpu),
+        cmocka_unit_test(test_graph_replay_over_200_steps),
+        cmocka_unit_test(test_host_runs_ahead),
+        cmocka_unit_test(test_run_neither_allocates_nor_waits),
+        cmocka_unit_test(test_single_operations),
+        cmocka_unit_test(test_plugins_are_refused_with_a_reason),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}

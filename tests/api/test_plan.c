@@ -1,0 +1,246 @@
+/* What a plan accepts and refuses, and what it says. */
+#include <math.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+#include "fovea/fovea.h"
+
+enum { TOKENS = 4, HEADS = 4, KV_HEADS = 2, D = 64, BS = 16, NB = 32, WIDTH = 8 };
+
+/* A small step that works; tests break one thing at a time. */
+typedef struct fixture {
+    fv_context *context;
+    fv_problem problem;
+    fv_bounds bounds;
+    fv_plan *plan;
+    int32_t query_start[3], seq_lens[2], block_table[2 * WIDTH];
+    int64_t slot_mapping[TOKENS];
+    uint8_t causal[2];
+    float q[TOKENS * HEADS * D], k[TOKENS * KV_HEADS * D], v[TOKENS * KV_HEADS * D];
+    float out[TOKENS * HEADS * D], lse[TOKENS * HEADS], slopes[HEADS];
+    float cache[NB * 2 * BS * KV_HEADS * D];
+    fv_batch batch;
+    fv_layer layer;
+    void *workspace;
+} fixture;
+
+static int make(void **state)
+{
+    fixture *f = calloc(1, sizeof(*f));
+    if (fv_context_create(&f->context, NULL) != FV_OK) return -1;
+    f->problem = (fv_problem){.struct_size = sizeof(fv_problem), .kind = FV_ATTENTION_MHA,
+                              .mha = {HEADS, KV_HEADS, D, 0}, .q_dtype = FV_DTYPE_F32, .block_size = BS,
+                              .kv_layout = FV_KV_LAYOUT_NB_2_BS_H_D, .returns_lse = 1};
+    f->bounds = (fv_bounds){sizeof(f->bounds), 2, TOKENS, 0, WIDTH * BS};
+    f->query_start[1] = 3;
+    f->query_start[2] = 4;
+    f->seq_lens[0] = 3;
+    f->seq_lens[1] = 100;
+    f->causal[0] = f->causal[1] = 1;
+    for (int32_t i = 0; i < 2 * WIDTH; i++) f->block_table[i] = 1 + i;
+    for (int32_t i = 0; i < 3; i++) f->slot_mapping[i] = BS + i;
+    f->slot_mapping[3] = (int64_t)f->block_table[WIDTH + 99 / BS] * BS + 99 % BS;
+    for (int32_t i = 0; i < TOKENS * HEADS * D; i++) f->q[i] = (float)(i % 17) / 17.0f;
+    for (int32_t i = 0; i < TOKENS * KV_HEADS * D; i++) f->k[i] = f->v[i] = (float)(i % 13) / 13.0f;
+    f->batch = (fv_batch){.struct_size = sizeof(fv_batch), .num_seqs = 2, .num_tokens = TOKENS,
+                          .query_start = f->query_start, .seq_lens = f->seq_lens, .block_table = f->block_table,
+                          .block_table_stride = WIDTH, .block_table_width = WIDTH, .slot_mapping = f->slot_mapping};
+    f->layer = (fv_layer){.struct_size = sizeof(fv_layer),
+                          .q = fv_tensor_3d(f->q, FV_DTYPE_F32, TOKENS, HEADS, D),
+                          .k = fv_tensor_3d(f->k, FV_DTYPE_F32, TOKENS, KV_HEADS, D),
+                          .v = fv_tensor_3d(f->v, FV_DTYPE_F32, TOKENS, KV_HEADS, D),
+                          .out = fv_tensor_3d(f->out, FV_DTYPE_F32, TOKENS, HEADS, D),
+                          .lse = fv_tensor_2d(f->lse, FV_DTYPE_F32, TOKENS, HEADS)};
+    if (fv_kv_view_init(&f->layer.kv_cache, f->cache, f->problem.kv_layout, FV_DTYPE_F32, NB, BS, KV_HEADS, D) != FV_OK) {
+        return -1;
+    }
+    if (fv_plan_create(&f->plan, f->context, &f->problem, &f->bounds, NULL) != FV_OK) return -1;
+    f->workspace = aligned_alloc(256, (fv_plan_workspace_bytes(f->plan) + 511) / 256 * 256);
+    *state = f;
+    return 0;
+}
+
+static int destroy(void **state)
+{
+    fixture *f = *state;
+    fv_plan_destroy(f->plan);
+    fv_context_destroy(f->context);
+    free(f->workspace);
+    free(f);
+    return 0;
+}
+
+static void assert_refused(fv_status status, fv_status expected, const char *says)
+{
+    if (status != expected) {
+        fail_msg("status %s, expected %s (%s)", fv_status_name(status), fv_status_name(expected), fv_last_error());
+    }
+    if (!strstr(fv_last_error(), says)) fail_msg("'%s' lacks '%s'", fv_last_error(), says);
+}
+
+static void test_a_step_runs(void **state)
+{
+    fixture *f = *state;
+    assert_int_equal(fv_plan_update(f->plan, &f->batch, NULL), FV_OK);
+    assert_int_equal(fv_plan_run(f->plan, &f->layer, f->workspace, NULL), FV_OK);
+    /* Token 0 sees only itself: its output is its value, its LSE its score. */
+    double score = 0;
+    for (int32_t d = 0; d < D; d++) score += (double)f->q[d] * f->k[d] / 8.0;
+    assert_float_equal(f->lse[0], score, 1e-5);
+    for (int32_t d = 0; d < D; d++) assert_float_equal(f->out[d], f->v[d], 1e-6);
+    assert_non_null(strstr(fv_plan_describe(f->plan), "TRITON_ATTN"));
+    assert_non_null(strstr(fv_plan_describe(f->plan), "2 sequences, 4 tokens"));
+    assert_true(fv_plan_buffer_bytes(f->plan) > 0);
+}
+
+static void test_problems_are_refused(void **state)
+{
+    fixture *f = *state;
+    fv_plan *plan = NULL;
+    fv_problem problem;
+#define REFUSED(change, expected, says)                                                                              \
+    problem = f->problem;                                                                                            \
+    problem.change;                                                                                                  \
+    assert_refused(fv_plan_create(&plan, f->context, &problem, &f->bounds, NULL), expected, says);                   \
+    assert_null(plan)
+    REFUSED(struct_size = 7, FV_ERR_INVALID, "struct_size is 7");
+    REFUSED(kind = (fv_attention_kind)9, FV_ERR_INVALID, "kind is 9");
+    REFUSED(mha.num_heads = 5, FV_ERR_INVALID, "num_heads 5 is not a multiple of num_kv_heads 2");
+    REFUSED(mha.num_kv_heads = 0, FV_ERR_INVALID, "num_kv_heads is 0");
+    REFUSED(block_size = -1, FV_ERR_INVALID, "block_size is -1");
+    REFUSED(q_dtype = FV_DTYPE_F8_E4M3, FV_ERR_INVALID, "q_dtype is fp8_e4m3");
+    REFUSED(soft_cap = NAN, FV_ERR_INVALID, "soft_cap is nan");
+    REFUSED(scale = INFINITY, FV_ERR_INVALID, "scale is inf");
+    REFUSED(window = -3, FV_ERR_INVALID, "window is -3");
+    REFUSED(context_parallel.rank = 4, FV_ERR_INVALID, "context_parallel.rank is 4");
+    REFUSED(mha.head_size = 36, FV_ERR_UNSUPPORTED, "head_size not supported");
+    REFUSED(mha.head_size = 520, FV_ERR_UNSUPPORTED, "head_size not supported");
+    REFUSED(kv_dtype = FV_DTYPE_I8, FV_ERR_UNSUPPORTED, "kv_cache_dtype not supported");
+    REFUSED(kv_layout = FV_KV_LAYOUT_X_PACKED, FV_ERR_UNSUPPORTED, "layout x_packed not supported");
+    REFUSED(type = FV_ATTENTION_ENCODER, FV_ERR_UNSUPPORTED, "attention type encoder not supported");
+#undef REFUSED
+    problem = f->problem;
+    problem.kind = FV_ATTENTION_MLA;
+    problem.mla = (fv_mla_shape){16, 512, 64, 128, 128, 0};
+    assert_refused(fv_plan_create(&plan, f->context, &problem, &f->bounds, NULL), FV_ERR_UNSUPPORTED, "MLA not supported");
+
+    fv_plan_options options = {.struct_size = sizeof(options), .backend = "FLASHINFER"};
+    assert_refused(fv_plan_create(&plan, f->context, &f->problem, &f->bounds, &options), FV_ERR_INVALID,
+                   "Unknown attention backend: 'FLASHINFER'. Valid options are: auto, TRITON_ATTN");
+    options = (fv_plan_options){.struct_size = sizeof(options), .kernels = "sse"};
+    assert_refused(fv_plan_create(&plan, f->context, &f->problem, &f->bounds, &options), FV_ERR_INVALID, "reference");
+    options = (fv_plan_options){.struct_size = sizeof(options), .variant = "huge"};
+    assert_refused(fv_plan_create(&plan, f->context, &f->problem, &f->bounds, &options), FV_ERR_INVALID, "no variant 'huge'");
+    const fv_bounds bounds = {sizeof(bounds), 0, TOKENS, 0, 64};
+    assert_refused(fv_plan_create(&plan, f->context, &f->problem, &bounds, NULL), FV_ERR_INVALID, "max_num_seqs is 0");
+}
+
+static void test_batches_are_refused(void **state)
+{
+    fixture *f = *state;
+    fv_batch batch;
+#define REFUSED(change, expected, says)                                                                              \
+    batch = f->batch;                                                                                                \
+    change;                                                                                                          \
+    assert_refused(fv_plan_update(f->plan, &batch, NULL), expected, says);                                           \
+    assert_refused(fv_plan_run(f->plan, &f->layer, f->workspace, NULL), FV_ERR_INVALID, "before a successful")
+    REFUSED(batch.num_seqs = 3, FV_NEEDS_PLAN, "num_seqs is 3; the plan was made for up to 2");
+    REFUSED(batch.num_tokens = 5, FV_NEEDS_PLAN, "num_tokens is 5");
+    REFUSED(batch.num_tokens = 3, FV_ERR_INVALID, "query_start ends at 4; the batch has 3 tokens");
+    REFUSED(batch.max_seq_len = 4000, FV_NEEDS_PLAN, "max_seq_len is 4000");
+    REFUSED(batch.num_seqs = -1, FV_ERR_INVALID, "-1 sequences");
+    REFUSED(batch.block_table = NULL, FV_ERR_INVALID, "block_table is NULL");
+    REFUSED(batch.block_table_width = 3, FV_ERR_INVALID, "sequence 1 has 100 keys in 7 blocks of 16; the block table has 3 a row");
+    REFUSED(batch.block_table_stride = 2, FV_ERR_INVALID, "block_table_stride 2");
+    REFUSED(batch.causal = f->causal; f->causal[1] = 0, FV_ERR_INVALID, "causal[1] is 0");
+    f->causal[1] = 1;
+    REFUSED(f->seq_lens[1] = 999, FV_NEEDS_PLAN, "a sequence length is 999");
+    REFUSED(f->seq_lens[1] = 0; f->seq_lens[0] = 2, FV_ERR_INVALID, "seq_lens[0] is 2, below its query length 3");
+    f->seq_lens[0] = 3;
+    f->seq_lens[1] = 100;
+    REFUSED(f->query_start[2] = 2, FV_ERR_INVALID, "query_start[2] is 2 after 3; it must not fall");
+    f->query_start[2] = 4;
+    REFUSED(f->query_start[0] = 1, FV_ERR_INVALID, "query_start[0] is 1");
+    f->query_start[0] = 0;
+    REFUSED(f->block_table[WIDTH + 2] = -7, FV_ERR_INVALID, "block_table[1][2] is -7");
+#undef REFUSED
+}
+
+static void test_layers_are_refused(void **state)
+{
+    fixture *f = *state;
+    assert_int_equal(fv_plan_update(f->plan, &f->batch, NULL), FV_OK);
+    fv_layer layer;
+#define REFUSED(change, says)                                                                                        \
+    layer = f->layer;                                                                                                \
+    layer.change;                                                                                                    \
+    assert_refused(fv_plan_run(f->plan, &layer, f->workspace, NULL), FV_ERR_INVALID, says)
+    REFUSED(struct_size = 1, "struct_size is 1");
+    REFUSED(q.data = NULL, "q has no data");
+    REFUSED(q.dtype = FV_DTYPE_F16, "q is float16; the problem says float32");
+    REFUSED(q.shape[0] = 3, "accepted: 3, [4 or more, 4, 64]");
+    REFUSED(q.shape[1] = 5, "q has 3 dimensions [4, 5, 64]");
+    REFUSED(out.stride_bytes[2] = 8, "the last stride of out is 8 bytes");
+    REFUSED(v.data = NULL, "only one of k and v");
+    REFUSED(kv_cache.layout = FV_KV_LAYOUT_SHUFFLED, "layout shuffled; the plan was made for nb_2_bs_h_d");
+    REFUSED(kv_cache.block_size = 8, "the KV cache is float32, 8 slots");
+    REFUSED(kv_cache.num_blocks = 10, "the block table names block");
+    REFUSED(kv_cache.k.data = NULL, "the KV cache has no data");
+    REFUSED(lse.dtype = FV_DTYPE_F16, "lse is float16");
+#undef REFUSED
+    assert_refused(fv_plan_run(f->plan, &f->layer, NULL, NULL), FV_ERR_INVALID, "workspace is NULL");
+    f->batch.slot_mapping = NULL;
+    assert_int_equal(fv_plan_update(f->plan, &f->batch, NULL), FV_OK);
+    assert_refused(fv_plan_run(f->plan, &f->layer, f->workspace, NULL), FV_ERR_INVALID, "slot_mapping is NULL");
+}
+
+static void test_reasons_are_listed(void **state)
+{
+    fixture *f = *state;
+    char reasons[256];
+    assert_int_equal(fv_backend_why_not(reasons, sizeof(reasons), "TRITON_ATTN", NULL, &f->problem), FV_OK);
+    assert_string_equal(reasons, "");
+    fv_problem problem = f->problem;
+    problem.mha.head_size = 20;
+    problem.kv_dtype = FV_DTYPE_I8;
+    assert_int_equal(fv_backend_why_not(reasons, sizeof(reasons), "TRITON_ATTN", NULL, &problem), FV_OK);
+    assert_non_null(strstr(reasons, "head_size not supported"));
+    assert_non_null(strstr(reasons, "; kv_cache_dtype not supported"));
+    assert_int_equal(fv_backend_why_not(reasons, 10, "TRITON_ATTN", NULL, &problem), FV_ERR_NO_SPACE);
+    assert_int_equal(fv_backend_why_not(reasons, sizeof(reasons), "NOPE", NULL, &problem), FV_ERR_INVALID);
+    assert_string_equal(fv_backend_name(0), "TRITON_ATTN");
+    assert_null(fv_backend_name(-1));
+    assert_null(fv_backend_name(fv_backend_count()));
+}
+
+/* An empty batch, and one with sequences but no tokens, are steps like any other. */
+static void test_empty_steps(void **state)
+{
+    fixture *f = *state;
+    fv_batch batch = {.struct_size = sizeof(batch)};
+    assert_int_equal(fv_plan_update(f->plan, &batch, NULL), FV_OK);
+    assert_int_equal(fv_plan_run(f->plan, &f->layer, f->workspace, NULL), FV_OK);
+    f->query_start[1] = f->query_start[2] = 0;
+    f->batch.num_tokens = 0;
+    assert_int_equal(fv_plan_update(f->plan, &f->batch, NULL), FV_OK);
+    assert_int_equal(fv_plan_run(f->plan, &f->layer, f->workspace, NULL), FV_OK);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test_setup_teardown(test_a_step_runs, make, destroy),
+        cmocka_unit_test_setup_teardown(test_problems_are_refused, make, destroy),
+        cmocka_unit_test_setup_teardown(test_batches_are_refused, make, destroy),
+        cmocka_unit_test_setup_teardown(test_layers_are_refused, make, destroy),
+        cmocka_unit_test_setup_teardown(test_reasons_are_listed, make, destroy),
+        cmocka_unit_test_setup_teardown(test_empty_steps, make, destroy),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}

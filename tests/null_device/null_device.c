@@ -1,0 +1,548 @@
+/* The null device: a plugin without hardware that behaves like a GPU where the API could go wrong.
+ *
+ *   own address space   device pointers are host pointers with a high bit set, which no CPU can follow:
+ *                       host code that reads a device array crashes
+ *   deferred streams    nothing runs before a stream or event is waited for, and copies read host memory
+ *                       only then: a staging buffer that is filled again too early gives wrong results
+ *   graphs              capture records, launch replays the same functions with the same parameters
+ *   strictness          allocation or waiting while a stream is captured is an error, and both are counted,
+ *                       so that a test can see that a run does neither
+ *
+ * Its kernels are the reference kernels. Loaded as libfovea-null.so, which proves the plugin route. */
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "core/plugin.h"
+#include "reference/reference.h"
+#include "tests/null_device/null_device.h"
+
+#define DEVICE_BIT (UINT64_C(1) << 62)
+
+typedef struct command command;
+
+/* One command of a stream: a function and a copy of its parameters. */
+struct command {
+    void (*execute)(fv_device *device, void *params);
+    void *params;
+    size_t params_bytes;
+    command *next;
+};
+
+typedef struct queue {
+    command *first;
+    command **last;
+    int32_t capturing;
+    struct queue *next_stream; /* list of all streams */
+} queue;
+
+typedef struct null_event {
+    queue *stream; /* of the last record, NULL: never */
+    int64_t recorded, reached;
+} null_event;
+
+typedef struct null_state {
+    fv_null_counters counters; /* first: tests read it through device->state */
+    fv_plugin_host host;
+    fv_executor serial;
+    queue default_stream;
+    queue *streams;
+    int64_t next_event;
+    char name[32];
+} null_state;
+
+static void *to_device(void *host) { return (void *)((uintptr_t)host | DEVICE_BIT); }
+static void *to_host(const void *device) { return (void *)((uintptr_t)device & ~DEVICE_BIT); }
+
+static null_state *state_of(fv_device *device) { return device->state; }
+
+static queue *stream_of(fv_device *device, fv_stream stream)
+{
+    return stream ? (queue *)stream : &state_of(device)->default_stream;
+}
+
+/* --- commands ------------------------------------------------------------------------------------ */
+
+static void queue_init(queue *stream)
+{
+    *stream = (queue){0};
+    stream->last = &stream->first;
+}
+
+static void command_free(command *head)
+{
+    while (head) {
+        command *next = head->next;
+        free(head->params);
+        free(head);
+        head = next;
+    }
+}
+
+static fv_status send(fv_device *device, queue *stream, void (*execute)(fv_device *, void *), const void *params,
+                      size_t params_bytes)
+{
+    command *added = calloc(1, sizeof(*added));
+    void *copy = malloc(params_bytes);
+    if (!added || !copy) {
+        free(added);
+        free(copy);
+        return state_of(device)->host.fail(FV_ERR_NO_MEMORY, "null device: no memory for a command");
+    }
+    memcpy(copy, params, params_bytes);
+    *added = (command){execute, copy, params_bytes, NULL};
+    *stream->last = added;
+    stream->last = &added->next;
+    return FV_OK;
+}
+
+/* Runs what the stream holds, up to and with the command after which *done is set. */
+static void drain(fv_device *device, queue *stream, const int64_t *reached, int64_t until)
+{
+    while (stream->first && !(reached && *reached >= until)) {
+        command *head = stream->first;
+        stream->first = head->next;
+        if (!stream->first) stream->last = &stream->first;
+        head->next = NULL;
+        head->execute(device, head->params);
+        command_free(head);
+    }
+}
+
+/* --- memory -------------------------------------------------------------------------------------- */
+
+static int32_t any_capture(const null_state *state)
+{
+    int32_t capturing = state->default_stream.capturing;
+    for (const queue *stream = state->streams; stream; stream = stream->next_stream) capturing |= stream->capturing;
+    return capturing;
+}
+
+static fv_status null_alloc(void **memory, fv_device *device, size_t bytes)
+{
+    null_state *state = state_of(device);
+    if (any_capture(state)) return state->host.fail(FV_ERR_DEVICE, "null device: allocation during capture");
+    state->counters.num_allocations++;
+    void *host = NULL;
+    if (posix_memalign(&host, 256, bytes ? bytes : 1) != 0) {
+        return state->host.fail(FV_ERR_NO_MEMORY, "null device: no memory for %zu bytes", bytes);
+    }
+    memset(host, 0xa5, bytes); /* nobody may count on zeros */
+    *memory = to_device(host);
+    return FV_OK;
+}
+
+static void null_free(fv_device *device, void *memory)
+{
+    (void)device;
+    free(to_host(memory));
+}
+
+static fv_status null_alloc_host(void **memory, fv_device *device, size_t bytes)
+{
+    null_state *state = state_of(device);
+    if (any_capture(state)) return state->host.fail(FV_ERR_DEVICE, "null device: allocation during capture");
+    state->counters.num_allocations++;
+    *memory = malloc(bytes ? bytes : 1);
+    return *memory ? FV_OK : state->host.fail(FV_ERR_NO_MEMORY, "null device: no memory for %zu bytes", bytes);
+}
+
+static void null_free_host(fv_device *device, void *memory)
+{
+    (void)device;
+    free(memory);
+}
+
+typedef struct copy_params {
+    void *dst;
+    const void *src;
+    size_t bytes;
+} copy_params;
+
+static void execute_copy(fv_device *device, void *params)
+{
+    (void)device;
+    const copy_params *copy = params;
+    memcpy(to_host(copy->dst), to_host(copy->src), copy->bytes);
+}
+
+static fv_status null_copy(fv_device *device, void *dst, const void *src, size_t bytes, fv_stream stream)
+{
+    const copy_params copy = {dst, src, bytes};
+    state_of(device)->counters.num_copies++;
+    return send(device, stream_of(device, stream), execute_copy, &copy, sizeof(copy));
+}
+
+typedef struct fill_params {
+    void *dst;
+    size_t bytes;
+    uint8_t value;
+} fill_params;
+
+static void execute_fill(fv_device *device, void *params)
+{
+    (void)device;
+    const fill_params *fill = params;
+    memset(to_host(fill->dst), fill->value, fill->bytes);
+}
+
+static fv_status null_fill(fv_device *device, void *dst, uint8_t value, size_t bytes, fv_stream stream)
+{
+    const fill_params fill = {dst, bytes, value};
+    return send(device, stream_of(device, stream), execute_fill, &fill, sizeof(fill));
+}
+
+/* --- streams, events, graphs --------------------------------------------------------------------- */
+
+static fv_status null_stream_create(fv_stream *stream, fv_device *device)
+{
+    null_state *state = state_of(device);
+    queue *created = malloc(sizeof(*created));
+    if (!created) return state->host.fail(FV_ERR_NO_MEMORY, "null device: no memory for a stream");
+    queue_init(created);
+    created->next_stream = state->streams;
+    state->streams = created;
+    *stream = created;
+    return FV_OK;
+}
+
+static void null_stream_destroy(fv_device *device, fv_stream stream)
+{
+    null_state *state = state_of(device);
+    queue **link = &state->streams;
+    while (*link && *link != stream) link = &(*link)->next_stream;
+    if (!*link) return;
+    queue *gone = *link;
+    *link = gone->next_stream;
+    drain(device, gone, NULL, 0);
+    free(gone);
+}
+
+static fv_status null_stream_synchronize(fv_device *device, fv_stream stream)
+{
+    null_state *state = state_of(device);
+    if (any_capture(state)) return state->host.fail(FV_ERR_DEVICE, "null device: synchronisation during capture");
+    state->counters.num_synchronizations++;
+    drain(device, stream_of(device, stream), NULL, 0);
+    return FV_OK;
+}
+
+static fv_status null_event_create(fv_event *event, fv_device *device)
+{
+    *event = calloc(1, sizeof(null_event));
+    return *event ? FV_OK : state_of(device)->host.fail(FV_ERR_NO_MEMORY, "null device: no memory for an event");
+}
+
+static void null_event_destroy(fv_device *device, fv_event event)
+{
+    /* A queued record may still point to it. */
+    const null_event *ending = event;
+    if (ending->stream && ending->reached < ending->recorded) drain(device, ending->stream, NULL, 0);
+    free(event);
+}
+
+typedef struct record_params {
+    null_event *event;
+    int64_t number;
+} record_params;
+
+static void execute_record(fv_device *device, void *params)
+{
+    (void)device;
+    const record_params *record = params;
+    record->event->reached = record->number;
+}
+
+static fv_status null_event_record(fv_device *device, fv_event event, fv_stream stream)
+{
+    null_event *recorded = event;
+    recorded->stream = stream_of(device, stream);
+    recorded->recorded = ++state_of(device)->next_event;
+    const record_params record = {recorded, recorded->recorded};
+    return send(device, recorded->stream, execute_record, &record, sizeof(record));
+}
+
+static fv_status null_event_synchronize(fv_device *device, fv_event event)
+{
+    null_state *state = state_of(device);
+    null_event *waited = event;
+    if (any_capture(state)) return state->host.fail(FV_ERR_DEVICE, "null device: synchronisation during capture");
+    state->counters.num_event_waits++;
+    if (waited->stream) drain(device, waited->stream, &waited->reached, waited->recorded);
+    return FV_OK;
+}
+
+static fv_status null_graph_begin(fv_device *device, fv_stream stream)
+{
+    null_state *state = state_of(device);
+    queue *captured = stream_of(device, stream);
+    if (captured->capturing) return state->host.fail(FV_ERR_DEVICE, "null device: the stream is being captured");
+    drain(device, captured, NULL, 0);
+    captured->capturing = 1;
+    return FV_OK;
+}
+
+static fv_status null_graph_end(fv_graph *graph, fv_device *device, fv_stream stream)
+{
+    null_state *state = state_of(device);
+    queue *captured = stream_of(device, stream);
+    if (!captured->capturing) return state->host.fail(FV_ERR_DEVICE, "null device: the stream is not being captured");
+    captured->capturing = 0;
+    *graph = captured->first;
+    captured->first = NULL;
+    captured->last = &captured->first;
+    return *graph ? FV_OK : state->host.fail(FV_ERR_DEVICE, "null device: nothing was captured");
+}
+
+static fv_status null_graph_launch(fv_device *device, fv_graph graph, fv_stream stream)
+{
+    for (const command *at = graph; at; at = at->next) {
+        const fv_status status = send(device, stream_of(device, stream), at->execute, at->params, at->params_bytes);
+        if (status != FV_OK) return status;
+    }
+    return FV_OK;
+}
+
+static void null_graph_destroy(fv_device *device, fv_graph graph)
+{
+    (void)device;
+    command_free(graph);
+}
+
+/* --- kernels: the reference ones on translated pointers ------------------------------------------- */
+
+#define TO_HOST(pointer) ((pointer) = (pointer) ? to_host(pointer) : NULL)
+
+static fv_launch serial_launch(fv_device *device)
+{
+    return (fv_launch){device, &state_of(device)->serial, NULL};
+}
+
+static void cache_to_host(fv_kv_view *cache)
+{
+    TO_HOST(cache->k.data);
+    TO_HOST(cache->v.data);
+    TO_HOST(cache->k_scales.data);
+    TO_HOST(cache->v_scales.data);
+}
+
+static void attend_to_host(fv_attend_params *params)
+{
+    cache_to_host(&params->cache);
+    TO_HOST(params->q);
+    TO_HOST(params->out);
+    TO_HOST(params->lse);
+    TO_HOST(params->sinks);
+    TO_HOST(params->alibi_slopes);
+    TO_HOST(params->k_scale);
+    TO_HOST(params->v_scale);
+    TO_HOST(params->num_seqs_at);
+    TO_HOST(params->query_start);
+    TO_HOST(params->seq_lens);
+    TO_HOST(params->block_table);
+    TO_HOST(params->causal);
+    TO_HOST(params->tree_mask);
+    TO_HOST(params->items);
+    TO_HOST(params->partial_out);
+    TO_HOST(params->partial_max);
+    TO_HOST(params->partial_sum);
+    TO_HOST(params->scratch);
+}
+
+static void execute_attend(fv_device *device, void *params)
+{
+    fv_attend_params attend = *(fv_attend_params *)params; /* a graph may run it again */
+    attend_to_host(&attend);
+    const fv_launch launch = serial_launch(device);
+    (void)fv_reference_kernels.attend_paged[0].launch(&launch, &attend);
+}
+
+static void execute_reduce(fv_device *device, void *params)
+{
+    fv_reduce_params reduce = *(fv_reduce_params *)params;
+    TO_HOST(reduce.out);
+    TO_HOST(reduce.lse);
+    TO_HOST(reduce.sinks);
+    TO_HOST(reduce.items);
+    TO_HOST(reduce.num_seqs_at);
+    TO_HOST(reduce.query_start);
+    TO_HOST(reduce.partial_out);
+    TO_HOST(reduce.partial_max);
+    TO_HOST(reduce.partial_sum);
+    const fv_launch launch = serial_launch(device);
+    (void)fv_reference_kernels.reduce_segments(&launch, &reduce);
+}
+
+static void execute_write(fv_device *device, void *params)
+{
+    fv_kv_write_params write = *(fv_kv_write_params *)params;
+    cache_to_host(&write.cache);
+    TO_HOST(write.k);
+    TO_HOST(write.v);
+    TO_HOST(write.slot_mapping);
+    TO_HOST(write.num_tokens_at);
+    TO_HOST(write.k_scale);
+    TO_HOST(write.v_scale);
+    const fv_launch launch = serial_launch(device);
+    (void)fv_reference_kernels.kv_write(&launch, &write);
+}
+
+static void execute_gather(fv_device *device, void *params)
+{
+    fv_kv_gather_params gather = *(fv_kv_gather_params *)params;
+    cache_to_host(&gather.cache);
+    TO_HOST(gather.k);
+    TO_HOST(gather.v);
+    TO_HOST(gather.block_table);
+    TO_HOST(gather.key_start);
+    TO_HOST(gather.out_start);
+    TO_HOST(gather.k_scale);
+    TO_HOST(gather.v_scale);
+    const fv_launch launch = serial_launch(device);
+    (void)fv_reference_kernels.kv_gather(&launch, &gather);
+}
+
+static void execute_merge(fv_device *device, void *params)
+{
+    fv_merge_params merge = *(fv_merge_params *)params;
+    TO_HOST(merge.out);
+    TO_HOST(merge.lse);
+    TO_HOST(merge.a.out);
+    TO_HOST(merge.a.lse);
+    TO_HOST(merge.b.out);
+    TO_HOST(merge.b.lse);
+    const fv_launch launch = serial_launch(device);
+    (void)fv_reference_kernels.merge_states(&launch, &merge);
+}
+
+static fv_status launch_kernel(const fv_launch *launch, void (*execute)(fv_device *, void *), const void *params,
+                               size_t params_bytes)
+{
+    state_of(launch->device)->counters.num_launches++;
+    return send(launch->device, stream_of(launch->device, launch->stream), execute, params, params_bytes);
+}
+
+static fv_status null_attend_paged(const fv_launch *launch, const fv_attend_params *params)
+{
+    return launch_kernel(launch, execute_attend, params, sizeof(*params));
+}
+
+static fv_status null_reduce_segments(const fv_launch *launch, const fv_reduce_params *params)
+{
+    return launch_kernel(launch, execute_reduce, params, sizeof(*params));
+}
+
+static fv_status null_kv_write(const fv_launch *launch, const fv_kv_write_params *params)
+{
+    return launch_kernel(launch, execute_write, params, sizeof(*params));
+}
+
+static fv_status null_kv_gather(const fv_launch *launch, const fv_kv_gather_params *params)
+{
+    return launch_kernel(launch, execute_gather, params, sizeof(*params));
+}
+
+static fv_status null_merge_states(const fv_launch *launch, const fv_merge_params *params)
+{
+    return launch_kernel(launch, execute_merge, params, sizeof(*params));
+}
+
+static const char *serves_all(const fv_problem *problem)
+{
+    (void)problem;
+    return NULL;
+}
+
+static size_t reference_scratch(const fv_attend_params *params)
+{
+    return fv_reference_kernels.attend_paged[0].scratch_bytes(params);
+}
+
+static const fv_attend_variant null_variants[] = {
+    {"null", 16, 32, serves_all, reference_scratch, null_attend_paged},
+};
+
+static const fv_kernel_table null_kernels = {
+    .name = "null",
+    .attend_paged = null_variants,
+    .num_attend_paged = 1,
+    .reduce_segments = null_reduce_segments,
+    .kv_write = null_kv_write,
+    .kv_gather = null_kv_gather,
+    .merge_states = null_merge_states,
+};
+
+static const fv_kernel_table *const null_tables[] = {&null_kernels};
+
+/* --- the device ----------------------------------------------------------------------------------- */
+
+static void null_destroy(fv_device *device)
+{
+    null_state *state = state_of(device);
+    while (state->streams) null_stream_destroy(device, state->streams);
+    drain(device, &state->default_stream, NULL, 0);
+    free(state);
+    free(device);
+}
+
+static const fv_device_ops null_ops = {
+    .alloc = null_alloc,
+    .free = null_free,
+    .alloc_host = null_alloc_host,
+    .free_host = null_free_host,
+    .copy_in = null_copy,
+    .copy_out = null_copy,
+    .fill = null_fill,
+    .stream_create = null_stream_create,
+    .stream_destroy = null_stream_destroy,
+    .stream_synchronize = null_stream_synchronize,
+    .event_create = null_event_create,
+    .event_destroy = null_event_destroy,
+    .event_record = null_event_record,
+    .event_synchronize = null_event_synchronize,
+    .graph_begin = null_graph_begin,
+    .graph_end = null_graph_end,
+    .graph_launch = null_graph_launch,
+    .graph_destroy = null_graph_destroy,
+    .destroy = null_destroy,
+};
+
+static fv_status null_device_open(fv_device **out, const fv_plugin_host *host, int32_t index)
+{
+    if (index > 0) return host->fail(FV_ERR_UNSUPPORTED, "no device 'null:%d'; there is one null device", index);
+    fv_device *device = calloc(1, sizeof(*device));
+    null_state *state = calloc(1, sizeof(*state));
+    if (!device || !state) {
+        free(device);
+        free(state);
+        return host->fail(FV_ERR_NO_MEMORY, "null device: no memory");
+    }
+    state->host = *host;
+    state->serial.num_workers = 1;
+    queue_init(&state->default_stream);
+    snprintf(state->name, sizeof(state->name), "null:%d", index);
+    *device = (fv_device){
+        .name = state->name,
+        .ops = &null_ops,
+        .tables = null_tables,
+        .num_tables = 1,
+        .num_workers = 4, /* so that schedules have something to fill */
+        .context = host->context,
+        .state = state,
+    };
+    snprintf(device->description, sizeof(device->description), "null device: reference kernels, deferred streams");
+    *out = device;
+    return FV_OK;
+}
+
+#ifndef FV_BUILD_ID
+#define FV_BUILD_ID FV_VERSION
+#endif
+
+__attribute__((visibility("default"))) const fv_plugin *fv_plugin_entry(void);
+
+const fv_plugin *fv_plugin_entry(void)
+{
+    static const fv_plugin plugin = {FV_PLUGIN_ABI, FV_BUILD_ID, null_device_open};
+    return &plugin;
+}

@@ -1,0 +1,271 @@
+/* Work lists: every key of every row is in exactly one item, slots do not overlap, shares are even, and
+ * nothing jumps when a batch or a length grows by one. */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+#include "planner/work_list.h"
+
+enum { MAX_SEQS = 64, MAX_TOKENS = 4096, MAX_SEQ_LEN = 70000 };
+
+typedef struct fixture {
+    fv_problem problem;
+    fv_bounds bounds;
+    fv_split_rule rule;
+    fv_work_list list;
+    int32_t query_start[MAX_SEQS + 1];
+    int32_t seq_lens[MAX_SEQS];
+    fv_step step;
+} fixture;
+
+static fixture *make(int32_t heads, int32_t kv_heads, int32_t workers)
+{
+    fixture *f = calloc(1, sizeof(*f));
+    f->problem = (fv_problem){.kind = FV_ATTENTION_MHA, .mha = {heads, kv_heads, 128, 128},
+                              .context_parallel = {1, 0, 1}};
+    f->bounds = (fv_bounds){sizeof(f->bounds), MAX_SEQS, MAX_TOKENS, MAX_TOKENS, MAX_SEQ_LEN};
+    f->rule = (fv_split_rule){.problem = &f->problem, .block_q = 64 / (heads / kv_heads), .tile_keys = 64,
+                              .num_workers = workers};
+    f->step = (fv_step){0, f->query_start, f->seq_lens, NULL};
+    return f;
+}
+
+static void allocate(fixture *f)
+{
+    const size_t slot_bytes = (size_t)f->problem.mha.num_heads * 130 * sizeof(float);
+    fv_split_rule_fix(&f->rule, &f->bounds, slot_bytes);
+    fv_work_list_room(&f->list, &f->rule, &f->bounds, slot_bytes);
+    f->list.items = calloc((size_t)f->list.item_capacity, sizeof(fv_work_item));
+    f->list.reduces = calloc((size_t)f->list.reduce_capacity, sizeof(fv_reduce_item));
+}
+
+static void destroy(fixture *f)
+{
+    free(f->list.items);
+    free(f->list.reduces);
+    free(f);
+}
+
+static void add(fixture *f, int32_t query_len, int32_t seq_len)
+{
+    const int32_t seq = f->step.num_seqs++;
+    f->query_start[seq + 1] = f->query_start[seq] + query_len;
+    f->seq_lens[seq] = seq_len;
+}
+
+static int32_t group(const fixture *f) { return f->problem.mha.num_heads / f->problem.mha.num_kv_heads; }
+
+/* For every (token, KV head): the items that hold it cover [first seen key, last seen key) without gap or
+ * overlap; partial slots are used once. */
+static void check_cover(const fixture *f)
+{
+    const int32_t kv_heads = f->problem.mha.num_kv_heads;
+    const int32_t num_tokens = f->query_start[f->step.num_seqs];
+    int64_t *covered = calloc((size_t)(num_tokens * kv_heads) + 1, sizeof(*covered));
+    int32_t *first = calloc((size_t)(num_tokens * kv_heads) + 1, sizeof(*first));
+    int32_t *last = calloc((size_t)(num_tokens * kv_heads) + 1, sizeof(*last));
+    char *slot_used = calloc((size_t)f->list.slot_capacity * (size_t)kv_heads + 1, 1);
+    memset(first, 0x7f, ((size_t)(num_tokens * kv_heads) + 1) * sizeof(*first));
+    for (int32_t i = 0; i < f->list.num_items; i++) {
+        const fv_work_item *item = &f->list.items[i];
+        assert_true(item->num_tokens > 0 && item->num_kv_heads > 0);
+        assert_true(item->num_kv_heads == 1 || item->num_tokens * group(f) <= FV_DECODE_ROWS);
+        assert_int_equal(item->first_key % f->rule.tile_keys, 0);
+        for (int32_t t = 0; t < item->num_tokens; t++) {
+            for (int32_t h = 0; h < item->num_kv_heads; h++) {
+                const int32_t row = (f->query_start[item->seq] + item->first_token + t) * kv_heads + item->first_kv_head + h;
+                covered[row] += item->end_key - item->first_key;
+                first[row] = fv_min_i32(first[row], item->first_key);
+                last[row] = fv_max_i32(last[row], item->end_key);
+                if (item->partial < 0) continue;
+                char *used = &slot_used[(item->partial + t) * kv_heads + item->first_kv_head + h];
+                assert_int_equal(*used, 0);
+                *used = 1;
+            }
+        }
+    }
+    for (int32_t seq = 0; seq < f->step.num_seqs; seq++) {
+        const int32_t query_len = f->query_start[seq + 1] - f->query_start[seq];
+        for (int32_t t = 0; t < query_len; t++) {
+            const fv_key_range keys = fv_row_keys(&f->problem.context_parallel, f->seq_lens[seq],
+                                                  f->seq_lens[seq] - query_len + t, 1, f->problem.window);
+            for (int32_t h = 0; h < kv_heads; h++) {
+                const int32_t row = (f->query_start[seq] + t) * kv_heads + h;
+                assert_int_equal(covered[row], last[row] - first[row]); /* no gap, no overlap */
+                assert_true(first[row] <= keys.first && last[row] >= keys.end);
+            }
+        }
+    }
+    int32_t slots = 0;
+    for (int32_t i = 0; i < f->list.num_reduces; i++) {
+        assert_int_equal(f->list.reduces[i].partial, slots);
+        slots += f->list.reduces[i].num_segments * f->list.reduces[i].num_tokens;
+    }
+    assert_int_equal(slots, f->list.num_slots);
+    assert_true(slots <= f->list.slot_capacity);
+    free(covered);
+    free(first);
+    free(last);
+    free(slot_used);
+}
+
+static uint32_t next_random(uint32_t *state)
+{
+    *state = *state * 1664525u + 1013904223u;
+    return *state >> 8;
+}
+
+static void test_random_steps_are_covered(void **state)
+{
+    (void)state;
+    uint32_t random = 11;
+    for (int32_t i = 0; i < 400; i++) {
+        const int32_t kv_heads = 1 + (int32_t)(next_random(&random) % 8);
+        const int32_t heads = kv_heads * (1 + (int32_t)(next_random(&random) % 12));
+        fixture *f = make(heads, kv_heads, 1 + (int32_t)(next_random(&random) % 16));
+        f->problem.window = next_random(&random) % 3 == 0 ? 1 + (int32_t)(next_random(&random) % 3000) : 0;
+        f->rule.batch_invariant = next_random(&random) % 3 == 0;
+        f->rule.path = (fv_softmax_path)(next_random(&random) % 3);
+        if (f->rule.path == FV_PATH_3D && next_random(&random) % 2) f->rule.segment_keys = 512;
+        allocate(f);
+        const int32_t num_seqs = 1 + (int32_t)(next_random(&random) % 20);
+        for (int32_t seq = 0; seq < num_seqs; seq++) {
+            const int32_t kind = (int32_t)(next_random(&random) % 4);
+            const int32_t query_len = kind == 0 ? 1 : kind == 1 ? (int32_t)(next_random(&random) % 9)
+                                                                : (int32_t)(next_random(&random) % 200);
+            add(f, query_len, query_len + (int32_t)(next_random(&random) % (kind == 3 ? 60000 : 2000)));
+        }
+        assert_int_equal(fv_work_list_build(&f->list, &f->rule, &f->step), FV_OK);
+        check_cover(f);
+        destroy(f);
+    }
+}
+
+static int64_t largest_item(const fixture *f, int64_t *total)
+{
+    int64_t largest = 0;
+    *total = 0;
+    for (int32_t i = 0; i < f->list.num_items; i++) {
+        const fv_work_item *item = &f->list.items[i];
+        const int64_t cost = (int64_t)(item->end_key - item->first_key) * item->num_kv_heads;
+        *total += cost;
+        if (cost > largest) largest = cost;
+    }
+    return largest;
+}
+
+/* One sequence of 32k and 31 of 1k: the long one must not be a straggler. */
+static void test_one_long_sequence_among_short_ones(void **state)
+{
+    (void)state;
+    fixture *f = make(32, 8, 2);
+    allocate(f);
+    add(f, 1, 32768);
+    for (int32_t i = 0; i < 31; i++) add(f, 1, 1024);
+    assert_int_equal(fv_work_list_build(&f->list, &f->rule, &f->step), FV_OK);
+    int64_t total;
+    const int64_t largest = largest_item(f, &total);
+    assert_true(largest * 2 * 4 <= total); /* at most a quarter of a worker's share */
+    destroy(f);
+}
+
+/* Decodes of 1 to 4 tokens (16 rows) are cut as well as single tokens. */
+static void test_short_queries_are_cut_too(void **state)
+{
+    (void)state;
+    for (int32_t query_len = 1; query_len <= 4; query_len++) {
+        fixture *f = make(32, 8, 4);
+        allocate(f);
+        add(f, query_len, 16384);
+        assert_int_equal(fv_work_list_build(&f->list, &f->rule, &f->step), FV_OK);
+        assert_int_equal(f->list.num_reduces, 1);
+        assert_true(f->list.reduces[0].num_segments >= 16);
+        destroy(f);
+    }
+}
+
+/* No cliff: as a batch grows by one sequence, or a length by one tile, the largest item, which bounds the
+ * time of a step beyond its even share, changes little. */
+static void test_nothing_jumps(void **state)
+{
+    (void)state;
+    double before = 0;
+    for (int32_t batch = 1; batch <= 48; batch++) {
+        fixture *f = make(32, 8, 8);
+        allocate(f);
+        for (int32_t i = 0; i < batch; i++) add(f, 1, 4096);
+        assert_int_equal(fv_work_list_build(&f->list, &f->rule, &f->step), FV_OK);
+        int64_t total;
+        const double share = (double)largest_item(f, &total) * 8 / (double)total; /* of a worker */
+        assert_true(share <= 0.26);
+        if (batch > 1) assert_true(share < before * 2.1);
+        before = share;
+        destroy(f);
+    }
+}
+
+/* Batch-invariant rules cut a sequence alike, whoever else is in the batch. */
+static void test_batch_invariant_cuts(void **state)
+{
+    (void)state;
+    fixture *alone = make(32, 8, 4), *together = make(32, 8, 4);
+    alone->rule.batch_invariant = together->rule.batch_invariant = 1;
+    allocate(alone);
+    allocate(together);
+    add(alone, 1, 30000);
+    for (int32_t i = 0; i < 9; i++) add(together, 1 + i * 3, 500 + 7000 * i);
+    add(together, 1, 30000);
+    assert_int_equal(fv_work_list_build(&alone->list, &alone->rule, &alone->step), FV_OK);
+    assert_int_equal(fv_work_list_build(&together->list, &together->rule, &together->step), FV_OK);
+    assert_true(alone->list.num_reduces == 1);
+    const fv_reduce_item *mine = &alone->list.reduces[0];
+    const fv_reduce_item *theirs = &together->list.reduces[together->list.num_reduces - 1];
+    assert_int_equal(mine->num_segments, theirs->num_segments);
+    assert_true(mine->num_segments > 1);
+    destroy(alone);
+    destroy(together);
+}
+
+/* The static grid finds the same sequence as a walk, with empty sequences among the others. */
+static void test_grid_search(void **state)
+{
+    (void)state;
+    const int32_t query_lens[] = {0, 5, 1, 0, 0, 17, 4, 0};
+    int32_t query_start[9] = {0};
+    for (int32_t i = 0; i < 8; i++) query_start[i + 1] = query_start[i] + query_lens[i];
+    const int32_t seq_lens[] = {9, 5, 300, 0, 4, 17, 40, 0};
+    for (int32_t block_q = 1; block_q <= 8; block_q++) {
+        const fv_attend_params params = {.num_seqs = 8, .query_start = query_start, .seq_lens = seq_lens,
+                                         .context_parallel = {1, 0, 1}, .block_q = block_q, .tile_keys = 16,
+                                         .num_segments = 1};
+        int32_t seen[32] = {0};
+        for (int32_t q_block = 0; q_block < query_start[8] / block_q + 8; q_block++) {
+            fv_work_item item;
+            if (!fv_grid_item(&item, &params, q_block, 0, 0)) continue;
+            for (int32_t t = 0; t < item.num_tokens; t++) {
+                const int32_t token = query_start[item.seq] + item.first_token + t;
+                assert_true(token < query_start[item.seq + 1]);
+                seen[token]++;
+            }
+        }
+        for (int32_t token = 0; token < query_start[8]; token++) assert_int_equal(seen[token], 1);
+    }
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_random_steps_are_covered),
+        cmocka_unit_test(test_one_long_sequence_among_short_ones),
+        cmocka_unit_test(test_short_queries_are_cut_too),
+        cmocka_unit_test(test_nothing_jumps),
+        cmocka_unit_test(test_batch_invariant_cuts),
+        cmocka_unit_test(test_grid_search),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
