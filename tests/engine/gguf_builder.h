@@ -1,0 +1,152 @@
+/* Builds small GGUF files in memory, right ones and wrong ones, for the tests and the fuzzer's seeds.
+ * Everything is written as told: nothing is checked. */
+#ifndef FV_TESTS_GGUF_BUILDER_H
+#define FV_TESTS_GGUF_BUILDER_H
+
+#include <stdlib.h>
+#include <string.h>
+
+#include "engine/gguf.h"
+
+/* malloc'd memory is aligned to 16, as fv_gguf_open_memory wants it. */
+typedef struct gguf_builder {
+    uint8_t *data;
+    size_t bytes;
+    size_t capacity;
+} gguf_builder;
+
+static inline void put_bytes(gguf_builder *out, const void *bytes, size_t num)
+{
+    while (out->bytes + num > out->capacity) {
+        out->capacity = out->capacity ? 2 * out->capacity : 1024;
+        out->data = realloc(out->data, out->capacity);
+        if (!out->data) abort();
+    }
+    if (num > 0) memcpy(out->data + out->bytes, bytes, num);
+    out->bytes += num;
+}
+
+static inline void put_u8(gguf_builder *out, uint8_t value) { put_bytes(out, &value, sizeof(value)); }
+static inline void put_u32(gguf_builder *out, uint32_t value) { put_bytes(out, &value, sizeof(value)); }
+static inline void put_u64(gguf_builder *out, uint64_t value) { put_bytes(out, &value, sizeof(value)); }
+static inline void put_f32(gguf_builder *out, float value) { put_bytes(out, &value, sizeof(value)); }
+
+static inline void put_string(gguf_builder *out, const char *text)
+{
+    put_u64(out, strlen(text));
+    put_bytes(out, text, strlen(text));
+}
+
+static inline void put_header(gguf_builder *out, uint32_t version, uint64_t num_tensors, uint64_t num_keys)
+{
+    put_bytes(out, "GGUF", 4);
+    put_u32(out, version);
+    put_u64(out, num_tensors);
+    put_u64(out, num_keys);
+}
+
+static inline void put_key(gguf_builder *out, const char *key, uint32_t type)
+{
+    put_string(out, key);
+    put_u32(out, type);
+}
+
+static inline void put_u32_key(gguf_builder *out, const char *key, uint32_t value)
+{
+    put_key(out, key, FV_GGUF_VALUE_U32);
+    put_u32(out, value);
+}
+
+static inline void put_bool_key(gguf_builder *out, const char *key, uint8_t value)
+{
+    put_key(out, key, FV_GGUF_VALUE_BOOL);
+    put_u8(out, value);
+}
+
+static inline void put_string_key(gguf_builder *out, const char *key, const char *value)
+{
+    put_key(out, key, FV_GGUF_VALUE_STRING);
+    put_string(out, value);
+}
+
+static inline void put_array_key(gguf_builder *out, const char *key, uint32_t element_type, uint64_t count)
+{
+    put_key(out, key, FV_GGUF_VALUE_ARRAY);
+    put_u32(out, element_type);
+    put_u64(out, count);
+}
+
+static inline void put_string_array_key(gguf_builder *out, const char *key, const char *const *texts, uint64_t count)
+{
+    put_array_key(out, key, FV_GGUF_VALUE_STRING, count);
+    for (uint64_t i = 0; i < count; i++) put_string(out, texts[i]);
+}
+
+static inline void put_tensor_2d(gguf_builder *out, const char *name, uint64_t d0, uint64_t d1, uint32_t type,
+                                 uint64_t offset)
+{
+    put_string(out, name);
+    put_u32(out, 2);
+    put_u64(out, d0);
+    put_u64(out, d1);
+    put_u32(out, type);
+    put_u64(out, offset);
+}
+
+/* Zeros up to the next multiple of `alignment`, then `num` bytes that count up. */
+static inline void put_tensor_data(gguf_builder *out, size_t alignment, size_t num)
+{
+    while (out->bytes % alignment != 0) put_u8(out, 0);
+    for (size_t i = 0; i < num; i++) put_u8(out, (uint8_t)i);
+}
+
+/* A byte-level tokenizer of 9 tokens: <|endoftext|> a b ab c abc Ġ(space) <|im_end|> and `start`. */
+enum { TINY_TOKENIZER_KEYS = 8 };
+
+static inline void put_tiny_tokenizer(gguf_builder *out, const char *pre, const char *start)
+{
+    const char *const tokens[] = {"<|endoftext|>", "a", "b", "ab", "c", "abc", "\xc4\xa0", "<|im_end|>", start};
+    static const char *const merges[] = {"a b", "ab c"};
+    static const int32_t kinds[] = {3, 1, 1, 1, 1, 1, 1, 3, 3};
+    put_string_key(out, "tokenizer.ggml.model", "gpt2");
+    put_string_key(out, "tokenizer.ggml.pre", pre);
+    put_string_array_key(out, "tokenizer.ggml.tokens", tokens, 9);
+    put_string_array_key(out, "tokenizer.ggml.merges", merges, 2);
+    put_array_key(out, "tokenizer.ggml.token_type", FV_GGUF_VALUE_I32, 9);
+    put_bytes(out, kinds, sizeof(kinds));
+    put_u32_key(out, "tokenizer.ggml.bos_token_id", 0);
+    put_u32_key(out, "tokenizer.ggml.eos_token_id", 7);
+    put_bool_key(out, "tokenizer.ggml.add_bos_token", 1);
+}
+
+/* A valid file: every kind of metadata, a tokenizer, tensors of two types. */
+static inline void build_valid_file(gguf_builder *out)
+{
+    *out = (gguf_builder){0};
+    put_header(out, 3, 3, 10 + TINY_TOKENIZER_KEYS);
+    put_string_key(out, "general.architecture", "llama");
+    put_u32_key(out, "llama.block_count", 2);
+    put_key(out, "llama.eps", FV_GGUF_VALUE_F32);
+    put_f32(out, 1e-5f);
+    put_key(out, "a.u8", FV_GGUF_VALUE_U8);
+    put_u8(out, 200);
+    put_key(out, "a.i8", FV_GGUF_VALUE_I8);
+    put_u8(out, 0xff);
+    put_key(out, "a.i64", FV_GGUF_VALUE_I64);
+    put_u64(out, 7);
+    put_key(out, "a.u64", FV_GGUF_VALUE_U64);
+    put_u64(out, (uint64_t)1 << 40);
+    put_array_key(out, "a.nested", FV_GGUF_VALUE_ARRAY, 1);
+    put_u32(out, FV_GGUF_VALUE_U8);
+    put_u64(out, 3);
+    put_bytes(out, "xyz", 3);
+    put_array_key(out, "a.empty", FV_GGUF_VALUE_STRING, 0);
+    put_string_key(out, "tokenizer.chat_template", "<|im_start|>");
+    put_tiny_tokenizer(out, "gpt-2", "<|im_start|>");
+    put_tensor_2d(out, "weight.f32", 4, 2, FV_GGUF_F32, 0);
+    put_tensor_2d(out, "weight.q8_0", 32, 2, FV_GGUF_Q8_0, 32);
+    put_tensor_2d(out, "weight.q6_k", 256, 1, 14, 128);
+    put_tensor_data(out, 32, 128 + 210);
+}
+
+#endif
