@@ -1,0 +1,54 @@
+/* Reads keys and values of the paged cache, one at a time, as real numbers in double: block table,
+ * layout, dtype, scales, the 656-byte latent entry and the rotation at reading are all dealt with
+ * here and nowhere else in the reference. */
+#ifndef FV_REFERENCE_KV_READER_H
+#define FV_REFERENCE_KV_READER_H
+
+#include "ops/mla_decode.h"
+
+/* The 656-byte entry of FV_KV_LAYOUT_LATENT_FP8_DS: 512 e4m3, 4 fp32 scales, 64 bf16. */
+enum {
+    FV_DS_LATENT = 512,
+    FV_DS_TILE = 128, /* elements that share a scale */
+    FV_DS_ROPE = 64,
+    FV_DS_SCALES_AT = 512, /* byte offsets in the entry */
+    FV_DS_ROPE_AT = 528,
+};
+
+typedef struct fv_kv_reader {
+    const fv_kv_view *view;
+    const int32_t *block_table;
+    int64_t block_table_stride;
+    const float *k_scale; /* [num_scales] or NULL */
+    const float *v_scale;
+    int32_t num_scales; /* 0, 1 or Hkv */
+    fv_context_parallel context_parallel;
+    int32_t rope_dim; /* last elements of a key that are rotated at reading; 0 none */
+    const float *cos; /* [positions, rope_dim / 2] */
+    const float *sin;
+} fv_kv_reader;
+
+/* A reader of the cache of `params`. */
+fv_kv_reader fv_kv_reader_of(const fv_attend_params *params);
+
+/* Key `key` (local index) of block-table row `table_row`, head `head`: view->head_size elements. */
+void fv_kv_reader_key(double *k, const fv_kv_reader *reader, int32_t table_row, int32_t key, int32_t head);
+
+/* Its value: view->v_head_size elements. In the latent layouts the value is the unrotated start of the
+ * key, with the key's scale. */
+void fv_kv_reader_value(double *v, const fv_kv_reader *reader, int32_t table_row, int32_t key, int32_t head);
+
+/* Is this one of the MLA layouts, in which the value is a part of the key? */
+static inline int32_t fv_kv_layout_is_latent(fv_kv_layout layout)
+{
+    return layout == FV_KV_LAYOUT_LATENT || layout == FV_KV_LAYOUT_LATENT_FP8_DS;
+}
+
+/* The scale of a head: scales[0] where there is one for all, 1 where there is none. */
+static inline float fv_head_scale(const float *scales, int32_t num_scales, int32_t head)
+{
+    if (!scales || num_scales == 0) return 1.0f;
+    return scales[num_scales == 1 ? 0 : head];
+}
+
+#endif

@@ -1,0 +1,213 @@
+/* The oracle: two passes over the keys of a row, first the scores, then the values. */
+#include "reference/oracle.h"
+
+#include <math.h>
+
+#include "core/float.h"
+
+static const double unit_roundoff = 0x1p-24; /* of fp32 */
+
+/* Where the scratch of a call is cut. Rows stand side by side, so that one key serves all of them. */
+typedef struct oracle_scratch {
+    double *q;      /* [D, FV_ORACLE_MAX_ROWS] */
+    double *key;    /* [D] */
+    double *value;  /* [Dv] */
+    double *scores; /* [num_keys, FV_ORACLE_MAX_ROWS]; -inf: not seen */
+    double *errors; /* the same shape: how far fp32 may be from the score */
+} oracle_scratch;
+
+/* Sums over the keys of one row. */
+typedef struct row_sums {
+    double max;          /* of the scores */
+    double p;            /* sum of p_j */
+    double p_error2;     /* sum of (p_j e_j)^2, e_j the error of the score */
+    double value_error2; /* sum of (p_j e_j |v_j|)^2 */
+    double value2;       /* sum of (p_j |v_j|)^2 */
+    int32_t num_keys;
+} row_sums;
+
+size_t fv_oracle_scratch_doubles(const fv_attend_params *params, int32_t num_keys)
+{
+    return (size_t)params->head_size * (FV_ORACLE_MAX_ROWS + 1) + (size_t)params->v_head_size +
+           (size_t)num_keys * FV_ORACLE_MAX_ROWS * 2;
+}
+
+static oracle_scratch cut_scratch(double *scratch, const fv_attend_params *params, int32_t num_keys)
+{
+    oracle_scratch cut = {.q = scratch};
+    cut.key = cut.q + (size_t)params->head_size * FV_ORACLE_MAX_ROWS;
+    cut.value = cut.key + params->head_size;
+    cut.scores = cut.value + params->v_head_size;
+    cut.errors = cut.scores + (size_t)num_keys * FV_ORACLE_MAX_ROWS;
+    return cut;
+}
+
+/* The keys that any of the rows sees. */
+static fv_key_range all_keys(const fv_oracle_row *rows, int32_t num_rows)
+{
+    fv_key_range keys = rows[0].row.keys;
+    for (int32_t r = 1; r < num_rows; r++) {
+        keys.first = fv_min_i32(keys.first, rows[r].row.keys.first);
+        keys.end = fv_max_i32(keys.end, rows[r].row.keys.end);
+    }
+    return keys;
+}
+
+static void load_queries(double *q, const fv_oracle_row *rows, int32_t num_rows, const fv_attend_params *params)
+{
+    const int64_t step = (int64_t)fv_dtype_bytes(params->q_dtype);
+    for (int32_t r = 0; r < FV_ORACLE_MAX_ROWS; r++) {
+        const fv_attend_row *row = &rows[r < num_rows ? r : 0].row;
+        const char *from =
+            (const char *)params->q + row->token * params->q_token_stride + row->head * params->q_head_stride;
+        for (int32_t d = 0; d < params->head_size; d++)
+            q[d * FV_ORACLE_MAX_ROWS + r] = fv_float_load(from + d * step, params->q_dtype);
+    }
+}
+
+/* Products of the key with every query: their sums, and the sums of their squares. */
+static void dot_rows(double *dots, double *squares, const double *q, const double *key, int32_t head_size)
+{
+    for (int32_t r = 0; r < FV_ORACLE_MAX_ROWS; r++) dots[r] = squares[r] = 0;
+    for (int32_t d = 0; d < head_size; d++) {
+        for (int32_t r = 0; r < FV_ORACLE_MAX_ROWS; r++) {
+            const double product = q[d * FV_ORACLE_MAX_ROWS + r] * key[d];
+            dots[r] += product;
+            squares[r] += product * product;
+        }
+    }
+}
+
+/* How far fp32 may be from a score. The partial sums of the dot product are as large as a random walk
+ * of its terms or as the whole, and each of the D additions rounds one of them. */
+static double score_error(const fv_oracle_row *row, const fv_attend_params *params, int32_t key, double score,
+                          double dot, double squares)
+{
+    const double partial = fabs((double)params->scale) * fmax(sqrt(squares), fabs(dot));
+    const double alibi = fabs(fv_attend_row_alibi(&row->row, params, key));
+    return unit_roundoff * (sqrt(params->head_size) * partial + 4 * fabs(score) + 4 * (double)params->soft_cap +
+                            2 * alibi + 4);
+}
+
+static void score_keys(const oracle_scratch *scratch, row_sums *sums, const fv_oracle_row *rows, int32_t num_rows,
+                       fv_key_range keys, const fv_attend_params *params, const fv_kv_reader *reader,
+                       int32_t table_row)
+{
+    double dots[FV_ORACLE_MAX_ROWS], squares[FV_ORACLE_MAX_ROWS];
+    for (int32_t key = keys.first; key < keys.end; key++) {
+        double *scores = scratch->scores + (size_t)(key - keys.first) * FV_ORACLE_MAX_ROWS;
+        double *errors = scratch->errors + (size_t)(key - keys.first) * FV_ORACLE_MAX_ROWS;
+        int32_t seen = 0;
+        for (int32_t r = 0; r < num_rows; r++) {
+            const fv_attend_row *row = &rows[r].row;
+            const int32_t sees =
+                key >= row->keys.first && key < row->keys.end && fv_attend_row_sees(row, params, key);
+            scores[r] = sees ? 0 : -INFINITY;
+            seen |= sees;
+        }
+        if (!seen) continue;
+        fv_kv_reader_key(scratch->key, reader, table_row, key, rows[0].row.kv_head);
+        dot_rows(dots, squares, scratch->q, scratch->key, params->head_size);
+        for (int32_t r = 0; r < num_rows; r++) {
+            if (scores[r] == -INFINITY) continue;
+            scores[r] = fv_attend_row_score(&rows[r].row, params, key, dots[r]);
+            errors[r] = score_error(&rows[r], params, key, scores[r], dots[r], squares[r]);
+            sums[r].max = fmax(sums[r].max, scores[r]);
+            sums[r].num_keys++;
+        }
+    }
+}
+
+static double round_to(double value, fv_dtype dtype)
+{
+    uint32_t stored; /* room for any dtype */
+    fv_float_store(&stored, (float)value, dtype);
+    return fv_float_load(&stored, dtype);
+}
+
+static double norm2(const double *row, int32_t size)
+{
+    double sum = 0;
+    for (int32_t d = 0; d < size; d++) sum += row[d] * row[d];
+    return sum;
+}
+
+static void add_value(fv_oracle_row *row, row_sums *sums, const double *value, double value_norm2, double score,
+                      double error, const fv_attend_params *params)
+{
+    const double p = exp(score - sums->max);
+    const double rounded = round_to(p, params->q_dtype);
+    for (int32_t d = 0; d < params->v_head_size; d++) {
+        row->exact[d] += p * value[d];
+        row->ideal[d] += rounded * value[d];
+    }
+    sums->p += p;
+    sums->value2 += p * p * value_norm2;
+    sums->p_error2 += p * p * error * error;
+    sums->value_error2 += p * p * error * error * value_norm2;
+}
+
+static void add_values(const oracle_scratch *scratch, row_sums *sums, fv_oracle_row *rows, int32_t num_rows,
+                       fv_key_range keys, const fv_attend_params *params, const fv_kv_reader *reader,
+                       int32_t table_row)
+{
+    for (int32_t key = keys.first; key < keys.end; key++) {
+        const double *scores = scratch->scores + (size_t)(key - keys.first) * FV_ORACLE_MAX_ROWS;
+        const double *errors = scratch->errors + (size_t)(key - keys.first) * FV_ORACLE_MAX_ROWS;
+        double value_norm2 = -1; /* not read yet */
+        for (int32_t r = 0; r < num_rows; r++) {
+            if (scores[r] == -INFINITY) continue;
+            if (value_norm2 < 0) {
+                fv_kv_reader_value(scratch->value, reader, table_row, key, rows[0].row.kv_head);
+                value_norm2 = norm2(scratch->value, params->v_head_size);
+            }
+            add_value(&rows[r], &sums[r], scratch->value, value_norm2, scores[r], errors[r], params);
+        }
+    }
+}
+
+/* Divides by the denominator, sink included, and turns the sums into the floors. */
+static void finish_row(fv_oracle_row *row, row_sums *sums, const fv_attend_params *params)
+{
+    if (sums->num_keys == 0) {
+        row->lse = -INFINITY;
+        row->out_floor = row->lse_floor = 0;
+        return;
+    }
+    double denominator = sums->p;
+    if (params->sinks) {
+        const double sink = params->sinks[row->row.head];
+        const double p = exp(sink - sums->max);
+        const double error = unit_roundoff * (4 * fabs(sink) + 4);
+        denominator += p;
+        if (p > 0) sums->p_error2 += p * p * error * error;
+    }
+    for (int32_t d = 0; d < params->v_head_size; d++) {
+        row->exact[d] /= denominator;
+        row->ideal[d] = round_to(row->ideal[d] / denominator, params->out_dtype);
+    }
+    row->lse = sums->max + log(denominator);
+
+    const double out_norm = sqrt(norm2(row->exact, params->v_head_size));
+    const double score_part = (sqrt(sums->value_error2) + sqrt(sums->p_error2) * out_norm) / denominator;
+    const double sum_growth = unit_roundoff * (sqrt(sums->num_keys) + 8);
+    row->out_floor = 2 * score_part + sum_growth * (sqrt(sums->value2) / denominator + out_norm);
+    row->lse_floor = 2 * sqrt(sums->p_error2) / denominator + sum_growth +
+                     unit_roundoff * (2 * fabs(row->lse) + 2 * fabs(sums->max));
+}
+
+void fv_oracle_attend(fv_oracle_row *rows, int32_t num_rows, const fv_attend_params *params,
+                      const fv_kv_reader *reader, int32_t table_row, double *scratch)
+{
+    row_sums sums[FV_ORACLE_MAX_ROWS];
+    const fv_key_range keys = all_keys(rows, num_rows);
+    const oracle_scratch cut = cut_scratch(scratch, params, keys.end - keys.first);
+    for (int32_t r = 0; r < num_rows; r++) {
+        sums[r] = (row_sums){.max = -INFINITY};
+        for (int32_t d = 0; d < params->v_head_size; d++) rows[r].exact[d] = rows[r].ideal[d] = 0;
+    }
+    load_queries(cut.q, rows, num_rows, params);
+    score_keys(&cut, sums, rows, num_rows, keys, params, reader, table_row);
+    add_values(&cut, sums, rows, num_rows, keys, params, reader, table_row);
+    for (int32_t r = 0; r < num_rows; r++) finish_row(&rows[r], &sums[r], params);
+}

@@ -1,0 +1,37 @@
+/* The oracle: for a few rows of attention the exact result in double, the result of an ideal kernel of
+ * the given dtypes, and how much fp32 arithmetic may honestly add to it. docs/numerics.md derives the
+ * formulas; tools/check compares every kernel with them.
+ *
+ *   exact   sum_j p_j v_j / (sum_j p_j + sink),  p_j = e^(s_j - max s), all in double
+ *   ideal   the same with p_j rounded to q_dtype in the numerator, and the result to out_dtype
+ *   floors  what rounding in scores, exponentials and sums may move the result by, all in fp32
+ *
+ * A row passes when  |out - exact| <= 2 |ideal - exact| + out_floor  (2-norms over the row) and
+ * |lse - exact lse| <= lse_floor. */
+#ifndef FV_REFERENCE_ORACLE_H
+#define FV_REFERENCE_ORACLE_H
+
+#include "reference/attend_row.h"
+#include "reference/kv_reader.h"
+
+/* Most rows of a call. They share the reading of the keys. */
+#define FV_ORACLE_MAX_ROWS 16
+
+typedef struct fv_oracle_row {
+    fv_attend_row row; /* in: of fv_attend_row_of */
+    double *exact;     /* in: where to put [Dv] */
+    double *ideal;     /* in: where to put [Dv] */
+    double lse;        /* out; -inf: no key, then exact and ideal are 0 */
+    double out_floor;
+    double lse_floor;
+} fv_oracle_row;
+
+/* Doubles of scratch that rows over at most `num_keys` keys need. */
+size_t fv_oracle_scratch_doubles(const fv_attend_params *params, int32_t num_keys);
+
+/* Computes 1..FV_ORACLE_MAX_ROWS rows of one sequence and one KV head. Uses of params: q, the problem
+ * and the batch; `reader` reads the cache, row `table_row` of the block table. */
+void fv_oracle_attend(fv_oracle_row *rows, int32_t num_rows, const fv_attend_params *params,
+                      const fv_kv_reader *reader, int32_t table_row, double *scratch);
+
+#endif

@@ -1,0 +1,22 @@
+/* The reference kernels: every operation in plain C, double accumulation, no threads, no SIMD. They
+ * are what the other kernels are checked against, so they are written to be read, not to be fast:
+ * one row at a time, one key at a time, only the keys that the row sees are ever read. */
+#ifndef FV_REFERENCE_REFERENCE_H
+#define FV_REFERENCE_REFERENCE_H
+
+#include "ops/kernel_table.h"
+
+extern const fv_kernel_table fv_reference_kernels;
+
+/* The largest head size of the reference kernels: their rows live on the stack. */
+#define FV_REFERENCE_MAX_HEAD_SIZE 1024
+
+extern const fv_attend_variant fv_reference_attend_variants[1];
+
+fv_status fv_reference_reduce_segments(const fv_launch *launch, const fv_reduce_params *params);
+fv_status fv_reference_kv_write(const fv_launch *launch, const fv_kv_write_params *params);
+fv_status fv_reference_kv_gather(const fv_launch *launch, const fv_kv_gather_params *params);
+fv_status fv_reference_merge_states(const fv_launch *launch, const fv_merge_params *params);
+fv_status fv_reference_mla_decode(const fv_launch *launch, const fv_mla_decode_params *params);
+
+#endif
