@@ -1,0 +1,672 @@
+/* attend_paged for few rows: decode, and verification of a few tokens.
+ *
+ * Bound by the bytes of K and V, so they are read once, where they lie, and converted in registers.
+ * For each tile of keys the item's KV heads are served in turn: whole rows of the cache are used up
+ * while they are near.
+ *
+ * Rows go in groups of R = 1, 2 or 4 that share each converted key. Eight dot products (R rows x
+ * 8 / R keys) are reduced together, which leaves the scores as
+ *
+ *     key 0: row 0 .. R - 1 | key 1: row 0 .. R - 1 | ...       8 / R keys to a vector
+ *
+ * Every step of the softmax is then a vertical one, and the lane of a score depends on nothing but
+ * its row and its key's place in the tile. */
+#include "kernels/cpu/attend_item.h"
+
+/* R rows of one KV head. Lane i belongs to row i % R; rows that pad the last group repeat the last. */
+typedef struct row_group {
+    fv_f32x8 max;        /* running, of the lane's row */
+    fv_f32x8 sum;        /* of this lane's keys only */
+    fv_i32x8 first, end; /* keys that the lane's row sees */
+    fv_f32x8 slope;      /* ALiBi, times log2(e) */
+    fv_i32x8 position;   /* global, of the lane's query token */
+    fv_key_range some;   /* keys that some row sees */
+    fv_key_range all;    /* keys that all rows see */
+} row_group;
+
+#ifndef PFL
+#define PFL 2
+#endif
+/* The memory of the next tile, as runs of bytes, handed out little by little to be prefetched. */
+typedef struct prefetch_stream {
+    const char *at, *end; /* of the run at hand */
+    const char *const *rows[2];
+    int64_t offset;
+    int64_t row_bytes, head_stride;
+    int32_t num_planes, num_heads, first, end_key;
+    int32_t plane, head, key; /* where the next run starts */
+} prefetch_stream;
+
+/* Takes up the next run: rows that follow one another in memory. At the end it stays where it is. */
+static void next_run(prefetch_stream *s)
+{
+    if (s->plane >= s->num_planes) {
+        s->end = s->at;
+        return;
+    }
+    const int64_t offset = s->offset + s->head * s->head_stride;
+    const char *const *rows = s->rows[s->plane];
+    int32_t key = s->key;
+    s->at = rows[key] + offset;
+    do {
+        s->end = rows[key] + offset + s->row_bytes;
+        key++;
+    } while (key < s->end_key && rows[key] + offset == s->end);
+    s->key = key;
+    if (key < s->end_key) return;
+    s->key = s->first;
+    if (++s->head < s->num_heads) return;
+    s->head = 0;
+    s->plane++;
+}
+
+/* The next `bytes` bytes; may pass the end of a run, for a prefetch does no harm. */
+FV_ALWAYS_INLINE const char *take_ahead(prefetch_stream *s, int64_t bytes)
+{
+    if (FV_UNLIKELY(s->at >= s->end)) next_run(s);
+    const char *at = s->at;
+    s->at += s->end > at ? bytes : 0;
+    return at;
+}
+
+FV_ALWAYS_INLINE void prefetch_bytes(const char *at, const int64_t bytes)
+{
+    __builtin_prefetch(at, 0, PFL);
+    FV_UNROLL for (int64_t i = FV_CACHE_LINE; i < bytes; i += FV_CACHE_LINE) __builtin_prefetch(at + i, 0, PFL);
+}
+
+/* Keys of one tile and one head. `first` and `end` count from the tile's first key. */
+typedef struct tile_rows {
+    const char *const *k; /* element 0 of each key's row, less the offset; entries from first / 8 * 8 to the */
+    const char *const *v; /* next multiple of 8 behind end are valid */
+    prefetch_stream *ahead;
+    int64_t k_offset, v_offset;
+    const float *k_scales; /* per-token-head, or NULL */
+    const float *v_scales;
+    int32_t first_key; /* of the tile */
+    int32_t first, end;
+} tile_rows;
+
+#ifndef ACCUMULATE_KEYS
+#define ACCUMULATE_KEYS 8
+#endif
+#ifndef PFL
+#define PFL 2
+#endif
+typedef void (*dot_fn)(float *scores, const float *q, const tile_rows *tile, int32_t first, int32_t end,
+                       int32_t head_size);
+typedef void (*accumulate_fn)(float *sums, const float *weights, const float *rescale, const tile_rows *tile,
+                              int32_t first, int32_t end, int32_t v_head_size);
+
+typedef struct few_kernels {
+    dot_fn dot;
+    accumulate_fn accumulate;
+    accumulate_fn accumulate_masked;
+} few_kernels;
+
+typedef struct few_scratch {
+    row_group *groups;     /* [heads][num_groups] */
+    float *q;              /* [heads][num_groups * R][D], lane order */
+    float *sums;           /* [heads][num_groups][Dv in blocks of columns][R][block], lane order */
+    float *row;            /* [Dv] */
+    float *scores;         /* [tile][R] */
+    float *k_scales;       /* [tile] */
+    float *v_scales;       /* [tile] */
+    const char **k_rows[2]; /* [tile] of this tile and the next, in turn */
+    const char **v_rows[2];
+    const char **k_copied; /* [tile] rows in k_copies, of a plane that is not dense */
+    const char **v_copied;
+    char *k_copies;        /* [tile][D] */
+    char *v_copies;        /* [tile][Dv] */
+    size_t bytes;
+} few_scratch;
+
+/* Scratch is sized before the cache is known. */
+#define MAX_ELEMENT_BYTES 4
+
+static int32_t rows_in_group(int32_t num_rows) { return num_rows <= 2 ? num_rows : 4; }
+
+static few_scratch few_scratch_of(const fv_attend_params *params, int32_t num_rows, void *memory)
+{
+    const size_t padded = (size_t)fv_round_up(num_rows, rows_in_group(num_rows));
+    const size_t rows = padded * (size_t)params->num_kv_heads;
+    const size_t tile = (size_t)params->tile_keys;
+    const size_t k_size = (size_t)params->head_size, v_size = (size_t)params->v_head_size;
+    few_scratch scratch = {0};
+    scratch.groups = fv_scratch_take(memory, &scratch.bytes, rows * sizeof(row_group));
+    scratch.q = fv_scratch_take(memory, &scratch.bytes, rows * k_size * sizeof(float));
+    scratch.sums = fv_scratch_take(memory, &scratch.bytes, rows * v_size * sizeof(float));
+    scratch.row = fv_scratch_take(memory, &scratch.bytes, v_size * sizeof(float));
+    scratch.scores = fv_scratch_take(memory, &scratch.bytes, tile * 4 * sizeof(float));
+    scratch.k_scales = fv_scratch_take(memory, &scratch.bytes, tile * sizeof(float));
+    scratch.v_scales = fv_scratch_take(memory, &scratch.bytes, tile * sizeof(float));
+    for (int32_t i = 0; i < 2; i++) scratch.k_rows[i] = fv_scratch_take(memory, &scratch.bytes, tile * sizeof(char *));
+    for (int32_t i = 0; i < 2; i++) scratch.v_rows[i] = fv_scratch_take(memory, &scratch.bytes, tile * sizeof(char *));
+    scratch.k_copied = fv_scratch_take(memory, &scratch.bytes, tile * sizeof(char *));
+    scratch.v_copied = fv_scratch_take(memory, &scratch.bytes, tile * sizeof(char *));
+    scratch.k_copies = fv_scratch_take(memory, &scratch.bytes, tile * k_size * MAX_ELEMENT_BYTES);
+    scratch.v_copies = fv_scratch_take(memory, &scratch.bytes, tile * v_size * MAX_ELEMENT_BYTES);
+    return scratch;
+}
+
+size_t FV_ISA_SYMBOL(fv_attend_few_scratch)(const fv_attend_params *params)
+{
+    return few_scratch_of(params, FV_DECODE_ROWS, NULL).bytes;
+}
+
+FV_ALWAYS_INLINE int64_t element_bytes_of(const fv_dtype dtype)
+{
+    return dtype == FV_DTYPE_F32 ? 4 : dtype == FV_DTYPE_F16 || dtype == FV_DTYPE_BF16 ? 2 : 1;
+}
+
+/* Columns of a block of sums. */
+FV_ALWAYS_INLINE int32_t block_width(const int32_t num_rows) { return FV_LANES * FV_LANES / num_rows; }
+
+/* --- scores = K q ----------------------------------------------------------------------------------- */
+
+/* Scores of the keys [first, end), and of those that share a vector with them. */
+FV_ALWAYS_INLINE void dot(float *scores, const float *q, const tile_rows *tile, int32_t first, int32_t end,
+                          int32_t head_size, const int32_t num_rows, const fv_dtype dtype)
+{
+    const int32_t num_keys = FV_LANES / num_rows;
+    const int64_t bytes = element_bytes_of(dtype);
+    for (int32_t key = first / num_keys * num_keys; key < end; key += num_keys) {
+        const char *k[FV_LANES];
+        fv_f32x8 sums[FV_LANES];
+        FV_UNROLL for (int32_t j = 0; j < num_keys; j++) k[j] = tile->k[key + j] + tile->k_offset;
+        FV_UNROLL for (int32_t i = 0; i < FV_LANES; i++) sums[i] = fv_splat(0.0f);
+
+
+        const char *ahead = take_ahead(tile->ahead, head_size * num_keys * bytes);
+        int32_t d = 0;
+        for (; d + 16 <= head_size; d += 16) {
+            fv_f32x16 keys[FV_LANES];
+            prefetch_bytes(ahead + d * num_keys * bytes, 16 * num_keys * bytes);
+            FV_UNROLL for (int32_t j = 0; j < num_keys; j++) keys[j] = fv_load16(k[j] + d * bytes, dtype);
+            FV_UNROLL for (int32_t r = 0; r < num_rows; r++) {
+                fv_f32x8 a = fv_load_f32(q + r * head_size + d);
+                FV_IN_REGISTER(a);
+                FV_UNROLL for (int32_t j = 0; j < num_keys; j++) {
+                    sums[j * num_rows + r] = fv_fma(a, keys[j].a, sums[j * num_rows + r]);
+                }
+            }
+            FV_UNROLL for (int32_t r = 0; r < num_rows; r++) {
+                fv_f32x8 b = fv_load_f32(q + r * head_size + d + 8);
+                FV_IN_REGISTER(b);
+                FV_UNROLL for (int32_t j = 0; j < num_keys; j++) {
+                    sums[j * num_rows + r] = fv_fma(b, keys[j].b, sums[j * num_rows + r]);
+                }
+            }
+        }
+        if (d < head_size) {
+            FV_UNROLL for (int32_t j = 0; j < num_keys; j++) {
+                const fv_f32x8 one = fv_load8(k[j] + d * bytes, dtype);
+                FV_UNROLL for (int32_t r = 0; r < num_rows; r++) {
+                    sums[j * num_rows + r] = fv_fma(fv_load_f32(q + r * head_size + d), one, sums[j * num_rows + r]);
+                }
+            }
+        }
+        fv_store_f32(scores + key * num_rows, fv_reduce8(sums));
+    }
+}
+
+/* --- sums = sums * rescale + weights V ---------------------------------------------------------------- */
+
+/* Adds a key's values, times the weight of each row. */
+FV_ALWAYS_INLINE void add_key(fv_f32x8 *acc, const char *row, const float *weights, const int32_t num_vectors,
+                              const int32_t num_rows, const fv_dtype dtype, const int32_t masked)
+{
+    const int64_t bytes = element_bytes_of(dtype);
+    fv_f32x8 values[FV_LANES];
+    if (num_vectors == 1) values[0] = fv_load8(row, dtype);
+    FV_UNROLL for (int32_t c = 0; c + 1 < num_vectors; c += 2) {
+        const fv_f32x16 pair = fv_load16(row + c * FV_LANES * bytes, dtype);
+        values[c] = pair.a;
+        values[c + 1] = pair.b;
+    }
+    FV_UNROLL for (int32_t r = 0; r < num_rows; r++) {
+        const fv_f32x8 weight = fv_splat(weights[r]);
+        const fv_i32x8 seen = (fv_i32x8)(weight != 0.0f);
+        FV_UNROLL for (int32_t c = 0; c < num_vectors; c++) {
+            const fv_f32x8 value = masked ? (fv_f32x8)((fv_i32x8)values[c] & seen) : values[c];
+            acc[r * num_vectors + c] = fv_fma(weight, value, acc[r * num_vectors + c]);
+        }
+    }
+}
+
+/* One block of columns: `num_vectors` vectors for each row of the group, side by side in `sums`. `from`
+ * is the byte offset of the columns in a row of V. rescale NULL: sums stay as they are. masked: a key of
+ * weight 0 adds nothing, whatever its value. */
+FV_ALWAYS_INLINE void accumulate_block(float *sums, const float *weights, const float *rescale, const tile_rows *tile,
+                                       int32_t first, int32_t end, int64_t from, const int32_t num_vectors,
+                                       const int32_t num_rows, const fv_dtype dtype, const int32_t masked)
+{
+    const int64_t offset = tile->v_offset + from;
+    const int64_t key_bytes = num_vectors * FV_LANES * element_bytes_of(dtype);
+    const char *ahead = take_ahead(tile->ahead, (end - first) * key_bytes);
+    fv_f32x8 acc[FV_LANES];
+    FV_UNROLL for (int32_t i = 0; i < num_rows * num_vectors; i++) acc[i] = fv_load_f32(sums + i * FV_LANES);
+    if (rescale) {
+        FV_UNROLL for (int32_t i = 0; i < num_rows * num_vectors; i++) acc[i] *= rescale[i / num_vectors];
+    }
+    int32_t key = first;
+    for (; key + 2 <= end; key += 2) {
+        prefetch_bytes(ahead + (key - first) * key_bytes, 2 * key_bytes);
+        add_key(acc, tile->v[key] + offset, weights + key * num_rows, num_vectors, num_rows, dtype, masked);
+        add_key(acc, tile->v[key + 1] + offset, weights + (key + 1) * num_rows, num_vectors, num_rows, dtype, masked);
+    }
+    if (key < end) add_key(acc, tile->v[key] + offset, weights + key * num_rows, num_vectors, num_rows, dtype, masked);
+    FV_UNROLL for (int32_t i = 0; i < num_rows * num_vectors; i++) fv_store_f32(sums + i * FV_LANES, acc[i]);
+}
+
+/* Eight accumulators at a time, as in dot: blocks of 64 / R columns, then of 16, then of 8. Few keys at a
+ * time, for where the heads of a token lie side by side, the rows of one head are so far apart that a
+ * tile's fall into a few sets of the L1 cache, and the next columns would find the keys evicted. */
+FV_ALWAYS_INLINE void accumulate(float *sums, const float *weights, const float *rescale, const tile_rows *tile,
+                                 int32_t first, int32_t end, int32_t v_head_size, const int32_t num_rows,
+                                 const fv_dtype dtype, const int32_t masked)
+{
+    const int64_t bytes = element_bytes_of(dtype);
+    const int32_t width = block_width(num_rows);
+    for (int32_t key = first; key < end; key += ACCUMULATE_KEYS, rescale = NULL) {
+        const int32_t end_key = fv_min_i32(key + ACCUMULATE_KEYS, end);
+        int32_t d = 0;
+        for (; d + width <= v_head_size; d += width) {
+            accumulate_block(sums + d * num_rows, weights, rescale, tile, key, end_key, d * bytes, width / FV_LANES,
+                             num_rows, dtype, masked);
+        }
+        for (; d + 16 <= v_head_size; d += 16) {
+            accumulate_block(sums + d * num_rows, weights, rescale, tile, key, end_key, d * bytes, 2, num_rows, dtype,
+                             masked);
+        }
+        if (d < v_head_size) {
+            accumulate_block(sums + d * num_rows, weights, rescale, tile, key, end_key, d * bytes, 1, num_rows, dtype,
+                             masked);
+        }
+    }
+}
+
+/* One row of a group's sums, side by side. */
+static void unblock_row(float *to, const float *sums, int32_t row, int32_t num_rows, int32_t v_head_size)
+{
+    for (int32_t d = 0; d < v_head_size;) {
+        int32_t width = block_width(num_rows);
+        if (d + width > v_head_size) width = d + 16 > v_head_size ? 8 : 16;
+        memcpy(to + d, sums + d * num_rows + row * width, (size_t)width * sizeof(float));
+        d += width;
+    }
+}
+
+/* --- one compiled form for each dtype and R -------------------------------------------------------------- */
+
+#define DEFINE_KERNELS(NAME, DTYPE, ROWS)                                                                              \
+    static void dot_##NAME##_##ROWS(float *scores, const float *q, const tile_rows *tile, int32_t first, int32_t end,  \
+                                    int32_t head_size)                                                                 \
+    {                                                                                                                  \
+        dot(scores, q, tile, first, end, head_size, ROWS, DTYPE);                                                      \
+    }                                                                                                                  \
+    static void accumulate_##NAME##_##ROWS(float *sums, const float *weights, const float *rescale,                    \
+                                           const tile_rows *tile, int32_t first, int32_t end, int32_t v_head_size)     \
+    {                                                                                                                  \
+        accumulate(sums, weights, rescale, tile, first, end, v_head_size, ROWS, DTYPE, 0);                             \
+    }                                                                                                                  \
+    static void accumulate_masked_##NAME##_##ROWS(float *sums, const float *weights, const float *rescale,             \
+                                                  const tile_rows *tile, int32_t first, int32_t end,                   \
+                                                  int32_t v_head_size)                                                 \
+    {                                                                                                                  \
+        accumulate(sums, weights, rescale, tile, first, end, v_head_size, ROWS, DTYPE, 1);                             \
+    }
+#define DEFINE_DTYPE(NAME, DTYPE)                                                                                      \
+    DEFINE_KERNELS(NAME, DTYPE, 1)                                                                                     \
+    DEFINE_KERNELS(NAME, DTYPE, 2)                                                                                     \
+    DEFINE_KERNELS(NAME, DTYPE, 4)
+
+DEFINE_DTYPE(f32, FV_DTYPE_F32)
+DEFINE_DTYPE(f16, FV_DTYPE_F16)
+DEFINE_DTYPE(bf16, FV_DTYPE_BF16)
+DEFINE_DTYPE(e4m3, FV_DTYPE_F8_E4M3)
+DEFINE_DTYPE(e5m2, FV_DTYPE_F8_E5M2)
+DEFINE_DTYPE(i8, FV_DTYPE_I8)
+
+#define KERNELS_OF(NAME, ROWS) {dot_##NAME##_##ROWS, accumulate_##NAME##_##ROWS, accumulate_masked_##NAME##_##ROWS}
+#define KERNELS_OF_DTYPE(NAME) {[1] = KERNELS_OF(NAME, 1), [2] = KERNELS_OF(NAME, 2), [4] = KERNELS_OF(NAME, 4)}
+
+static const few_kernels kernels_of[][5] = {
+    [FV_DTYPE_F32] = KERNELS_OF_DTYPE(f32),      [FV_DTYPE_F16] = KERNELS_OF_DTYPE(f16),
+    [FV_DTYPE_BF16] = KERNELS_OF_DTYPE(bf16),    [FV_DTYPE_F8_E4M3] = KERNELS_OF_DTYPE(e4m3),
+    [FV_DTYPE_F8_E5M2] = KERNELS_OF_DTYPE(e5m2), [FV_DTYPE_I8] = KERNELS_OF_DTYPE(i8),
+};
+
+/* --- softmax ------------------------------------------------------------------------------------------- */
+
+/* The lane's key, counted from the first key of the vector. */
+static inline fv_i32x8 lane_keys(int32_t num_rows)
+{
+    fv_i32x8 keys;
+    for (int32_t i = 0; i < FV_LANES; i++) keys[i] = i / num_rows;
+    return keys;
+}
+
+static inline fv_f32x8 lane_values(const float *of_keys, int32_t num_rows)
+{
+    fv_f32x8 values;
+    for (int32_t i = 0; i < FV_LANES; i++) values[i] = of_keys[i / num_rows];
+    return values;
+}
+
+static inline fv_i32x8 lane_positions(const fv_context_parallel *context_parallel, fv_i32x8 keys)
+{
+    if (context_parallel->world <= 1) return keys;
+    for (int32_t i = 0; i < FV_LANES; i++) keys[i] = (int32_t)fv_key_position(context_parallel, keys[i]);
+    return keys;
+}
+
+static fv_i32x8 tree_visible(const fv_attend_job *job, int32_t first_row, int32_t num_rows, fv_i32x8 positions)
+{
+    fv_i32x8 visible;
+    for (int32_t i = 0; i < FV_LANES; i++) {
+        const int32_t row = fv_min_i32(first_row + i % num_rows, job->num_rows - 1);
+        visible[i] = -fv_attend_tree_sees(job, row, positions[i]);
+    }
+    return visible;
+}
+
+/* Dot products of the keys [first, end) to weights 2^(s - max), with the state brought up to date.
+ * rescale[r] = 2^(old max - new max); returns 0 if all are 1. `is_edge`: some lane of the vectors is not
+ * to be seen. */
+static int32_t softmax(row_group *group, float *scores, float rescale[4], const fv_attend_job *job,
+                    const tile_rows *tile, int32_t first, int32_t end, int32_t num_rows, int32_t first_row,
+                    fv_score_scale scale, int32_t is_edge)
+{
+    const fv_attend_params *params = job->params;
+    const int32_t num_keys = FV_LANES / num_rows;
+    const int32_t first_step = first / num_keys;
+    const int32_t end_step = (end + num_keys - 1) / num_keys;
+    const int32_t is_plain = !is_edge && !tile->k_scales && params->alibi == FV_ALIBI_NONE;
+    const fv_i32x8 in_vector = lane_keys(num_rows);
+
+    fv_f32x8 max = group->max;
+    for (int32_t step = first_step; step < end_step; step++) {
+        fv_f32x8 score = fv_load_f32(scores + step * FV_LANES);
+        if (is_plain) {
+            score = fv_attend_score(score, scale);
+        } else {
+            if (tile->k_scales) score *= lane_values(tile->k_scales + step * num_keys, num_rows);
+            score = fv_attend_score(score, scale);
+            const fv_i32x8 keys = in_vector + (tile->first_key + step * num_keys);
+            const fv_i32x8 positions = lane_positions(&params->context_parallel, keys);
+            fv_i32x8 visible = (fv_i32x8)(keys >= group->first) & (fv_i32x8)(keys < group->end);
+            if (params->tree_mask) visible &= tree_visible(job, first_row, num_rows, positions);
+            score = fv_select(visible, score, fv_splat(-INFINITY));
+            if (params->alibi != FV_ALIBI_NONE) {
+                score += fv_attend_alibi(positions - group->position, group->slope, params->alibi);
+            }
+        }
+        fv_store_f32(scores + step * FV_LANES, score);
+        max = fv_max(max, score);
+    }
+    max = fv_max_by_period(max, num_rows);
+
+    /* Where no key was seen yet, any finite number serves: 2^(-inf - 0) is 0. */
+    const fv_f32x8 base = fv_select((fv_i32x8)(max == -INFINITY), fv_splat(0.0f), max);
+    const fv_f32x8 shrink = fv_exp2(group->max - base);
+    fv_f32x8 sum = group->sum * shrink;
+    for (int32_t step = first_step; step < end_step; step++) {
+        fv_f32x8 weight = fv_exp2(fv_load_f32(scores + step * FV_LANES) - base);
+        sum += weight;
+        if (tile->v_scales) {
+            const fv_f32x8 scaled = weight * lane_values(tile->v_scales + step * num_keys, num_rows);
+            weight = fv_select((fv_i32x8)(weight == 0.0f), weight, scaled);
+        }
+        fv_store_f32(scores + step * FV_LANES, weight);
+    }
+    group->max = max;
+    group->sum = sum;
+    for (int32_t r = 0; r < num_rows; r++) rescale[r] = shrink[r];
+    return fv_any((fv_i32x8)(shrink != 1.0f));
+}
+
+/* --- one tile, one item -------------------------------------------------------------------------------- */
+
+typedef struct few_item {
+    const fv_attend_job *job;
+    few_scratch scratch;
+    int32_t num_groups; /* of each head */
+    int32_t num_rows;   /* R */
+    int32_t k_is_dense, v_is_dense;
+    const few_kernels *kernels;
+} few_item;
+
+static void group_init(row_group *group, const fv_attend_job *job, int32_t kv_head, int32_t first_row,
+                       int32_t num_rows)
+{
+    group->max = fv_splat(-INFINITY);
+    group->sum = fv_splat(0.0f);
+    group->slope = fv_splat(0.0f);
+    group->some = (fv_key_range){INT32_MAX, 0};
+    group->all = (fv_key_range){0, INT32_MAX};
+    for (int32_t i = 0; i < FV_LANES; i++) {
+        const int32_t row = fv_min_i32(first_row + i % num_rows, job->num_rows - 1);
+        const fv_key_range keys = fv_attend_row_keys(job, row);
+        group->first[i] = keys.first;
+        group->end[i] = keys.end;
+        group->position[i] = (int32_t)(job->context + job->item->first_token + row / job->group);
+        if (job->params->alibi != FV_ALIBI_NONE) {
+            group->slope[i] = job->params->alibi_slopes[kv_head * job->group + row % job->group] * FV_LOG2E;
+        }
+        group->some.first = fv_min_i32(group->some.first, keys.first);
+        group->some.end = fv_max_i32(group->some.end, keys.end);
+        group->all.first = fv_max_i32(group->all.first, keys.first);
+        group->all.end = fv_min_i32(group->all.end, keys.end);
+    }
+}
+
+static void head_init(const few_item *few, int32_t head)
+{
+    const fv_attend_params *params = few->job->params;
+    const int32_t kv_head = few->job->item->first_kv_head + head;
+    const int32_t padded_rows = few->num_groups * few->num_rows;
+    const int32_t head_size = params->head_size;
+    const int64_t q_bytes = (int64_t)fv_dtype_bytes(params->q_dtype);
+    for (int32_t g = 0; g < few->num_groups; g++) {
+        group_init(&few->scratch.groups[head * few->num_groups + g], few->job, kv_head, g * few->num_rows,
+                   few->num_rows);
+    }
+    for (int32_t r = 0; r < padded_rows; r++) {
+        const char *from = fv_attend_q_row(few->job, kv_head, fv_min_i32(r, few->job->num_rows - 1));
+        float *to = few->scratch.q + (int64_t)(head * padded_rows + r) * head_size;
+        int32_t d = 0;
+        for (; d + 16 <= head_size; d += 16) {
+            const fv_f32x16 natural = {fv_load8(from + d * q_bytes, params->q_dtype),
+                                       fv_load8(from + (d + 8) * q_bytes, params->q_dtype)};
+            const fv_f32x16 lanes = fv_lanes_of_natural(natural, params->cache.dtype);
+            fv_store_f32(to + d, lanes.a);
+            fv_store_f32(to + d + 8, lanes.b);
+        }
+        if (d < head_size) fv_store_f32(to + d, fv_load8(from + d * q_bytes, params->q_dtype));
+    }
+    memset(few->scratch.sums + (int64_t)head * padded_rows * params->v_head_size, 0,
+           (size_t)padded_rows * (size_t)params->v_head_size * sizeof(float));
+}
+
+/* Repeats the first and the last entry over the rest of the tile. */
+static void pad_rows(const char **rows, int32_t first, int32_t end, int32_t tile_keys)
+{
+    for (int32_t i = 0; i < first; i++) rows[i] = rows[first];
+    for (int32_t i = end; i < tile_keys; i++) rows[i] = rows[end - 1];
+}
+
+static void pad_scales(float *scales, int32_t first, int32_t end)
+{
+    for (int32_t i = first / FV_LANES * FV_LANES; i < first; i++) scales[i] = 1.0f;
+    for (int32_t i = end; i % FV_LANES != 0; i++) scales[i] = 1.0f;
+}
+
+/* Where the tile's rows of one head are; copies them first where they are not dense. */
+static const char *const *head_rows(int64_t *offset, const char **copied, char *copies, const char **rows,
+                                    const fv_kv_plane *plane, int32_t is_dense, int32_t kv_head, int32_t first,
+                                    int32_t end, int32_t num_elements, size_t element_bytes)
+{
+    *offset = kv_head * plane->head_stride;
+    if (is_dense) return rows;
+    for (int32_t i = first; i < end; i++) {
+        copied[i] = copies + (size_t)i * (size_t)num_elements * element_bytes;
+        fv_row_gather(copies + (size_t)i * (size_t)num_elements * element_bytes, rows[i] + *offset, plane, 0,
+                      num_elements, element_bytes);
+    }
+    for (int32_t i = first / FV_LANES * FV_LANES; i < first; i++) copied[i] = copied[first];
+    for (int32_t i = end; i % FV_LANES != 0; i++) copied[i] = copied[end - 1];
+    *offset = 0;
+    return copied;
+}
+
+static void attend_tile_head(const few_item *few, tile_rows *tile, int32_t head)
+{
+    const fv_attend_job *job = few->job;
+    const fv_attend_params *params = job->params;
+    const few_scratch *scratch = &few->scratch;
+    const int32_t kv_head = job->item->first_kv_head + head;
+    const size_t element_bytes = fv_dtype_bytes(params->cache.dtype);
+    const int32_t num_rows = few->num_rows;
+    const fv_score_scale scale = fv_attend_score_scale(params, kv_head);
+
+    const int32_t now = tile->first_key / params->tile_keys % 2;
+    tile->k = head_rows(&tile->k_offset, scratch->k_copied, scratch->k_copies, scratch->k_rows[now], &params->cache.k,
+                        few->k_is_dense, kv_head, tile->first, tile->end, params->head_size, element_bytes);
+    tile->v = head_rows(&tile->v_offset, scratch->v_copied, scratch->v_copies, scratch->v_rows[now], &params->cache.v,
+                        few->v_is_dense, kv_head, tile->first, tile->end, params->v_head_size, element_bytes);
+    if (tile->k_scales) {
+        fv_attend_find_scales(scratch->k_scales + tile->first, job, &params->cache.k_scales, kv_head,
+                              tile->first_key + tile->first, tile->first_key + tile->end);
+        pad_scales(scratch->k_scales, tile->first, tile->end);
+    }
+    if (tile->v_scales) {
+        fv_attend_find_scales(scratch->v_scales + tile->first, job, &params->cache.v_scales, kv_head,
+                              tile->first_key + tile->first, tile->first_key + tile->end);
+        pad_scales(scratch->v_scales, tile->first, tile->end);
+    }
+
+    for (int32_t g = 0; g < few->num_groups; g++) {
+        row_group *group = &scratch->groups[head * few->num_groups + g];
+        const int32_t first = fv_max_i32(group->some.first - tile->first_key, tile->first);
+        const int32_t end = fv_min_i32(group->some.end - tile->first_key, tile->end);
+        if (first >= end) continue;
+        const int64_t first_row = (int64_t)(head * few->num_groups + g) * num_rows;
+        const int32_t all_first = group->all.first - tile->first_key, all_end = group->all.end - tile->first_key;
+        const int32_t some_masked = all_first > first || all_end < end || params->tree_mask;
+        const int32_t num_keys = FV_LANES / num_rows;
+        const int32_t is_edge = some_masked || first % num_keys != 0 || end % num_keys != 0;
+
+        float rescale[4];
+        few->kernels->dot(scratch->scores, scratch->q + first_row * params->head_size, tile, first, end,
+                          params->head_size);
+        const int32_t max_grew = softmax(group, scratch->scores, rescale, job, tile, first, end, num_rows, g * num_rows, scale, is_edge);
+        const accumulate_fn add = some_masked ? few->kernels->accumulate_masked : few->kernels->accumulate;
+        add(scratch->sums + first_row * params->v_head_size, scratch->scores, max_grew ? rescale : NULL, tile,
+            first, end, params->v_head_size);
+    }
+}
+
+static tile_rows tile_at(const few_item *few, int32_t index)
+{
+    const fv_attend_params *params = few->job->params;
+    const int32_t first_key = index * params->tile_keys;
+    return (tile_rows){
+        .k_scales = params->cache.k_scales.data ? few->scratch.k_scales : NULL,
+        .v_scales = params->cache.v_scales.data ? few->scratch.v_scales : NULL,
+        .first_key = first_key,
+        .first = fv_max_i32(few->job->keys.first - first_key, 0),
+        .end = fv_min_i32(few->job->keys.end - first_key, params->tile_keys),
+    };
+}
+
+/* Looks up the rows of tile `index`. */
+static void find_tile(const few_item *few, int32_t index)
+{
+    const fv_kv_view *cache = &few->job->params->cache;
+    const tile_rows tile = tile_at(few, index);
+    const char **k_rows = few->scratch.k_rows[index % 2], **v_rows = few->scratch.v_rows[index % 2];
+    fv_attend_find_rows(k_rows + tile.first, few->job, &cache->k, tile.first_key + tile.first,
+                        tile.first_key + tile.end);
+    fv_attend_find_rows(v_rows + tile.first, few->job, &cache->v, tile.first_key + tile.first,
+                        tile.first_key + tile.end);
+    pad_rows(k_rows, tile.first, tile.end, few->job->params->tile_keys);
+    pad_rows(v_rows, tile.first, tile.end, few->job->params->tile_keys);
+}
+
+static prefetch_stream stream_of(const few_item *few, int32_t index, int32_t has_next)
+{
+    const char *nothing = (const char *)few->scratch.scores;
+    prefetch_stream s = {.at = nothing, .end = nothing};
+    const fv_attend_params *params = few->job->params;
+    if (!has_next || !few->k_is_dense || !few->v_is_dense) return s;
+    const fv_kv_plane *k = &params->cache.k;
+    const tile_rows tile = tile_at(few, index);
+    const int64_t element_bytes = (int64_t)fv_dtype_bytes(params->cache.dtype);
+    const int32_t num_heads = few->job->item->num_kv_heads;
+    s.rows[0] = few->scratch.k_rows[index % 2];
+    s.rows[1] = few->scratch.v_rows[index % 2];
+    s.first = s.key = tile.first;
+    s.end_key = tile.end;
+    s.offset = few->job->item->first_kv_head * k->head_stride;
+    s.head_stride = k->head_stride;
+    s.num_planes = 2;
+    s.num_heads = num_heads;
+    s.row_bytes = params->head_size * element_bytes;
+    const int64_t apart = s.rows[1][tile.first] - s.rows[0][tile.first];
+    if (apart > 0 && apart <= 2 * s.row_bytes) { /* packed: the value follows its key */
+        s.row_bytes = apart + params->v_head_size * element_bytes;
+        s.num_planes = 1;
+    }
+    if (k->slot_stride > k->head_stride) {
+        s.row_bytes += (num_heads - 1) * k->head_stride;
+        s.num_heads = 1;
+    }
+    return s;
+}
+
+static void finish_head(const few_item *few, int32_t head)
+{
+    const fv_attend_params *params = few->job->params;
+    for (int32_t row = 0; row < few->job->num_rows; row++) {
+        const int32_t g = row / few->num_rows, lane = row % few->num_rows;
+        const row_group *group = &few->scratch.groups[head * few->num_groups + g];
+        const int64_t first_row = (int64_t)(head * few->num_groups + g) * few->num_rows;
+        unblock_row(few->scratch.row, few->scratch.sums + first_row * params->v_head_size, lane, few->num_rows,
+                    params->v_head_size);
+        const fv_f32x8 sum = fv_sum_by_period(group->sum, few->num_rows);
+        fv_attend_finish_row(few->job, few->job->item->first_kv_head + head, row, few->scratch.row,
+                             group->max[lane], sum[lane]);
+    }
+}
+
+void FV_ISA_SYMBOL(fv_attend_few_rows)(const fv_attend_job *job, void *memory)
+{
+    const fv_attend_params *params = job->params;
+    const int32_t num_rows = rows_in_group(job->num_rows);
+    const int64_t element_bytes = (int64_t)fv_dtype_bytes(params->cache.dtype);
+    const few_item few = {
+        .job = job,
+        .scratch = few_scratch_of(params, job->num_rows, memory),
+        .num_groups = (job->num_rows + num_rows - 1) / num_rows,
+        .num_rows = num_rows,
+        .k_is_dense = fv_plane_is_dense(&params->cache.k, element_bytes),
+        .v_is_dense = fv_plane_is_dense(&params->cache.v, element_bytes),
+        .kernels = &kernels_of[params->cache.dtype][num_rows],
+    };
+    const int32_t num_heads = job->item->num_kv_heads;
+    for (int32_t head = 0; head < num_heads; head++) head_init(&few, head);
+
+    const int32_t first_tile = job->keys.first / params->tile_keys;
+    const int32_t end_tile = (int32_t)fv_ceil_div(job->keys.end, params->tile_keys);
+    if (first_tile < end_tile) find_tile(&few, first_tile);
+    for (int32_t index = first_tile; index < end_tile; index++) {
+        const int32_t has_next = index + 1 < end_tile;
+        if (has_next) find_tile(&few, index + 1);
+        tile_rows tile = tile_at(&few, index);
+        prefetch_stream ahead = stream_of(&few, index + 1, has_next);
+        tile.ahead = &ahead;
+        for (int32_t head = 0; head < num_heads; head++) attend_tile_head(&few, &tile, head);
+    }
+    for (int32_t head = 0; head < num_heads; head++) finish_head(&few, head);
+}

@@ -1,0 +1,196 @@
+/* What the two strategies of attend_paged share: the item as they see it, the way from keys to rows
+ * of the cache, the score after the dot product, and the end of a row.
+ *
+ * Row m of an item and a KV head is query token m / G with query head m % G of the group. Scores
+ * are kept in base 2: s = score * log2(e). */
+#ifndef FV_KERNELS_CPU_ATTEND_ITEM_H
+#define FV_KERNELS_CPU_ATTEND_ITEM_H
+
+#include <math.h>
+
+#include "kernels/cpu/isa.h"
+#include "kernels/cpu/kv_row.h"
+#include "ops/attend_paged.h"
+
+/* Scores are clamped to this, so that an overflow of the dot product cannot end in inf - inf. */
+#define FV_SCORE_LIMIT 3e38f
+
+typedef struct fv_attend_job {
+    const fv_attend_params *params;
+    const fv_work_item *item;
+    const int32_t *table; /* the sequence's row of the block table */
+    int64_t context;      /* global position of the sequence's first new token */
+    int32_t batch_token;  /* of the batch: the item's first */
+    int32_t seq_len;
+    int32_t causal;
+    int32_t group;     /* G */
+    int32_t num_rows;  /* for each KV head */
+    fv_key_range keys; /* of the item that some row sees */
+} fv_attend_job;
+
+/* Constants of the score of one KV head. */
+typedef struct fv_score_scale {
+    float dot;     /* factor of the dot product; with a soft cap, of its argument */
+    float cap;     /* 0: none; else cap * log2(e) */
+} fv_score_scale;
+
+static inline fv_attend_job fv_attend_job_of(const fv_attend_params *params, const fv_work_item *item)
+{
+    const int32_t seq = item->seq;
+    const int32_t start = params->query_start[seq];
+    const int32_t query_len = params->query_start[seq + 1] - start;
+    fv_attend_job job = {
+        .params = params,
+        .item = item,
+        .table = params->block_table + item->table_row * params->block_table_stride,
+        .context = (int64_t)params->seq_lens[seq] - query_len,
+        .batch_token = start + item->first_token,
+        .seq_len = params->seq_lens[seq],
+        .causal = params->causal ? params->causal[seq] : 1,
+        .group = params->num_heads / params->num_kv_heads,
+    };
+    job.num_rows = item->num_tokens * job.group;
+    job.keys = fv_block_keys(&params->context_parallel, job.seq_len, job.context, item->first_token,
+                             item->num_tokens, job.causal, params->window);
+    job.keys.first = fv_max_i32(job.keys.first, item->first_key);
+    job.keys.end = fv_min_i32(job.keys.end, item->end_key);
+    return job;
+}
+
+/* Keys of the item that row `row` sees, before a tree mask. */
+static inline fv_key_range fv_attend_row_keys(const fv_attend_job *job, int32_t row)
+{
+    const int64_t position = job->context + job->item->first_token + row / job->group;
+    fv_key_range keys = fv_row_keys(&job->params->context_parallel, job->seq_len, position, job->causal,
+                                    job->params->window);
+    keys.first = fv_max_i32(keys.first, job->keys.first);
+    keys.end = fv_min_i32(keys.end, job->keys.end);
+    return keys;
+}
+
+static inline const char *fv_attend_q_row(const fv_attend_job *job, int32_t kv_head, int32_t row)
+{
+    const int32_t token = job->batch_token + row / job->group;
+    const int32_t head = kv_head * job->group + row % job->group;
+    return (const char *)job->params->q + token * job->params->q_token_stride + head * job->params->q_head_stride;
+}
+
+/* --- from keys to rows of the cache --------------------------------------------------------------- */
+
+/* rows[i] = element 0 of key first + i, KV head 0. */
+static inline void fv_attend_find_rows(const char **rows, const fv_attend_job *job, const fv_kv_plane *plane,
+                                       int32_t first, int32_t end)
+{
+    const int32_t block_size = job->params->cache.block_size;
+    int32_t index = first / block_size;
+    int32_t slot = first % block_size;
+    for (int32_t key = first; key < end; index++, slot = 0) {
+        const char *block = (const char *)plane->data + job->table[index] * plane->block_stride;
+        const int32_t num = fv_min_i32(block_size - slot, end - key);
+        for (int32_t i = 0; i < num; i++) *rows++ = block + fv_kv_slot_offset(plane, slot + i);
+        key += num;
+    }
+}
+
+/* Scales of the keys [first, end) of one head. */
+static inline void fv_attend_find_scales(float *scales, const fv_attend_job *job, const fv_scale_plane *plane,
+                                         int32_t kv_head, int32_t first, int32_t end)
+{
+    const int32_t block_size = job->params->cache.block_size;
+    for (int32_t key = first; key < end; key++) {
+        *scales++ = fv_scale_at(plane, job->table[key / block_size], key % block_size, kv_head);
+    }
+}
+
+/* --- the score -------------------------------------------------------------------------------------- */
+
+static inline fv_score_scale fv_attend_score_scale(const fv_attend_params *params, int32_t kv_head)
+{
+    const float scale = params->scale * fv_head_scale_of(params->k_scale, params->num_kv_scales, kv_head);
+    if (params->soft_cap > 0) return (fv_score_scale){scale / params->soft_cap, params->soft_cap * FV_LOG2E};
+    return (fv_score_scale){scale * FV_LOG2E, 0.0f};
+}
+
+FV_ALWAYS_INLINE fv_f32x8 fv_attend_score(fv_f32x8 dot, fv_score_scale scale)
+{
+    fv_f32x8 score = dot * scale.dot;
+    if (scale.cap > 0) score = fv_tanh(score) * scale.cap;
+    return fv_max(fv_splat(-FV_SCORE_LIMIT), fv_min(fv_splat(FV_SCORE_LIMIT), score));
+}
+
+/* What ALiBi adds, in base 2: `slope` includes log2(e), `distance` = key position - query position. */
+FV_ALWAYS_INLINE fv_f32x8 fv_attend_alibi(fv_i32x8 distance, fv_f32x8 slope, fv_alibi alibi)
+{
+    if (alibi == FV_ALIBI_LINEAR) return slope * __builtin_convertvector(distance, fv_f32x8);
+    fv_f32x8 root;
+    for (int32_t i = 0; i < FV_LANES; i++) root[i] = distance[i] < 0 ? sqrtf(-(float)distance[i]) : 0.0f;
+    return -slope * root;
+}
+
+/* 1: the tree mask lets the row's token see the key at a global position. */
+static inline int32_t fv_attend_tree_sees(const fv_attend_job *job, int32_t row, int64_t key_position)
+{
+    const int64_t new_token = key_position - job->context;
+    if (new_token < 0) return 1;
+    if (new_token >= 64) return 0;
+    return (int32_t)(job->params->tree_mask[job->batch_token + row / job->group] >> new_token & 1);
+}
+
+/* --- the end of a row --------------------------------------------------------------------------------- */
+
+/* Writes the row's result: `sums` are its unnormalised outputs in lane order, `max` its largest score
+ * in base 2 (-inf: no key), `sum` its denominator. */
+static inline void fv_attend_finish_row(const fv_attend_job *job, int32_t kv_head, int32_t row, const float *sums,
+                                        float max, float sum)
+{
+    const fv_attend_params *params = job->params;
+    const fv_dtype lane_dtype = params->cache.dtype;
+    const int32_t head = kv_head * job->group + row % job->group;
+    const int64_t token = row / job->group;
+    const int32_t is_empty = max == -INFINITY;
+    const float v_scale = fv_head_scale_of(params->v_scale, params->num_kv_scales, kv_head);
+
+    if (job->item->partial >= 0) {
+        const int64_t at = (job->item->partial + token) * params->num_heads + head;
+        fv_row_store_lanes(params->partial_out + at * params->v_head_size, sums, is_empty ? 0.0f : v_scale,
+                            params->v_head_size, FV_DTYPE_F32, lane_dtype);
+        params->partial_max[at] = max * FV_LN2;
+        params->partial_sum[at] = is_empty ? 0.0f : sum;
+        return;
+    }
+
+    float weight = 1.0f;
+    if (params->sinks && !is_empty) {
+        const float sink = params->sinks[head] * FV_LOG2E;
+        const float total_max = sink > max ? sink : max;
+        weight = exp2f(max - total_max);
+        sum = sum * weight + exp2f(sink - total_max);
+        max = total_max;
+    }
+    const int64_t batch_token = job->batch_token + token;
+    char *out = (char *)params->out + batch_token * params->out_token_stride + head * params->out_head_stride;
+    fv_row_store_lanes(out, sums, is_empty ? 0.0f : v_scale * weight / sum, params->v_head_size, params->out_dtype,
+                        lane_dtype);
+    if (!params->lse) return;
+    char *lse = (char *)params->lse + batch_token * params->lse_token_stride + head * params->lse_head_stride;
+    *(float *)(void *)lse = is_empty ? -INFINITY : max * FV_LN2 + logf(sum);
+}
+
+/* A part of the scratch memory; with `base` NULL only counts. Parts are aligned to cache lines. */
+static inline void *fv_scratch_take(void *base, size_t *used, size_t bytes)
+{
+    void *part = base ? (char *)base + *used : NULL;
+    *used += (size_t)fv_round_up((int64_t)bytes, FV_CACHE_LINE);
+    return part;
+}
+
+/* --- the strategies ------------------------------------------------------------------------------------ */
+
+/* FV_DECODE_ROWS and below: few. An item has at most the larger of that and block_q tokens of rows. */
+size_t FV_ISA_SYMBOL(fv_attend_few_scratch)(const fv_attend_params *params);
+void FV_ISA_SYMBOL(fv_attend_few_rows)(const fv_attend_job *job, void *scratch);
+
+size_t FV_ISA_SYMBOL(fv_attend_many_scratch)(const fv_attend_params *params);
+void FV_ISA_SYMBOL(fv_attend_many_rows)(const fv_attend_job *job, void *scratch);
+
+#endif

@@ -1,0 +1,476 @@
+/* attend_paged for many rows: prefill, and long extensions.
+ *
+ * Bound by arithmetic. Each tile of keys is converted to fp32 once for a KV head and then met by all
+ * rows of the item. Rows go in strips of 24, 16 or 8, one to a lane, so that nothing is transposed
+ * but the queries, once for an item:
+ *
+ *   scores^T [key][row]  = K [key][d]     times  Q^T [d][row]     4 keys x 24 rows in registers
+ *   sums     [row][col] += P^T [key][row] times  V [key][col]     6 rows x 16 columns in registers
+ *
+ * The left factor is broadcast an element at a time, the right one is read in vectors. Maximum, sum
+ * and mask of a row stay in the row's lane. A row's arithmetic is the same in any strip and lane. */
+#include "kernels/cpu/attend_item.h"
+
+enum {
+    STRIP_VECTORS = 3, /* of a full strip */
+    STRIP_ROWS = STRIP_VECTORS * FV_LANES,
+    PANEL = 16, /* columns of V that lie together */
+    KEY_STEP = 8 /* keys are padded to this */
+};
+
+/* Up to 24 rows of one KV head. */
+typedef struct row_strip {
+    fv_f32x8 max[STRIP_VECTORS];
+    fv_f32x8 sum[STRIP_VECTORS];
+    fv_i32x8 first[STRIP_VECTORS], end[STRIP_VECTORS]; /* keys that each row sees */
+    fv_f32x8 slope[STRIP_VECTORS];                     /* ALiBi, times log2(e) */
+    fv_i32x8 position[STRIP_VECTORS];                  /* global, of the query token */
+    float rescale[STRIP_ROWS];
+    fv_key_range some; /* keys that some row sees */
+    fv_key_range all;  /* keys that all rows see */
+    int32_t first_row;
+    int32_t num_vectors;
+    float *q;    /* [D][8 * num_vectors], d in lane order */
+    float *sums; /* [8 * num_vectors][padded Dv], lane order */
+} row_strip;
+
+typedef struct many_scratch {
+    row_strip *strips;
+    float *q;
+    float *sums;
+    float *keys;   /* [tile][D], lane order */
+    float *values; /* [padded Dv / 16][tile][16], lane order */
+    float *scores; /* [tile][24] */
+    float *k_scales;
+    float *v_scales;
+    const char **rows;
+    char *copies;
+    size_t bytes;
+} many_scratch;
+
+/* A tile of keys of one KV head; indices count from first_key. */
+typedef struct many_tile {
+    int32_t first_key;
+    int32_t first, end;
+    int32_t not_finite; /* some value is infinite or NaN: weight 0 has to be kept from it */
+    const float *k_scales; /* per-token-head, or NULL */
+    const float *v_scales;
+} many_tile;
+
+static many_scratch many_scratch_of(const fv_attend_params *params, int32_t num_rows, void *memory)
+{
+    const size_t rows = (size_t)fv_round_up(num_rows, FV_LANES);
+    const size_t tile = (size_t)params->tile_keys;
+    const size_t head_size = (size_t)params->head_size;
+    const size_t columns = (size_t)fv_round_up(params->v_head_size, PANEL);
+    const size_t widest = head_size > columns ? head_size : columns;
+    many_scratch scratch = {0};
+    scratch.strips = fv_scratch_take(memory, &scratch.bytes, (rows + STRIP_ROWS - 1) / STRIP_ROWS * sizeof(row_strip));
+    scratch.q = fv_scratch_take(memory, &scratch.bytes, rows * head_size * sizeof(float));
+    scratch.sums = fv_scratch_take(memory, &scratch.bytes, rows * columns * sizeof(float));
+    scratch.keys = fv_scratch_take(memory, &scratch.bytes, tile * head_size * sizeof(float));
+    scratch.values = fv_scratch_take(memory, &scratch.bytes, tile * columns * sizeof(float));
+    scratch.scores = fv_scratch_take(memory, &scratch.bytes, tile * STRIP_ROWS * sizeof(float));
+    scratch.k_scales = fv_scratch_take(memory, &scratch.bytes, tile * sizeof(float));
+    scratch.v_scales = fv_scratch_take(memory, &scratch.bytes, tile * sizeof(float));
+    scratch.rows = fv_scratch_take(memory, &scratch.bytes, tile * sizeof(char *));
+    scratch.copies = fv_scratch_take(memory, &scratch.bytes, widest * sizeof(float));
+    return scratch;
+}
+
+size_t FV_ISA_SYMBOL(fv_attend_many_scratch)(const fv_attend_params *params)
+{
+    return many_scratch_of(params, params->block_q * (params->num_heads / params->num_kv_heads), NULL).bytes;
+}
+
+/* --- the tile in fp32 -------------------------------------------------------------------------------- */
+
+FV_ALWAYS_INLINE void convert_keys_as(float *keys, const char *const *rows, int32_t first, int32_t end,
+                                      int32_t head_size, const fv_dtype dtype)
+{
+    const int64_t bytes = (int64_t)fv_dtype_bytes(dtype);
+    for (int32_t key = first; key < end; key++) {
+        float *to = keys + (int64_t)key * head_size;
+        const char *from = rows[key];
+        int32_t d = 0;
+        for (; d + 16 <= head_size; d += 16) {
+            const fv_f32x16 value = fv_load16(from + d * bytes, dtype);
+            fv_store_f32(to + d, value.a);
+            fv_store_f32(to + d + 8, value.b);
+        }
+        if (d < head_size) fv_store_f32(to + d, fv_load8(from + d * bytes, dtype));
+    }
+}
+
+/* Returns 1 if some value is infinite or NaN. Columns past Dv become 0. */
+FV_ALWAYS_INLINE int32_t convert_values_as(float *values, const char *const *rows, int32_t first, int32_t end,
+                                           int32_t tile_keys, int32_t v_head_size, const fv_dtype dtype)
+{
+    const int64_t bytes = (int64_t)fv_dtype_bytes(dtype);
+    fv_i32x8 odd = fv_splat_i32(0);
+    for (int32_t key = first; key < end; key++) {
+        const char *from = rows[key];
+        for (int32_t d = 0; d < v_head_size; d += PANEL) {
+            float *to = values + ((int64_t)(d / PANEL) * tile_keys + key) * PANEL;
+            fv_f32x16 value = {fv_splat(0.0f), fv_splat(0.0f)};
+            if (d + PANEL <= v_head_size) value = fv_load16(from + d * bytes, dtype);
+            else value.a = fv_load8(from + d * bytes, dtype);
+            fv_store_f32(to, value.a);
+            fv_store_f32(to + 8, value.b);
+            odd |= (fv_i32x8)(value.a - value.a) | (fv_i32x8)(value.b - value.b);
+        }
+    }
+    return fv_any(odd);
+}
+
+#define EACH_DTYPE(CALL)                                                                                               \
+    switch (dtype) {                                                                                                   \
+    case FV_DTYPE_F32: CALL(FV_DTYPE_F32); break;                                                                      \
+    case FV_DTYPE_F16: CALL(FV_DTYPE_F16); break;                                                                      \
+    case FV_DTYPE_BF16: CALL(FV_DTYPE_BF16); break;                                                                    \
+    case FV_DTYPE_F8_E4M3: CALL(FV_DTYPE_F8_E4M3); break;                                                              \
+    case FV_DTYPE_F8_E5M2: CALL(FV_DTYPE_F8_E5M2); break;                                                              \
+    case FV_DTYPE_I8: CALL(FV_DTYPE_I8); break;                                                                        \
+    case FV_DTYPE_NONE: break;                                                                                         \
+    }
+
+static void convert_keys(float *keys, const char *const *rows, int32_t first, int32_t end, int32_t head_size,
+                         fv_dtype dtype)
+{
+#define CONVERT(DTYPE) convert_keys_as(keys, rows, first, end, head_size, DTYPE)
+    EACH_DTYPE(CONVERT)
+#undef CONVERT
+}
+
+static int32_t convert_values(float *values, const char *const *rows, int32_t first, int32_t end, int32_t tile_keys,
+                              int32_t v_head_size, fv_dtype dtype)
+{
+    int32_t not_finite = 0;
+#define CONVERT(DTYPE) not_finite = convert_values_as(values, rows, first, end, tile_keys, v_head_size, DTYPE)
+    EACH_DTYPE(CONVERT)
+#undef CONVERT
+    return not_finite;
+}
+
+/* --- scores = K Q^T ----------------------------------------------------------------------------------- */
+
+/* Scores [key][row] of the keys from `first` in steps of num_keys until `end` is covered. */
+FV_ALWAYS_INLINE void dot_strip_as(float *scores, const float *keys, const float *q, int32_t first, int32_t end,
+                                   int32_t head_size, const int32_t num_keys, const int32_t num_vectors)
+{
+    const int32_t width = num_vectors * FV_LANES;
+    for (int32_t key = first; key < end; key += num_keys) {
+        const float *k = keys + (int64_t)key * head_size;
+        fv_f32x8 acc[KEY_STEP * STRIP_VECTORS];
+        FV_UNROLL for (int32_t i = 0; i < num_keys * num_vectors; i++) acc[i] = fv_splat(0.0f);
+        for (int32_t d = 0; d < head_size; d++) {
+            fv_f32x8 row[STRIP_VECTORS];
+            FV_UNROLL for (int32_t v = 0; v < num_vectors; v++) row[v] = fv_load_f32(q + d * width + v * FV_LANES);
+            FV_UNROLL for (int32_t j = 0; j < num_keys; j++) {
+                const fv_f32x8 element = fv_splat(k[j * head_size + d]);
+                FV_UNROLL for (int32_t v = 0; v < num_vectors; v++) {
+                    acc[j * num_vectors + v] = fv_fma(element, row[v], acc[j * num_vectors + v]);
+                }
+            }
+        }
+        FV_UNROLL for (int32_t j = 0; j < num_keys; j++) {
+            FV_UNROLL for (int32_t v = 0; v < num_vectors; v++) {
+                fv_store_f32(scores + (key + j) * width + v * FV_LANES, acc[j * num_vectors + v]);
+            }
+        }
+    }
+}
+
+static void dot_strip(float *scores, const float *keys, const row_strip *strip, int32_t first, int32_t end,
+                      int32_t head_size)
+{
+    switch (strip->num_vectors) {
+    case 3: dot_strip_as(scores, keys, strip->q, first, end, head_size, 4, 3); break;
+    case 2: dot_strip_as(scores, keys, strip->q, first, end, head_size, 4, 2); break;
+    default: dot_strip_as(scores, keys, strip->q, first, end, head_size, 8, 1); break;
+    }
+}
+
+/* --- sums = sums * rescale + P V ----------------------------------------------------------------------- */
+
+FV_ALWAYS_INLINE void accumulate_rows(float *sums, const float *weights, const float *rescale, const float *values,
+                                      int32_t first, int32_t end, int32_t tile_keys, int32_t num_columns,
+                                      const int32_t width, const int32_t num_rows, const int32_t masked)
+{
+    for (int32_t d = 0; d < num_columns; d += PANEL, values += (int64_t)tile_keys * PANEL) {
+        fv_f32x8 acc[6][2];
+        FV_UNROLL for (int32_t r = 0; r < num_rows; r++) {
+            acc[r][0] = fv_load_f32(sums + r * num_columns + d) * rescale[r];
+            acc[r][1] = fv_load_f32(sums + r * num_columns + d + 8) * rescale[r];
+        }
+        for (int32_t key = first; key < end; key++) {
+            const fv_f32x8 a = fv_load_f32(values + key * PANEL);
+            const fv_f32x8 b = fv_load_f32(values + key * PANEL + 8);
+            FV_UNROLL for (int32_t r = 0; r < num_rows; r++) {
+                const fv_f32x8 weight = fv_splat(weights[key * width + r]);
+                const fv_i32x8 seen = (fv_i32x8)(weight != 0.0f);
+                acc[r][0] = fv_fma(weight, masked ? (fv_f32x8)((fv_i32x8)a & seen) : a, acc[r][0]);
+                acc[r][1] = fv_fma(weight, masked ? (fv_f32x8)((fv_i32x8)b & seen) : b, acc[r][1]);
+            }
+        }
+        FV_UNROLL for (int32_t r = 0; r < num_rows; r++) {
+            fv_store_f32(sums + r * num_columns + d, acc[r][0]);
+            fv_store_f32(sums + r * num_columns + d + 8, acc[r][1]);
+        }
+    }
+}
+
+FV_ALWAYS_INLINE void accumulate_strip_as(const row_strip *strip, const float *weights, const float *values,
+                                          int32_t first, int32_t end, int32_t tile_keys, int32_t num_columns,
+                                          const int32_t num_vectors, const int32_t num_rows, const int32_t masked)
+{
+    for (int32_t r = 0; r < num_vectors * FV_LANES; r += num_rows) {
+        accumulate_rows(strip->sums + r * num_columns, weights + r, strip->rescale + r, values, first, end, tile_keys,
+                        num_columns, num_vectors * FV_LANES, num_rows, masked);
+    }
+}
+
+static void accumulate_strip(const row_strip *strip, const float *weights, const float *values, int32_t first,
+                             int32_t end, int32_t tile_keys, int32_t num_columns, int32_t masked)
+{
+#define ACCUMULATE(VECTORS, ROWS, MASKED)                                                                              \
+    accumulate_strip_as(strip, weights, values, first, end, tile_keys, num_columns, VECTORS, ROWS, MASKED)
+    switch (strip->num_vectors * 2 + masked) {
+    case 2: ACCUMULATE(1, 4, 0); break;
+    case 3: ACCUMULATE(1, 4, 1); break;
+    case 4: ACCUMULATE(2, 4, 0); break;
+    case 5: ACCUMULATE(2, 4, 1); break;
+    case 6: ACCUMULATE(3, 6, 0); break;
+    default: ACCUMULATE(3, 6, 1); break;
+    }
+#undef ACCUMULATE
+}
+
+/* --- softmax ------------------------------------------------------------------------------------------- */
+
+static fv_i32x8 tree_visible(const fv_attend_job *job, int32_t first_row, int64_t key_position)
+{
+    fv_i32x8 visible;
+    for (int32_t i = 0; i < FV_LANES; i++) {
+        visible[i] = -fv_attend_tree_sees(job, fv_min_i32(first_row + i, job->num_rows - 1), key_position);
+    }
+    return visible;
+}
+
+/* Dot products of the keys [first, end) to weights 2^(s - max) for the rows of vector `v`.
+ * is_edge: some row does not see some of the keys. */
+static void softmax_vector(row_strip *strip, int32_t v, float *scores, const fv_attend_job *job,
+                           const many_tile *tile, int32_t first, int32_t end, fv_score_scale scale, int32_t is_edge)
+{
+    const fv_attend_params *params = job->params;
+    const int32_t width = strip->num_vectors * FV_LANES;
+    const int32_t is_plain = !is_edge && !tile->k_scales && params->alibi == FV_ALIBI_NONE;
+    scores += v * FV_LANES;
+
+    fv_f32x8 max = strip->max[v];
+    for (int32_t key = first; key < end; key++) {
+        fv_f32x8 score = fv_load_f32(scores + key * width);
+        if (is_plain) {
+            score = fv_attend_score(score, scale);
+        } else {
+            const int32_t local_key = tile->first_key + key;
+            if (tile->k_scales) score *= tile->k_scales[key];
+            score = fv_attend_score(score, scale);
+            fv_i32x8 visible = (fv_i32x8)(strip->first[v] <= local_key) & (fv_i32x8)(strip->end[v] > local_key);
+            const int32_t position = (int32_t)fv_key_position(&params->context_parallel, local_key);
+            if (params->tree_mask) visible &= tree_visible(job, strip->first_row + v * FV_LANES, position);
+            score = fv_select(visible, score, fv_splat(-INFINITY));
+            if (params->alibi != FV_ALIBI_NONE) {
+                score += fv_attend_alibi(position - strip->position[v], strip->slope[v], params->alibi);
+            }
+        }
+        fv_store_f32(scores + key * width, score);
+        max = fv_max(max, score);
+    }
+
+    /* Where no key was seen yet, any finite number serves: 2^(-inf - 0) is 0. */
+    const fv_f32x8 base = fv_select((fv_i32x8)(max == -INFINITY), fv_splat(0.0f), max);
+    const fv_f32x8 shrink = fv_exp2(strip->max[v] - base);
+    fv_f32x8 sum = strip->sum[v] * shrink;
+    for (int32_t key = first; key < end; key++) {
+        fv_f32x8 weight = fv_exp2(fv_load_f32(scores + key * width) - base);
+        sum += weight;
+        if (tile->v_scales) {
+            weight = fv_select((fv_i32x8)(weight == 0.0f), weight, weight * tile->v_scales[key]);
+        }
+        fv_store_f32(scores + key * width, weight);
+    }
+    strip->max[v] = max;
+    strip->sum[v] = sum;
+    fv_store_f32(strip->rescale + v * FV_LANES, shrink);
+}
+
+/* --- one KV head ----------------------------------------------------------------------------------------- */
+
+static void strip_init(row_strip *strip, const fv_attend_job *job, int32_t kv_head, int32_t first_row,
+                       int32_t num_vectors)
+{
+    strip->first_row = first_row;
+    strip->num_vectors = num_vectors;
+    strip->some = (fv_key_range){INT32_MAX, 0};
+    strip->all = (fv_key_range){0, INT32_MAX};
+    for (int32_t i = 0; i < num_vectors * FV_LANES; i++) {
+        const int32_t v = i / FV_LANES, lane = i % FV_LANES;
+        const int32_t row = fv_min_i32(first_row + i, job->num_rows - 1);
+        const fv_key_range keys = fv_attend_row_keys(job, row);
+        strip->max[v][lane] = -INFINITY;
+        strip->sum[v][lane] = 0.0f;
+        strip->first[v][lane] = keys.first;
+        strip->end[v][lane] = keys.end;
+        strip->slope[v][lane] = 0.0f;
+        if (job->params->alibi != FV_ALIBI_NONE) {
+            strip->slope[v][lane] = job->params->alibi_slopes[kv_head * job->group + row % job->group] * FV_LOG2E;
+        }
+        strip->position[v][lane] = (int32_t)(job->context + job->item->first_token + row / job->group);
+        strip->some.first = fv_min_i32(strip->some.first, keys.first);
+        strip->some.end = fv_max_i32(strip->some.end, keys.end);
+        strip->all.first = fv_max_i32(strip->all.first, keys.first);
+        strip->all.end = fv_min_i32(strip->all.end, keys.end);
+    }
+}
+
+/* The strip's queries as [d][row], d in lane order. Rows that pad the strip repeat the last. */
+static void pack_queries(const row_strip *strip, const fv_attend_job *job, int32_t kv_head)
+{
+    const fv_attend_params *params = job->params;
+    const int32_t width = strip->num_vectors * FV_LANES;
+    const int64_t bytes = (int64_t)fv_dtype_bytes(params->q_dtype);
+    for (int32_t i = 0; i < width; i++) {
+        const char *from = fv_attend_q_row(job, kv_head, fv_min_i32(strip->first_row + i, job->num_rows - 1));
+        float *to = strip->q + i;
+        for (int32_t d = 0; d < params->head_size; d += 16) {
+            const int32_t is_whole = d + 16 <= params->head_size;
+            fv_f32x16 value = {fv_load8(from + d * bytes, params->q_dtype), fv_splat(0.0f)};
+            if (is_whole) {
+                value.b = fv_load8(from + (d + 8) * bytes, params->q_dtype);
+                value = fv_lanes_of_natural(value, params->cache.dtype);
+            }
+            for (int32_t lane = 0; lane < FV_LANES; lane++) to[(d + lane) * width] = value.a[lane];
+            if (!is_whole) continue;
+            for (int32_t lane = 0; lane < FV_LANES; lane++) to[(d + 8 + lane) * width] = value.b[lane];
+        }
+    }
+}
+
+/* Element 0 of the tile's rows in a plane. */
+static void load_rows(const char **rows, const fv_attend_job *job, const fv_kv_plane *plane, int32_t kv_head,
+                      const many_tile *tile)
+{
+    fv_attend_find_rows(rows + tile->first, job, plane, tile->first_key + tile->first, tile->first_key + tile->end);
+    for (int32_t key = tile->first; key < tile->end; key++) rows[key] += kv_head * plane->head_stride;
+}
+
+static void load_tile(const many_scratch *scratch, many_tile *tile, const fv_attend_job *job, int32_t kv_head)
+{
+    const fv_attend_params *params = job->params;
+    const fv_kv_view *cache = &params->cache;
+    const size_t bytes = fv_dtype_bytes(cache->dtype);
+    const int32_t head_size = params->head_size, v_head_size = params->v_head_size;
+
+    load_rows(scratch->rows, job, &cache->k, kv_head, tile);
+    if (fv_plane_is_dense(&cache->k, (int64_t)bytes)) {
+        convert_keys(scratch->keys, scratch->rows, tile->first, tile->end, head_size, cache->dtype);
+    } else {
+        for (int32_t key = tile->first; key < tile->end; key++) {
+            fv_row_gather(scratch->copies, scratch->rows[key], &cache->k, 0, head_size, bytes);
+            scratch->rows[key] = scratch->copies;
+            convert_keys(scratch->keys, scratch->rows, key, key + 1, head_size, cache->dtype);
+        }
+    }
+    for (int32_t key = tile->end; key < params->tile_keys && key < tile->end + KEY_STEP; key++) {
+        memset(scratch->keys + (int64_t)key * head_size, 0, (size_t)head_size * sizeof(float));
+    }
+
+    load_rows(scratch->rows, job, &cache->v, kv_head, tile);
+    if (fv_plane_is_dense(&cache->v, (int64_t)bytes)) {
+        tile->not_finite = convert_values(scratch->values, scratch->rows, tile->first, tile->end, params->tile_keys,
+                                          v_head_size, cache->dtype);
+    } else {
+        for (int32_t key = tile->first; key < tile->end; key++) {
+            fv_row_gather(scratch->copies, scratch->rows[key], &cache->v, 0, v_head_size, bytes);
+            scratch->rows[key] = scratch->copies;
+            tile->not_finite |= convert_values(scratch->values, scratch->rows, key, key + 1, params->tile_keys,
+                                               v_head_size, cache->dtype);
+        }
+    }
+
+    const int32_t first = tile->first_key + tile->first, end = tile->first_key + tile->end;
+    if (cache->k_scales.data) {
+        fv_attend_find_scales(scratch->k_scales + tile->first, job, &cache->k_scales, kv_head, first, end);
+        tile->k_scales = scratch->k_scales;
+    }
+    if (cache->v_scales.data) {
+        fv_attend_find_scales(scratch->v_scales + tile->first, job, &cache->v_scales, kv_head, first, end);
+        tile->v_scales = scratch->v_scales;
+    }
+}
+
+static void attend_tile_strip(const many_scratch *scratch, row_strip *strip, const many_tile *tile,
+                              const fv_attend_job *job, fv_score_scale scale)
+{
+    const fv_attend_params *params = job->params;
+    const int32_t first = fv_max_i32(strip->some.first - tile->first_key, tile->first);
+    const int32_t end = fv_min_i32(strip->some.end - tile->first_key, tile->end);
+    if (first >= end) return;
+    const int32_t is_edge = strip->all.first - tile->first_key > first || strip->all.end - tile->first_key < end ||
+                            params->tree_mask;
+    const int32_t num_columns = (int32_t)fv_round_up(params->v_head_size, PANEL);
+
+    /* From a multiple of 8, so that the last step ends inside the padded tile. */
+    dot_strip(scratch->scores, scratch->keys, strip, first / KEY_STEP * KEY_STEP, end, params->head_size);
+    for (int32_t v = 0; v < strip->num_vectors; v++) {
+        softmax_vector(strip, v, scratch->scores, job, tile, first, end, scale, is_edge);
+    }
+    accumulate_strip(strip, scratch->scores, scratch->values, first, end, params->tile_keys, num_columns,
+                     is_edge && tile->not_finite);
+}
+
+static void attend_head(const fv_attend_job *job, const many_scratch *scratch, int32_t kv_head)
+{
+    const fv_attend_params *params = job->params;
+    const int32_t num_columns = (int32_t)fv_round_up(params->v_head_size, PANEL);
+    const int32_t num_strips = (job->num_rows + STRIP_ROWS - 1) / STRIP_ROWS;
+    for (int32_t i = 0; i < num_strips; i++) {
+        row_strip *strip = &scratch->strips[i];
+        const int32_t first_row = i * STRIP_ROWS;
+        const int32_t num_rows = fv_min_i32(job->num_rows - first_row, STRIP_ROWS);
+        strip->q = scratch->q + (int64_t)first_row * params->head_size;
+        strip->sums = scratch->sums + (int64_t)first_row * num_columns;
+        strip_init(strip, job, kv_head, first_row, (num_rows + FV_LANES - 1) / FV_LANES);
+        pack_queries(strip, job, kv_head);
+    }
+    memset(scratch->sums, 0, (size_t)(fv_round_up(job->num_rows, FV_LANES) * num_columns) * sizeof(float));
+
+    const fv_score_scale scale = fv_attend_score_scale(params, kv_head);
+    for (int32_t first_key = job->keys.first / params->tile_keys * params->tile_keys; first_key < job->keys.end;
+         first_key += params->tile_keys) {
+        many_tile tile = {
+            .first_key = first_key,
+            .first = fv_max_i32(job->keys.first - first_key, 0),
+            .end = fv_min_i32(job->keys.end - first_key, params->tile_keys),
+        };
+        load_tile(scratch, &tile, job, kv_head);
+        for (int32_t i = 0; i < num_strips; i++) attend_tile_strip(scratch, &scratch->strips[i], &tile, job, scale);
+    }
+
+    for (int32_t row = 0; row < job->num_rows; row++) {
+        const row_strip *strip = &scratch->strips[row / STRIP_ROWS];
+        const int32_t in_strip = row % STRIP_ROWS;
+        fv_attend_finish_row(job, kv_head, row, strip->sums + (int64_t)in_strip * num_columns,
+                             strip->max[in_strip / FV_LANES][in_strip % FV_LANES],
+                             strip->sum[in_strip / FV_LANES][in_strip % FV_LANES]);
+    }
+}
+
+void FV_ISA_SYMBOL(fv_attend_many_rows)(const fv_attend_job *job, void *memory)
+{
+    const many_scratch scratch = many_scratch_of(job->params, job->num_rows, memory);
+    for (int32_t head = 0; head < job->item->num_kv_heads; head++) {
+        attend_head(job, &scratch, job->item->first_kv_head + head);
+    }
+}

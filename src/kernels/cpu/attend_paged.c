@@ -1,0 +1,77 @@
+/* attend_paged on the CPU: one task of the executor for each work item, or cell of the static grid.
+ *
+ * A sequence with few rows (decode, short verification) is bound by the bytes of its keys and
+ * values: attend_few_rows.c reads them where they lie. One with many (prefill) is bound by
+ * arithmetic: attend_many_rows.c copies each tile into the form that its kernels like. Which one
+ * serves an item depends on its sequence's query length and on G alone, so that a row's result does
+ * not depend on its batch mates. */
+#include <assert.h>
+
+#include "core/error.h"
+#include "core/executor.h"
+#include "kernels/cpu/attend_item.h"
+#include "kernels/cpu/kernels.h"
+
+static void attend_item(const fv_attend_params *params, const fv_work_item *item, int32_t worker)
+{
+    void *scratch = (char *)params->scratch + (size_t)worker * params->scratch_bytes;
+    const fv_attend_job job = fv_attend_job_of(params, item);
+    const int32_t query_len = params->query_start[item->seq + 1] - params->query_start[item->seq];
+    if ((int64_t)query_len * job.group <= FV_DECODE_ROWS) FV_ISA_SYMBOL(fv_attend_few_rows)(&job, scratch);
+    else FV_ISA_SYMBOL(fv_attend_many_rows)(&job, scratch);
+}
+
+static void list_task(void *user, int64_t index, int32_t worker)
+{
+    const fv_attend_params *params = user;
+    attend_item(params, &params->items[index], worker);
+}
+
+static void grid_task(void *user, int64_t index, int32_t worker)
+{
+    const fv_attend_params *params = user;
+    const int32_t kv_head = (int32_t)(index % params->num_kv_heads);
+    const int64_t cell = index / params->num_kv_heads;
+    fv_work_item item;
+    if (!fv_grid_item(&item, params, (int32_t)(cell / params->num_segments), kv_head,
+                      (int32_t)(cell % params->num_segments))) {
+        return;
+    }
+    attend_item(params, &item, worker);
+}
+
+static fv_status launch(const fv_launch *launch_at, const fv_attend_params *params)
+{
+    if (params->tile_keys <= 0 || params->tile_keys % FV_LANES != 0) {
+        return fv_fail(FV_ERR_INVALID, "tile_keys is %d; accepted: a multiple of 8 from 8", params->tile_keys);
+    }
+    assert(params->scratch);
+    if (params->items) {
+        fv_executor_run(launch_at->executor, params->num_items, list_task, (void *)params);
+        return FV_OK;
+    }
+    const int64_t num_cells = (int64_t)params->num_q_blocks * params->num_kv_heads * params->num_segments;
+    fv_executor_run(launch_at->executor, num_cells, grid_task, (void *)params);
+    return FV_OK;
+}
+
+static size_t scratch_bytes(const fv_attend_params *params)
+{
+    const size_t few = FV_ISA_SYMBOL(fv_attend_few_scratch)(params);
+    const size_t many = FV_ISA_SYMBOL(fv_attend_many_scratch)(params);
+    return (size_t)fv_round_up((int64_t)(few > many ? few : many), FV_CACHE_LINE);
+}
+
+static const char *why_not(const fv_problem *problem)
+{
+    if (problem->kind != FV_ATTENTION_MHA) return "the kernel serves MHA, GQA and MQA, not MLA";
+    const int32_t v_head_size = problem->mha.v_head_size ? problem->mha.v_head_size : problem->mha.head_size;
+    if (problem->mha.head_size % 8 != 0 || v_head_size % 8 != 0) return "head_size is not a multiple of 8";
+    return NULL;
+}
+
+const fv_attend_variant FV_ISA_SYMBOL(fv_attend_paged)[FV_NUM_VARIANTS_attend_paged] = {
+    {"rows16_keys64", 16, 64, why_not, scratch_bytes, launch},
+    {"rows96_keys64", 96, 64, why_not, scratch_bytes, launch},
+    {"rows48_keys32", 48, 32, why_not, scratch_bytes, launch},
+};

@@ -1,0 +1,32 @@
+/* The kernel tables of the CPU, filled from kernels.def. */
+#include "kernels/cpu_tables.h"
+
+#include "core/context.h"
+#include "kernels/cpu/kernels.h"
+#include "reference/reference.h"
+
+#define FV_KERNEL(operation, params, LEVEL, level) [FV_ISA_##LEVEL].operation = fv_##operation##_##level,
+#define FV_KERNEL_VARIANTS(operation, variant, LEVEL, level)                                                           \
+    [FV_ISA_##LEVEL].name = #level, [FV_ISA_##LEVEL].operation = fv_##operation##_##level,                             \
+    [FV_ISA_##LEVEL].num_##operation = FV_NUM_VARIANTS_##operation,
+static const fv_kernel_table kernels[] = {
+#include "kernels/kernels.def"
+};
+#undef FV_KERNEL
+#undef FV_KERNEL_VARIANTS
+
+static const fv_kernel_table *const tables_of_isa[] = {
+    &fv_reference_kernels,
+    &kernels[FV_ISA_PORTABLE],
+#if defined(__x86_64__)
+    &kernels[FV_ISA_AVX2],
+    &kernels[FV_ISA_AVX512],
+#endif
+};
+
+int32_t fv_cpu_tables(const fv_kernel_table *const **tables, fv_isa limit)
+{
+    const fv_isa isa = limit < fv_cpu_isa() ? limit : fv_cpu_isa();
+    *tables = tables_of_isa;
+    return fv_min_i32((int32_t)isa + 2, FV_ARRAY_LEN(tables_of_isa)); /* the reference, and levels 0 to isa */
+}

@@ -1,0 +1,13 @@
+/* The kernel tables of the CPU. */
+#ifndef FV_KERNELS_CPU_TABLES_H
+#define FV_KERNELS_CPU_TABLES_H
+
+#include "core/cpu.h"
+#include "ops/kernel_table.h"
+
+/* Writes to *tables those that this CPU runs, weakest to strongest and none above `limit`: the
+ * reference, "portable", "avx2", "avx512". Returns their number. Static memory. Also declared in
+ * core/context.h, for core/ may not include this folder. */
+int32_t fv_cpu_tables(const fv_kernel_table *const **tables, fv_isa limit);
+
+#endif
