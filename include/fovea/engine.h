@@ -1,0 +1,186 @@
+/* libfovea-engine: writes text with a model from a GGUF file, on fovea's paged attention.
+ *
+ *   fv_engine   a model in memory: weights, tokenizer, threads. Does not change.
+ *   fv_session  a paged KV cache and the requests on it. Several may share an engine, one after the
+ *               other or in turns, but only one of them runs at a time.
+ *
+ *   fv_engine_create -> fv_session_create -> fv_session_add ... -> fv_session_step until none is left
+ *
+ * Structures begin with struct_size, and zero means the default in every other field. */
+#ifndef FOVEA_ENGINE_H
+#define FOVEA_ENGINE_H
+
+#include "fovea/context.h"
+#include "fovea/dtype.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+typedef struct fv_engine fv_engine;
+typedef struct fv_session fv_session;
+
+/* Told while a model is loaded, from the calling thread: `done` of `total` weights. */
+typedef void (*fv_progress_fn)(void *user, int32_t done, int32_t total);
+
+typedef struct fv_engine_options {
+    uint32_t struct_size;   /* sizeof(fv_engine_options) */
+    int32_t num_threads;    /* 0 = CPUs that this process may use */
+    fv_dtype compute_dtype; /* of weights and GEMMs: FV_DTYPE_F32, FV_DTYPE_BF16; NONE = bf16 where the CPU has it */
+    const char *isa;        /* as in fv_context_options */
+    fv_log_fn log;
+    void *log_user;
+    fv_progress_fn progress;
+    void *progress_user;
+} fv_engine_options;
+
+/* Loads the model at `path`; `options` may be NULL. FV_ERR_IO: the file is not there or not sound;
+ * FV_ERR_UNSUPPORTED: a model that this engine cannot run, with the reason. */
+FV_API fv_status fv_engine_create(fv_engine **engine, const char *path, const fv_engine_options *options);
+
+/* Takes NULL. Sessions go first. */
+FV_API void fv_engine_destroy(fv_engine *engine);
+
+typedef struct fv_engine_info {
+    uint32_t struct_size; /* sizeof(fv_engine_info) */
+    int32_t vocabulary_size;
+    int32_t context_length; /* tokens that the model was made for */
+    int32_t num_layers;
+    int32_t num_heads;
+    int32_t num_kv_heads;
+    int32_t head_size;
+    int32_t num_threads;
+    int32_t has_chat_template; /* 1: fv_engine_encode_chat works; else chat_why_not */
+    fv_dtype compute_dtype;
+    uint64_t weight_bytes; /* in the compute type */
+    double load_seconds;
+    const char *gemm;         /* library and compute type; valid as long as the engine, like the next */
+    const char *chat_why_not; /* "" or why there are no chats */
+} fv_engine_info;
+
+/* Fills what `info->struct_size` says. */
+FV_API fv_status fv_engine_get_info(fv_engine_info *info, const fv_engine *engine);
+
+/* The tokens of `bytes` bytes of plain text, after the BOS token if the model wants one. *tokens is
+ * freed with fv_engine_free_tokens. Control tokens in the text stay text. */
+FV_API fv_status fv_engine_encode(int32_t **tokens, int32_t *num_tokens, const fv_engine *engine, const char *text,
+                                  size_t bytes);
+
+/* One turn of a chat. */
+typedef struct fv_message {
+    const char *role; /* "system", "user", "assistant" */
+    const char *content;
+} fv_message;
+
+/* The tokens of a chat in the model's own form, up to where the assistant's reply begins.
+ * FV_ERR_UNSUPPORTED with the reason when the model has no form that the engine knows. */
+FV_API fv_status fv_engine_encode_chat(int32_t **tokens, int32_t *num_tokens, const fv_engine *engine,
+                                       const fv_message *messages, int32_t num_messages);
+FV_API void fv_engine_free_tokens(int32_t *tokens); /* takes NULL */
+
+/* The text of some tokens, without control tokens; zero-terminated, freed with fv_engine_free_text. */
+FV_API fv_status fv_engine_decode(char **text, size_t *bytes, const fv_engine *engine, const int32_t *tokens,
+                                  int32_t num_tokens);
+FV_API void fv_engine_free_text(char *text); /* takes NULL */
+
+typedef struct fv_session_options {
+    uint32_t struct_size;          /* sizeof(fv_session_options) */
+    const char *attention_backend; /* a name of fv_backend_name; NULL or "auto" = the first that can */
+    const char *kernels;           /* name of a kernel table as in fv_plan_options; NULL = the best */
+    int32_t block_size;            /* tokens of a cache block; 0 = 16 */
+    fv_dtype kv_cache_dtype;       /* F32, F16, BF16, F8_E4M3, F8_E5M2; NONE = F16, see docs of the engine */
+    int32_t cache_tokens;          /* tokens that the cache holds, rounded up to whole blocks; 0 = the context length */
+    int32_t max_batched_tokens;    /* of a step; longer prompts are cut into chunks; 0 = 512 */
+    int32_t max_num_seqs;          /* requests that run at once, at most max_batched_tokens; 0 = 16 */
+    int32_t batch_invariant;       /* 1: a request's results do not depend, bit for bit, on the others */
+} fv_session_options;
+
+/* Creates the cache and chooses the attention. `options` may be NULL. The engine outlives the session.
+ * FV_ERR_UNSUPPORTED: no backend can serve this, with the reasons. */
+FV_API fv_status fv_session_create(fv_session **session, fv_engine *engine, const fv_session_options *options);
+FV_API void fv_session_destroy(fv_session *session); /* takes NULL */
+
+typedef enum fv_finish {
+    FV_FINISH_NONE = 0,   /* goes on */
+    FV_FINISH_STOP = 1,   /* the model ended its text */
+    FV_FINISH_LENGTH = 2, /* max_tokens, or the end of the context */
+} fv_finish;
+
+/* One token that a request wrote. */
+typedef struct fv_token_event {
+    int32_t request;
+    int32_t token;
+    const char *text; /* whole UTF-8 characters that are complete now, not terminated; maybe none */
+    size_t text_bytes;
+    fv_finish finish; /* other than NONE: the request has ended, this is its last event */
+} fv_token_event;
+
+/* Called during fv_session_step, in the order of the requests. The event is valid during the call. */
+typedef void (*fv_token_fn)(void *user, const fv_token_event *event);
+
+/* Logits [vocabulary_size] that follow position `position` of a request; valid during the call. */
+typedef void (*fv_logits_fn)(void *user, int32_t request, int32_t position, const float *logits,
+                             int32_t vocabulary_size);
+
+typedef struct fv_request {
+    uint32_t struct_size;  /* sizeof(fv_request) */
+    const int32_t *prompt; /* [num_prompt_tokens], at least one; copied */
+    int32_t num_prompt_tokens;
+    int32_t max_tokens; /* to write; 0 = until context or cache are full */
+    float temperature;  /* 0 = greedy */
+    int32_t top_k;      /* 0 = all */
+    float top_p;        /* 0 = all */
+    uint64_t seed;
+    int32_t ignore_eos;    /* 1: writes on after the model has ended its text */
+    const int32_t *forced; /* [num_forced]: written in place of what was sampled, for measuring; copied */
+    int32_t num_forced;
+    fv_token_fn on_token;
+    fv_logits_fn on_logits; /* given: called for every position, prompt and output */
+    void *user;
+} fv_request;
+
+/* Adds a request; *id counts from 0. It starts when the cache has room for all that it may take.
+ * FV_ERR_INVALID: a prompt longer than the context, a token outside the vocabulary, sampling options
+ * out of range. FV_ERR_NO_SPACE: more tokens than the whole cache holds. */
+FV_API fv_status fv_session_add(int32_t *id, fv_session *session, const fv_request *request);
+
+/* Runs one step: the next token of every running request, and a chunk of the prompts that wait.
+ * *num_unfinished is how many requests are not done. After a failure the session can only be
+ * destroyed. */
+FV_API fv_status fv_session_step(int32_t *num_unfinished, fv_session *session);
+
+typedef struct fv_session_stats {
+    uint32_t struct_size; /* sizeof(fv_session_stats) */
+    int32_t num_steps;
+    int64_t prefill_tokens; /* in steps that had a part of a prompt, all their tokens */
+    int64_t decode_tokens;  /* in steps of decodes only */
+    double prefill_seconds;
+    double decode_seconds;
+    double prefill_gemm_seconds; /* of prefill_seconds; the rest is everything else */
+    double prefill_attention_seconds;
+    double decode_gemm_seconds;
+    double decode_attention_seconds;
+    int32_t num_waiting;
+    int32_t num_running;
+    int32_t max_running;
+    int64_t cache_tokens;          /* that the cache holds */
+    int64_t max_cache_tokens_used; /* the most that were reserved at one time, in whole blocks */
+    uint64_t cache_bytes;
+    uint64_t activation_bytes; /* and the workspace of the attention */
+    int32_t block_size;
+    int32_t num_blocks; /* without the null block */
+    fv_dtype kv_cache_dtype;
+    int64_t prompt_tokens_done; /* of prompts, so far, for progress */
+    int64_t prompt_tokens_total;
+} fv_session_stats;
+
+/* Fills what `stats->struct_size` says. */
+FV_API fv_status fv_session_get_stats(fv_session_stats *stats, const fv_session *session);
+
+/* One line: backend, kernels and schedule of the last step's attention. Valid until the next step. */
+FV_API const char *fv_session_describe(fv_session *session);
+
+#ifdef __cplusplus
+}
+#endif
+#endif

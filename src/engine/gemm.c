@@ -1,0 +1,281 @@
+/* Weights in chunks, tasks on the executor, and OpenMP held to one thread. */
+#include "engine/gemm.h"
+
+#include <oneapi/dnnl/dnnl.h>
+#include <stdatomic.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "core/compiler.h"
+#include "engine/gemm_kernel.h"
+
+/* Of the OpenMP that oneDNN is built with; both act on the calling thread only. Declared here because
+ * <omp.h> belongs to one compiler. */
+extern int omp_get_max_threads(void);
+extern void omp_set_num_threads(int num_threads);
+
+enum { alignment = 64 };
+
+struct fv_gemm {
+    fv_context *context;
+    const fv_gemm_kernel *kernel;
+    void *state; /* of the kernel; NULL if it has none */
+    int64_t max_in_features;
+    int64_t max_rows;
+    char description[64];
+};
+
+struct fv_gemm_weight {
+    uint8_t *data;
+    size_t bytes;
+    int64_t out_features;
+    int64_t in_features;
+    size_t chunk_bytes; /* of a whole chunk */
+};
+
+/* A loop over tasks that can fail: the first failure's text goes to the calling thread. */
+typedef struct gemm_job {
+    fv_gemm *gemm;
+    const fv_gemm_weight *weight;
+    int64_t num_chunks;
+    fv_read_rows_fn read_rows; /* packing */
+    void *user;
+    float *scratch; /* packing: one chunk of rows for each worker; NULL: read in place */
+    float *y;       /* running */
+    const float *x;
+    int64_t num_rows;
+    bool batch_invariant;
+    atomic_int status;
+    char text[256];
+} gemm_job;
+
+fv_status fv_gemm_fail(const char *call, int onednn_status)
+{
+    if (onednn_status == dnnl_out_of_memory) return fv_fail(FV_ERR_NO_MEMORY, "%s: no memory", call);
+    return fv_fail(FV_ERR_INTERNAL, "%s failed with oneDNN status %d", call, onednn_status);
+}
+
+static void keep_failure(gemm_job *job, fv_status status)
+{
+    int expected = FV_OK;
+    if (atomic_compare_exchange_strong(&job->status, &expected, status)) {
+        snprintf(job->text, sizeof(job->text), "%s", fv_last_error());
+    }
+}
+
+static fv_status run_job(gemm_job *job, int64_t num_tasks, fv_task_fn task)
+{
+    fv_context_parallel_for(job->gemm->context, num_tasks, task, job);
+    const int status = atomic_load(&job->status);
+    return status == FV_OK ? FV_OK : fv_fail((fv_status)status, "%s", job->text);
+}
+
+/* Both return what was set before, for the caller's own use of OpenMP. */
+static int hold_openmp(void)
+{
+    const int before = omp_get_max_threads();
+    if (before != 1) omp_set_num_threads(1);
+    return before;
+}
+
+static void release_openmp(int before)
+{
+    if (before != 1) omp_set_num_threads(before);
+}
+
+static fv_gemm_chunk chunk_at(const gemm_job *job, int64_t index)
+{
+    const fv_gemm_weight *weight = job->weight;
+    const int64_t chunk_outputs = job->gemm->kernel->chunk_outputs;
+    return (fv_gemm_chunk){
+        .data = weight->data + (size_t)index * weight->chunk_bytes,
+        .num_outputs = fv_min_i64(chunk_outputs, weight->out_features - index * chunk_outputs),
+        .in_features = weight->in_features,
+    };
+}
+
+static void pack_task(void *user, int64_t index, int32_t worker)
+{
+    gemm_job *job = user;
+    if (atomic_load_explicit(&job->status, memory_order_relaxed) != FV_OK) return;
+    const fv_gemm_kernel *kernel = job->gemm->kernel;
+    const fv_gemm_chunk chunk = chunk_at(job, index);
+    float *rows = chunk.data;
+    if (job->scratch) rows = job->scratch + worker * kernel->chunk_outputs * chunk.in_features;
+
+    fv_status status = job->read_rows(rows, job->user, index * kernel->chunk_outputs, chunk.num_outputs);
+    if (status == FV_OK && kernel->pack) {
+        const int before = hold_openmp();
+        status = kernel->pack(job->gemm->state, &chunk, rows, worker);
+        release_openmp(before);
+    }
+    if (status != FV_OK) keep_failure(job, status);
+}
+
+static void run_task(void *user, int64_t index, int32_t worker)
+{
+    gemm_job *job = user;
+    const fv_gemm_kernel *kernel = job->gemm->kernel;
+    const fv_gemm_weight *weight = job->weight;
+    const int64_t chunk_index = index % job->num_chunks;
+    const fv_gemm_chunk chunk = chunk_at(job, chunk_index);
+    const int64_t first_row = index / job->num_chunks * kernel->row_block;
+    const int64_t num_rows = fv_min_i64(kernel->row_block, job->num_rows - first_row);
+    float *y = job->y + first_row * weight->out_features + chunk_index * kernel->chunk_outputs;
+
+    const int before = hold_openmp();
+    const fv_status status = kernel->run(job->gemm->state, y, weight->out_features, job->x, first_row, num_rows, &chunk,
+                                         job->batch_invariant, worker);
+    release_openmp(before);
+    if (status != FV_OK) keep_failure(job, status);
+}
+
+static void load_rows_task(void *user, int64_t index, int32_t worker)
+{
+    const gemm_job *job = user;
+    const fv_gemm_kernel *kernel = job->gemm->kernel;
+    (void)worker;
+    const int64_t first_row = index * kernel->row_block;
+    kernel->load_rows(job->gemm->state, job->x, first_row, fv_min_i64(kernel->row_block, job->num_rows - first_row),
+                      job->weight->in_features);
+}
+
+fv_status fv_gemm_create(fv_gemm **gemm, fv_context *context, fv_dtype dtype)
+{
+    *gemm = NULL;
+    const char *bf16_why_not = fv_gemm_bf16_why_not();
+    if (dtype == FV_DTYPE_NONE) dtype = bf16_why_not ? FV_DTYPE_F32 : FV_DTYPE_BF16;
+    if (dtype != FV_DTYPE_F32 && dtype != FV_DTYPE_BF16) {
+        return fv_fail(FV_ERR_INVALID, "compute type is %s; accepted: float32, bfloat16", fv_dtype_name(dtype));
+    }
+    if (dtype == FV_DTYPE_BF16 && bf16_why_not) {
+        return fv_fail(FV_ERR_UNSUPPORTED, "compute type bfloat16: %s", bf16_why_not);
+    }
+
+    fv_gemm *made = calloc(1, sizeof(*made));
+    if (!made) return fv_fail(FV_ERR_NO_MEMORY, "no memory for the GEMM");
+    made->context = context;
+    made->kernel = dtype == FV_DTYPE_BF16 ? &fv_gemm_kernel_bf16 : &fv_gemm_kernel_f32;
+    const dnnl_version_t *version = dnnl_version();
+    snprintf(made->description, sizeof(made->description), "onednn %d.%d.%d %s", version->major, version->minor,
+             version->patch, fv_dtype_name(dtype));
+    if (made->kernel->create) {
+        const fv_status status = made->kernel->create(&made->state, fv_context_num_workers(context));
+        if (status != FV_OK) {
+            fv_gemm_destroy(made);
+            return status;
+        }
+    }
+    *gemm = made;
+    return FV_OK;
+}
+
+void fv_gemm_destroy(fv_gemm *gemm)
+{
+    if (!gemm) return;
+    if (gemm->kernel->destroy) gemm->kernel->destroy(gemm->state);
+    free(gemm);
+}
+
+fv_dtype fv_gemm_dtype(const fv_gemm *gemm) { return gemm->kernel->dtype; }
+const char *fv_gemm_describe(const fv_gemm *gemm) { return gemm->description; }
+
+/* All chunks but the last have one shape; the kernel gets ready for both. */
+static fv_status prepare_shapes(fv_gemm_weight *weight, fv_gemm *gemm)
+{
+    const fv_gemm_kernel *kernel = gemm->kernel;
+    const int64_t whole = fv_min_i64(kernel->chunk_outputs, weight->out_features);
+    const int64_t rest = weight->out_features % whole;
+    size_t rest_bytes = 0;
+    const int before = hold_openmp();
+    fv_status status = kernel->prepare(&weight->chunk_bytes, gemm->state, whole, weight->in_features);
+    if (status == FV_OK && rest != 0) {
+        status = kernel->prepare(&rest_bytes, gemm->state, rest, weight->in_features);
+    }
+    release_openmp(before);
+    if (rest_bytes > weight->chunk_bytes) weight->chunk_bytes = rest_bytes;
+    return status;
+}
+
+static fv_status pack_weight(fv_gemm *gemm, fv_gemm_weight *weight, fv_read_rows_fn read_rows, void *user)
+{
+    const fv_gemm_kernel *kernel = gemm->kernel;
+    gemm_job job = {.gemm = gemm, .weight = weight, .read_rows = read_rows, .user = user};
+    job.num_chunks = fv_ceil_div(weight->out_features, kernel->chunk_outputs);
+    if (kernel->pack) {
+        const size_t floats = (size_t)fv_context_num_workers(gemm->context) * (size_t)kernel->chunk_outputs *
+                              (size_t)weight->in_features;
+        job.scratch = malloc(floats * sizeof(float));
+        if (!job.scratch) return fv_fail(FV_ERR_NO_MEMORY, "no memory for %zu floats of weight rows", floats);
+    }
+    const fv_status status = run_job(&job, job.num_chunks, pack_task);
+    free(job.scratch);
+    return status;
+}
+
+fv_status fv_gemm_weight_create(fv_gemm_weight **weight, fv_gemm *gemm, int64_t out_features, int64_t in_features,
+                                fv_read_rows_fn read_rows, void *user)
+{
+    *weight = NULL;
+    const fv_gemm_kernel *kernel = gemm->kernel;
+    fv_gemm_weight *made = calloc(1, sizeof(*made));
+    if (!made) return fv_fail(FV_ERR_NO_MEMORY, "no memory for a weight");
+    made->out_features = out_features;
+    made->in_features = in_features;
+
+    fv_status status = prepare_shapes(made, gemm);
+    if (status != FV_OK) goto fail;
+    made->bytes = made->chunk_bytes * (size_t)fv_ceil_div(out_features, kernel->chunk_outputs);
+    made->bytes = (size_t)fv_round_up((int64_t)made->bytes, alignment);
+    made->data = aligned_alloc(alignment, made->bytes);
+    if (!made->data) {
+        status = fv_fail(FV_ERR_NO_MEMORY, "no memory for a weight of %zu bytes", made->bytes);
+        goto fail;
+    }
+    status = pack_weight(gemm, made, read_rows, user);
+    if (status != FV_OK) goto fail;
+    gemm->max_in_features = fv_max_i64(gemm->max_in_features, in_features);
+    *weight = made;
+    return FV_OK;
+
+fail:
+    fv_gemm_weight_destroy(made);
+    return status;
+}
+
+void fv_gemm_weight_destroy(fv_gemm_weight *weight)
+{
+    if (!weight) return;
+    free(weight->data);
+    free(weight);
+}
+
+size_t fv_gemm_weight_bytes(const fv_gemm_weight *weight) { return weight->bytes; }
+
+fv_status fv_gemm_reserve(fv_gemm *gemm, int64_t num_rows)
+{
+    if (num_rows <= gemm->max_rows) return FV_OK;
+    if (gemm->kernel->reserve) {
+        const fv_status status = gemm->kernel->reserve(gemm->state, num_rows, gemm->max_in_features);
+        if (status != FV_OK) return status;
+    }
+    gemm->max_rows = num_rows;
+    return FV_OK;
+}
+
+fv_status fv_gemm_run(fv_gemm *gemm, float *y, const float *x, const fv_gemm_weight *weight, int64_t num_rows,
+                      bool batch_invariant)
+{
+    if (num_rows > gemm->max_rows) {
+        return fv_fail(FV_ERR_INVALID, "num_rows is %lld; reserved: %lld", (long long)num_rows,
+                       (long long)gemm->max_rows);
+    }
+    const fv_gemm_kernel *kernel = gemm->kernel;
+    gemm_job job = {.gemm = gemm, .weight = weight, .y = y, .x = x, .num_rows = num_rows};
+    job.batch_invariant = batch_invariant;
+    job.num_chunks = fv_ceil_div(weight->out_features, kernel->chunk_outputs);
+    const int64_t num_row_blocks = fv_ceil_div(num_rows, kernel->row_block);
+    if (kernel->load_rows) fv_context_parallel_for(gemm->context, num_row_blocks, load_rows_task, &job);
+    return run_job(&job, num_row_blocks * job.num_chunks, run_task);
+}

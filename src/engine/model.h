@@ -1,0 +1,39 @@
+/* The weights of a model, in memory in the compute type. Query, key and value projections are one
+ * weight, and so are the gate and up projections: fewer, larger GEMMs. */
+#ifndef FV_ENGINE_MODEL_H
+#define FV_ENGINE_MODEL_H
+
+#include "engine/gemm.h"
+#include "engine/model_config.h"
+
+typedef struct fv_model_layer {
+    float *attention_norm;   /* [hidden] */
+    float *ffn_norm;         /* [hidden] */
+    fv_gemm_weight *qkv;     /* [(Hq + 2 Hkv) D, hidden]: rows of q, then k, then v */
+    fv_gemm_weight *output;  /* [hidden, Hq D] */
+    fv_gemm_weight *gate_up; /* [2 ffn, hidden]: rows of gate, then up */
+    fv_gemm_weight *down;    /* [hidden, ffn] */
+} fv_model_layer;
+
+typedef struct fv_model {
+    fv_model_config config;
+    const fv_gguf_tensor *embedding; /* [vocabulary, hidden], in the file: a step reads a few rows of it */
+    fv_model_layer *layers;          /* [num_layers] */
+    float *output_norm;              /* [hidden] */
+    fv_gemm_weight *head;            /* [vocabulary, hidden]; of the embedding where the file has no other */
+    size_t weight_bytes;
+} fv_model;
+
+/* Told after each weight; called from the loading thread. */
+typedef void (*fv_model_progress_fn)(void *user, int32_t done, int32_t total);
+
+/* Reads config and weights. Keeps `gguf`; the weights belong to `gemm`, which outlives the model.
+ * FV_ERR_IO: a tensor is missing or has another shape than the config says; the text names it. */
+fv_status fv_model_load(fv_model **model, const fv_gguf *gguf, fv_gemm *gemm, fv_model_progress_fn progress,
+                        void *progress_user);
+void fv_model_destroy(fv_model *model); /* takes NULL */
+
+/* Values of the embedding of `token`, which is in the vocabulary: out [hidden]. */
+fv_status fv_model_embed(float *out, const fv_model *model, int32_t token);
+
+#endif

@@ -1,0 +1,58 @@
+/* Plain loops; together a few percent of a step. */
+#include "engine/rows.h"
+
+#include <math.h>
+
+/* Sums in lanes: the compiler may keep them in vector registers, and the error grows less. */
+static float mean_square(const float *x, int32_t size)
+{
+    enum { num_lanes = 16 };
+    float lanes[num_lanes] = {0};
+    int32_t i = 0;
+    for (; i + num_lanes <= size; i += num_lanes) {
+        for (int32_t lane = 0; lane < num_lanes; lane++) lanes[lane] += x[i + lane] * x[i + lane];
+    }
+    for (; i < size; i++) lanes[0] += x[i] * x[i];
+    float sum = 0.0f;
+    for (int32_t lane = 0; lane < num_lanes; lane++) sum += lanes[lane];
+    return sum / (float)size;
+}
+
+void fv_rms_norm_row(float *y, const float *x, const float *weight, int32_t size, float epsilon)
+{
+    const float scale = 1.0f / sqrtf(mean_square(x, size) + epsilon);
+    for (int32_t i = 0; i < size; i++) y[i] = x[i] * scale * weight[i];
+}
+
+void fv_rope_angles(float *cosines, float *sines, int32_t position, int32_t rope_size, float base)
+{
+    const double step = -2.0 / (double)rope_size * log((double)base);
+    for (int32_t i = 0; i < rope_size / 2; i++) {
+        const double angle = (double)position * exp(step * (double)i);
+        cosines[i] = (float)cos(angle);
+        sines[i] = (float)sin(angle);
+    }
+}
+
+void fv_rope_row(float *heads, const float *cosines, const float *sines, int32_t num_heads, int32_t head_size,
+                 int32_t rope_size)
+{
+    for (int32_t head = 0; head < num_heads; head++, heads += head_size) {
+        for (int32_t i = 0; i < rope_size / 2; i++) {
+            const float a = heads[2 * i], b = heads[2 * i + 1];
+            heads[2 * i] = a * cosines[i] - b * sines[i];
+            heads[2 * i + 1] = a * sines[i] + b * cosines[i];
+        }
+    }
+}
+
+void fv_swiglu_row(float *y, const float *gate_up, int32_t size)
+{
+    const float *up = gate_up + size;
+    for (int32_t i = 0; i < size; i++) y[i] = gate_up[i] / (1.0f + expf(-gate_up[i])) * up[i];
+}
+
+void fv_add_row(float *x, const float *y, int32_t size)
+{
+    for (int32_t i = 0; i < size; i++) x[i] += y[i];
+}

@@ -1,0 +1,84 @@
+/* The scheduler: which tokens of which sequences the next step computes. It knows counts, not tokens.
+ *
+ *   waiting --admit--> running: prefill in chunks ... decode, one token a step ... --finish-->
+ *
+ * A step has a budget of tokens. Decodes come first, so that running sequences never stall behind a
+ * long prompt; the rest goes to prompts, in order of arrival, cut where the budget ends:
+ *
+ *   budget 8   | a | b |  c c c c c c |      next step   | a | b | c c | d d d d |
+ *               decode  prompt, chunk 1                            rest
+ *
+ * A sequence is admitted when the blocks of its worst case, prompt and all tokens it may write, are
+ * free, and gets them then. So a running sequence always ends, its blocks come back, and those that
+ * wait are admitted in order: none fails and none waits for ever. */
+#ifndef FV_ENGINE_SCHEDULER_H
+#define FV_ENGINE_SCHEDULER_H
+
+#include "engine/block_pool.h"
+
+typedef enum fv_sequence_state {
+    FV_SEQUENCE_NEW = 0,
+    FV_SEQUENCE_WAITING,
+    FV_SEQUENCE_RUNNING,
+    FV_SEQUENCE_FINISHED,
+} fv_sequence_state;
+
+/* A sequence as the scheduler sees it; lives in the caller's request. */
+typedef struct fv_sequence {
+    fv_sequence_state state;
+    int32_t num_tokens;   /* known so far: the prompt and what was written */
+    int32_t num_computed; /* of those, in the cache */
+    int32_t max_tokens;   /* it may have in the end */
+    int32_t *blocks;      /* [num_blocks], acquired while running; a row of the block table */
+    int32_t num_blocks;
+    struct fv_sequence *next; /* waiting or running list */
+} fv_sequence;
+
+typedef struct fv_scheduler_limits {
+    int32_t block_size;
+    int32_t num_blocks;         /* without the null block */
+    int32_t max_num_seqs;       /* running at once; more than max_batched_tokens are not used */
+    int32_t max_batched_tokens; /* of a step */
+} fv_scheduler_limits;
+
+typedef struct fv_scheduler {
+    fv_scheduler_limits limits;
+    fv_block_pool pool;
+    fv_sequence *running; /* in order of admission */
+    fv_sequence *waiting; /* in order of arrival */
+    int32_t num_running;
+    int32_t num_waiting;
+} fv_scheduler;
+
+/* The part of one sequence in a step: tokens [first_token, first_token + num_tokens). */
+typedef struct fv_step_part {
+    fv_sequence *sequence;
+    int32_t first_token;
+    int32_t num_tokens;
+    bool is_last; /* ends at the last known token: the next one can be sampled */
+} fv_step_part;
+
+/* FV_ERR_INVALID: a limit below 1, with its name. */
+fv_status fv_scheduler_init(fv_scheduler *scheduler, const fv_scheduler_limits *limits);
+
+/* Sequences that are still there are finished first by their owners. Takes a zeroed scheduler. */
+void fv_scheduler_deinit(fv_scheduler *scheduler);
+
+/* Lets a new sequence of prompt_tokens wait for its turn; it may grow to max_tokens in all. Keeps
+ * `sequence` until fv_scheduler_finish. FV_ERR_INVALID: prompt_tokens below 1 or above max_tokens.
+ * FV_ERR_NO_SPACE: it can never fit; the text says how many tokens the cache holds. */
+fv_status fv_scheduler_add(fv_scheduler *scheduler, fv_sequence *sequence, int32_t prompt_tokens, int32_t max_tokens);
+
+/* Admits who fits and fills `parts`, room for max_num_seqs. Returns their number; 0: nothing to do. */
+int32_t fv_scheduler_next(fv_step_part *parts, fv_scheduler *scheduler);
+
+/* The step has run: its tokens are in the cache. */
+void fv_scheduler_commit(const fv_step_part *parts, int32_t num_parts);
+
+/* The sequence has one token more. */
+void fv_scheduler_append(fv_sequence *sequence);
+
+/* Takes the sequence out, in whatever state, and gives its blocks back. */
+void fv_scheduler_finish(fv_scheduler *scheduler, fv_sequence *sequence);
+
+#endif

@@ -1,0 +1,194 @@
+/* The scheduler, without a model: what a step holds, who waits, and that everyone ends. */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+#include "core/compiler.h"
+#include "engine/scheduler.h"
+
+enum { max_parts = 64 };
+
+static void init(fv_scheduler *scheduler, int32_t block_size, int32_t num_blocks, int32_t max_num_seqs, int32_t budget)
+{
+    const fv_scheduler_limits limits = {block_size, num_blocks, max_num_seqs, budget};
+    assert_int_equal(fv_scheduler_init(scheduler, &limits), FV_OK);
+}
+
+/* A step as the session does it: the tokens are computed, those that can write do so, those that have
+ * all their tokens leave. Returns the tokens of the step. */
+static int32_t run_step(fv_scheduler *scheduler)
+{
+    fv_step_part parts[max_parts];
+    const int32_t num_parts = fv_scheduler_next(parts, scheduler);
+    assert_in_range(num_parts, 0, scheduler->limits.max_num_seqs);
+    int32_t num_tokens = 0;
+    for (int32_t i = 0; i < num_parts; i++) {
+        const fv_step_part *part = &parts[i];
+        num_tokens += part->num_tokens;
+        assert_int_equal(part->sequence->state, FV_SEQUENCE_RUNNING);
+        assert_int_equal(part->first_token, part->sequence->num_computed);
+        assert_true(part->num_tokens > 0);
+        assert_int_equal(part->is_last, part->first_token + part->num_tokens == part->sequence->num_tokens);
+        assert_true(part->sequence->num_blocks * scheduler->limits.block_size >= part->sequence->num_tokens);
+    }
+    assert_in_range(num_tokens, 0, scheduler->limits.max_batched_tokens);
+    fv_scheduler_commit(parts, num_parts);
+    for (int32_t i = 0; i < num_parts; i++) {
+        fv_sequence *sequence = parts[i].sequence;
+        if (!parts[i].is_last) continue;
+        if (sequence->num_tokens < sequence->max_tokens) {
+            fv_scheduler_append(sequence);
+        } else {
+            fv_scheduler_finish(scheduler, sequence);
+        }
+    }
+    return num_tokens;
+}
+
+static void test_cuts_prompts_by_the_budget(void **state)
+{
+    (void)state;
+    fv_scheduler scheduler;
+    init(&scheduler, 16, 100, 8, 10);
+    fv_sequence a, b;
+    assert_int_equal(fv_scheduler_add(&scheduler, &a, 25, 30), FV_OK);
+    assert_int_equal(fv_scheduler_add(&scheduler, &b, 4, 8), FV_OK);
+    fv_step_part parts[max_parts];
+
+    assert_int_equal(fv_scheduler_next(parts, &scheduler), 1); /* a takes the whole budget */
+    assert_ptr_equal(parts[0].sequence, &a);
+    assert_int_equal(parts[0].num_tokens, 10);
+    assert_false(parts[0].is_last);
+    fv_scheduler_commit(parts, 1);
+    assert_int_equal(run_step(&scheduler), 10);
+
+    assert_int_equal(fv_scheduler_next(parts, &scheduler), 2); /* the rest of a, then b */
+    assert_int_equal(parts[0].num_tokens, 5);
+    assert_int_equal(parts[0].first_token, 20);
+    assert_true(parts[0].is_last);
+    assert_ptr_equal(parts[1].sequence, &b);
+    assert_int_equal(parts[1].num_tokens, 4);
+    fv_scheduler_finish(&scheduler, &a);
+    fv_scheduler_finish(&scheduler, &b);
+    fv_scheduler_deinit(&scheduler);
+}
+
+static void test_decodes_come_first(void **state)
+{
+    (void)state;
+    fv_scheduler scheduler;
+    init(&scheduler, 16, 100, 8, 8);
+    fv_sequence a, b, c;
+    assert_int_equal(fv_scheduler_add(&scheduler, &a, 3, 20), FV_OK);
+    assert_int_equal(run_step(&scheduler), 3);
+    assert_int_equal(fv_scheduler_add(&scheduler, &b, 30, 40), FV_OK);
+    assert_int_equal(fv_scheduler_add(&scheduler, &c, 2, 9), FV_OK);
+    fv_step_part parts[max_parts];
+    assert_int_equal(fv_scheduler_next(parts, &scheduler), 2);
+    assert_ptr_equal(parts[0].sequence, &a);
+    assert_int_equal(parts[0].num_tokens, 1);
+    assert_ptr_equal(parts[1].sequence, &b);
+    assert_int_equal(parts[1].num_tokens, 7);
+    fv_scheduler_finish(&scheduler, &a);
+    fv_scheduler_finish(&scheduler, &b);
+    fv_scheduler_finish(&scheduler, &c);
+    assert_int_equal(scheduler.pool.num_free, 100);
+    fv_scheduler_deinit(&scheduler);
+}
+
+static void test_waits_for_room_in_order(void **state)
+{
+    (void)state;
+    fv_scheduler scheduler;
+    init(&scheduler, 4, 10, 8, 64);
+    fv_sequence a, b, c;
+    assert_int_equal(fv_scheduler_add(&scheduler, &a, 5, 24), FV_OK); /* 6 blocks */
+    assert_int_equal(fv_scheduler_add(&scheduler, &b, 5, 20), FV_OK); /* 5 blocks: waits for a */
+    assert_int_equal(fv_scheduler_add(&scheduler, &c, 5, 8), FV_OK);  /* 2 blocks: would fit, but b was first */
+    run_step(&scheduler);
+    assert_int_equal(a.state, FV_SEQUENCE_RUNNING);
+    assert_int_equal(b.state, FV_SEQUENCE_WAITING);
+    assert_int_equal(c.state, FV_SEQUENCE_WAITING);
+    while (a.state == FV_SEQUENCE_RUNNING) run_step(&scheduler);
+    run_step(&scheduler);
+    assert_int_equal(b.state, FV_SEQUENCE_RUNNING);
+    assert_int_equal(c.state, FV_SEQUENCE_RUNNING);
+    fv_scheduler_finish(&scheduler, &b);
+    fv_scheduler_finish(&scheduler, &c);
+    fv_scheduler_deinit(&scheduler);
+}
+
+/* Random crowds on caches that hold a few of them: all end, each after all its tokens, and all blocks
+ * are back. */
+static void test_everyone_ends(void **state)
+{
+    (void)state;
+    enum { num_rounds = 200, num_seqs = 40 };
+    uint32_t random = 7;
+    for (int32_t round = 0; round < num_rounds; round++) {
+        random = random * 1664525u + 1013904223u;
+        const int32_t block_size = 1 + (int32_t)(random >> 8 & 0xff) % 20;
+        const int32_t budget = 1 + (int32_t)(random >> 16 & 0xff) % 40;
+        const int32_t capacity = 1 + (int32_t)(random >> 24) % 30;
+        fv_scheduler scheduler;
+        init(&scheduler, block_size, capacity, 1 + round % 9, budget);
+        fv_sequence sequences[num_seqs];
+        int64_t expected = 0;
+        int32_t num_added = 0;
+        for (int32_t i = 0; i < num_seqs; i++) {
+            random = random * 1664525u + 1013904223u;
+            const int32_t prompt = 1 + (int32_t)(random >> 8 & 0xff) % 50;
+            const int32_t max = prompt + (int32_t)(random >> 16 & 0xff) % 20;
+            const fv_status status = fv_scheduler_add(&scheduler, &sequences[num_added], prompt, max);
+            const bool fits = max <= capacity * block_size;
+            assert_int_equal(status, fits ? FV_OK : FV_ERR_NO_SPACE);
+            if (!fits) continue;
+            num_added++;
+            expected += max; /* every token is computed once */
+        }
+        int64_t computed = 0;
+        while (scheduler.num_running + scheduler.num_waiting > 0) {
+            const int32_t step = run_step(&scheduler);
+            assert_true(step > 0);
+            computed += step;
+        }
+        assert_int_equal(computed, expected);
+        assert_int_equal(scheduler.pool.num_free, capacity);
+        for (int32_t i = 0; i < num_added; i++) assert_int_equal(sequences[i].state, FV_SEQUENCE_FINISHED);
+        fv_scheduler_deinit(&scheduler);
+    }
+}
+
+static void test_refuses_what_never_fits(void **state)
+{
+    (void)state;
+    fv_scheduler scheduler;
+    init(&scheduler, 16, 4, 8, 64);
+    fv_sequence sequence;
+    assert_int_equal(fv_scheduler_add(&scheduler, &sequence, 10, 65), FV_ERR_NO_SPACE);
+    assert_non_null(strstr(fv_last_error(), "holds 64"));
+    assert_int_equal(fv_scheduler_add(&scheduler, &sequence, 0, 10), FV_ERR_INVALID);
+    assert_int_equal(fv_scheduler_add(&scheduler, &sequence, 11, 10), FV_ERR_INVALID);
+    assert_int_equal(scheduler.num_waiting, 0);
+    fv_scheduler_deinit(&scheduler);
+
+    const fv_scheduler_limits wrong[] = {{0, 4, 8, 64}, {16, 0, 8, 64}, {16, 4, 0, 64}, {16, 4, 8, -1}};
+    for (int32_t i = 0; i < FV_ARRAY_LEN(wrong); i++) {
+        assert_int_equal(fv_scheduler_init(&scheduler, &wrong[i]), FV_ERR_INVALID);
+        fv_scheduler_deinit(&scheduler);
+    }
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_cuts_prompts_by_the_budget), cmocka_unit_test(test_decodes_come_first),
+        cmocka_unit_test(test_waits_for_room_in_order),    cmocka_unit_test(test_everyone_ends),
+        cmocka_unit_test(test_refuses_what_never_fits),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
