@@ -1,0 +1,99 @@
+#!/usr/bin/env bash
+# test_bad_input.sh FOVEA MODEL: what is wrong on the command line or in a model file gives exactly one
+# line of error on stderr, which names the cause and what is accepted, and an exit code from 1 to 125.
+# MODEL may be "" in a build without the engine.
+set -uo pipefail
+fovea=$1 model=$2
+here=$(cd "$(dirname "$0")" && pwd)
+work=$(mktemp -d)
+trap 'rm -rf "$work"' EXIT
+passed=0 failed=0
+
+# refuses PATTERN COMMAND...: the error line matches PATTERN (extended regular expression, any case).
+refuses() {
+    local pattern=$1
+    shift
+    local code problem=""
+    timeout 120 "$@" >"$work/out" 2>"$work/err" </dev/null
+    code=$?
+    # A progress line ends in a carriage return or is erased: what remains are errors and notes.
+    local errors
+    errors=$(tr '\r' '\n' <"$work/err" | grep -aE '^fovea[a-z ]*: ' | grep -avE '^fovea[a-z ]*: (note|warning):' || true)
+    if [ "$code" -eq 0 ] || [ "$code" -gt 125 ]; then problem="exit code $code"; fi
+    if [ "$(grep -c . <<<"$errors")" -ne 1 ]; then problem="not exactly one line of error"; fi
+    if grep -aqE 'Sanitizer|runtime error' "$work/err"; then problem="sanitizer report"; fi
+    if ! grep -aqiE -e "$pattern" <<<"$errors"; then problem=${problem:-"no '$pattern' in the error"}; fi
+    if [ -z "$problem" ]; then
+        passed=$((passed + 1))
+        return
+    fi
+    failed=$((failed + 1))
+    echo "FAILED ($problem): ${*//$work/.}"
+    head -c 2000 "$work/err" | head -n 20 | sed 's/^/    /'
+}
+
+refuses "unknown command 'chat'.*bench" "$fovea" chat
+refuses "unknown option '--frobnicate'" "$fovea" bench --frobnicate
+refuses "--heads is '32/5'" "$fovea" bench --heads 32/5 q1
+refuses "--heads" "$fovea" bench --heads
+refuses "q1z" "$fovea" bench q1z
+refuses "0q1|count" "$fovea" bench 0q1
+refuses "q9s4|q9" "$fovea" bench q9s4
+refuses "dtype.*accepted.*bfloat16" "$fovea" bench --dtype int3 q1
+refuses "NOPE.*TRITON_ATTN" "$fovea" bench --backend NOPE q1
+refuses "block-size is 'x'" "$fovea" bench --block-size x q1
+refuses "threads is '-2'" "$fovea" bench --threads -2 q1
+refuses "no-such.json" "$fovea" bench --compare "$work/no-such.json" q1
+refuses "unknown option" "$fovea" backends --frobnicate
+refuses "head-size is '33x'" "$fovea" backends --head-size 33x
+refuses "unknown option" "$fovea" info --frobnicate
+refuses "unknown option|accepted" "$fovea" check --frobnicate
+refuses "isa.*accepted|sse9" env FOVEA_ISA=sse9 "$fovea" bench q1
+
+if [ -n "$model" ]; then
+    generate() { # generate PATTERN OPTION...
+        local pattern=$1
+        shift
+        refuses "$pattern" "$fovea" generate -m "$model" --max-tokens 4 "$@"
+    }
+    refuses "no-such.gguf" "$fovea" generate -m "$work/no-such.gguf" hello
+    refuses "$work|directory" "$fovea" generate -m "$work" hello
+    refuses "gguf" "$fovea" generate -m "$0" hello
+    for kind in empty header-cut data-cut magic version tensor-count key-count string-length architecture \
+        huge-offset far-offset overlap huge-dimension type; do
+        if ! python3 "$here/damage_gguf.py" "$model" "$work/$kind.gguf" $kind; then
+            echo "FAILED: cannot make $kind.gguf"
+            failed=$((failed + 1))
+            continue
+        fi
+        case $kind in
+        magic) pattern="magic|not a GGUF" ;;
+        version) pattern="version.*99|99.*version" ;;
+        architecture) pattern="architecture.*llama" ;;
+        overlap) pattern="overlap" ;;
+        *-offset) pattern="offset|past the end|outside" ;;
+        type) pattern="type.*77|77.*type" ;;
+        *) pattern="." ;;
+        esac
+        refuses "$pattern" "$fovea" generate -m "$work/$kind.gguf" --max-tokens 4 hello
+        rm -f "$work/$kind.gguf"
+    done
+    generate "block.size.*0" --block-size 0 hello
+    generate "block.size.*-3" --block-size -3 hello
+    generate "block.size.*many" --block-size many hello
+    generate "block.size.*99999999999" --block-size 99999999999 hello
+    generate "NOPE.*TRITON_ATTN" --attention-backend NOPE hello
+    refuses "NOPE.*TRITON_ATTN" env VLLM_ATTENTION_BACKEND=NOPE "$fovea" generate -m "$model" --max-tokens 4 hello
+    generate "int3.*accepted|accepted.*fp8" --kv-cache-dtype int3 hello
+    generate "max-tokens.*accepted" --max-tokens 0x hello
+    generate "threads.*accepted" --threads 0 hello
+    generate "temperature.*accepted" --temperature warm hello
+    generate "no-such.txt" -f "$work/no-such.txt"
+    generate "unknown option" --frobnicate hello
+    python3 -c "print('word ' * 20000)" >"$work/long.txt"
+    generate "context|longer|tokens" -f "$work/long.txt"
+    generate "cache.tokens" --cache-tokens -1 hello
+fi
+
+echo "$passed passed, $failed failed, 0 skipped"
+[ "$failed" -eq 0 ]

@@ -1,0 +1,113 @@
+#include "args.h"
+
+#include <errno.h>
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "core/error.h"
+
+fv_status fv_args_i64(int64_t *value, const char *option, const char *text, int64_t min, int64_t max)
+{
+    char *end = NULL;
+    errno = 0;
+    long long number = strtoll(text, &end, 10);
+    int32_t wrong = errno != 0 || end == text || text[0] == ' ' || text[0] == '+';
+    if (!wrong && *end == 'k') {
+        wrong = __builtin_mul_overflow(number, 1024LL, &number);
+        end++;
+    }
+    if (wrong || *end != '\0' || number < min || number > max) {
+        return fv_fail(FV_ERR_INVALID, "%s is '%s'; accepted: a whole number from %lld to %lld", option, text,
+                       (long long)min, (long long)max);
+    }
+    *value = number;
+    return FV_OK;
+}
+
+fv_status fv_args_i32(int32_t *value, const char *option, const char *text, int32_t min, int32_t max)
+{
+    int64_t wide = 0;
+    const fv_status status = fv_args_i64(&wide, option, text, min, max);
+    if (status == FV_OK) *value = (int32_t)wide;
+    return status;
+}
+
+fv_status fv_args_f64(double *value, const char *option, const char *text, double min, double max)
+{
+    char *end = NULL;
+    const double number = strtod(text, &end);
+    if (end == text || *end != '\0' || text[0] == ' ' || !isfinite(number) || number < min || number > max) {
+        return fv_fail(FV_ERR_INVALID, "%s is '%s'; accepted: a number from %g to %g", option, text, min, max);
+    }
+    *value = number;
+    return FV_OK;
+}
+
+fv_status fv_args_heads(int32_t *num_heads, int32_t *num_kv_heads, const char *option, const char *text)
+{
+    int query = 0, kv = 0, used = 0;
+    int32_t right = 0;
+    if (strchr(text, '/')) {
+        right = sscanf(text, "%5d/%5d%n", &query, &kv, &used) == 2 && text[used] == '\0';
+    } else {
+        right = sscanf(text, "%5d%n", &query, &used) == 1 && text[used] == '\0';
+        kv = query;
+    }
+    if (!right || query < 1 || kv < 1 || query % kv != 0) {
+        return fv_fail(FV_ERR_INVALID, "%s is '%s'; accepted: QUERY/KV heads, e.g. 32/8, the first a multiple of the second",
+                       option, text);
+    }
+    *num_heads = query;
+    *num_kv_heads = kv;
+    return FV_OK;
+}
+
+fv_status fv_args_dtype(fv_dtype *dtype, const char *option, const char *text)
+{
+    if (fv_dtype_parse(dtype, text) == FV_OK) return FV_OK;
+    return fv_fail(FV_ERR_INVALID, "%s is '%s'; accepted: float32, float16, bfloat16, fp8_e4m3, fp8_e5m2, int8", option,
+                   text);
+}
+
+fv_status fv_args_choice(int32_t *index, const char *option, const char *text, const char *const *names,
+                         int32_t num_names)
+{
+    char accepted[1024] = "";
+    size_t used = 0;
+    for (int32_t i = 0; i < num_names; i++) {
+        if (strcmp(names[i], text) == 0) {
+            *index = i;
+            return FV_OK;
+        }
+        if (used < sizeof(accepted)) {
+            used += (size_t)snprintf(accepted + used, sizeof(accepted) - used, "%s%s", i ? ", " : "", names[i]);
+        }
+    }
+    return fv_fail(FV_ERR_INVALID, "%s is '%s'; accepted: %s", option, text, accepted);
+}
+
+fv_status fv_args_refuse(int answer, int argc, char **argv)
+{
+    const char *given = optind > 0 && optind <= argc ? argv[optind - 1] : "";
+    if (answer == ':') return fv_fail(FV_ERR_INVALID, "%s needs a value; see fovea %s --help", given, argv[0]);
+    return fv_fail(FV_ERR_INVALID, "unknown option '%s'; fovea %s --help lists what is accepted", given, argv[0]);
+}
+
+fv_status fv_args_refuse_operand(const char *operand, const char *command)
+{
+    return fv_fail(FV_ERR_INVALID, "'%s' is not taken; fovea %s --help lists what is accepted", operand, command);
+}
+
+int fv_args_fail(const char *command)
+{
+    fprintf(stderr, "fovea %s: %s\n", command, fv_last_error());
+    return 2;
+}
+
+int fv_run_fail(const char *command)
+{
+    fprintf(stderr, "fovea %s: %s\n", command, fv_last_error());
+    return 1;
+}

@@ -1,0 +1,96 @@
+/* Compiled with -O3 and contraction of a * b + c in every build type (CMakeLists.txt). */
+#include "bench/ceilings.h"
+
+#include <stdint.h>
+
+#include "core/compiler.h"
+#include "core/cpu.h"
+
+#define COMPUTE_CHAINS 12
+#define COMPUTE_ROUNDS 4096 /* of a task: some tens of microseconds */
+#define COMPUTE_TASKS 8     /* for each worker */
+#define READ_TASKS 16       /* for each worker */
+#define MAX_READ_TASKS 4096
+
+#define LOOPS portable
+#define LOOPS_TARGET
+#define LOOPS_BYTES 16
+#include "bench/ceiling_loops.h"
+
+#if defined(__x86_64__)
+#define LOOPS avx2
+#define LOOPS_TARGET __attribute__((target("avx2,fma")))
+#define LOOPS_BYTES 32
+#include "bench/ceiling_loops.h"
+
+#define LOOPS avx512
+#define LOOPS_TARGET __attribute__((target("avx512f")))
+#define LOOPS_BYTES 64
+#include "bench/ceiling_loops.h"
+#endif
+
+typedef struct loops {
+    uint64_t (*read)(const char *data, int64_t bytes);
+    float (*compute)(int32_t rounds);
+    int32_t vector_bytes;
+} loops;
+
+static const loops all_loops[] = {
+    [FV_ISA_PORTABLE] = {read_portable, compute_portable, 16},
+#if defined(__x86_64__)
+    [FV_ISA_AVX2] = {read_avx2, compute_avx2, 32},
+    [FV_ISA_AVX512] = {read_avx512, compute_avx512, 64},
+#endif
+};
+
+const char *fv_ceiling_isa(void) { return fv_isa_name(fv_cpu_isa()); }
+
+typedef struct read_job {
+    const loops *loops;
+    const char *base;
+    const fv_read_range *ranges;
+    int64_t num_ranges;
+    int64_t num_tasks;
+    uint64_t sums[MAX_READ_TASKS];
+} read_job;
+
+static void read_task(void *user, int64_t index, int32_t worker)
+{
+    (void)worker;
+    read_job *job = user;
+    const int64_t first = job->num_ranges * index / job->num_tasks;
+    const int64_t end = job->num_ranges * (index + 1) / job->num_tasks;
+    uint64_t sum = 0;
+    for (int64_t i = first; i < end; i++) sum += job->loops->read(job->base + job->ranges[i].offset, job->ranges[i].bytes);
+    job->sums[index] = sum;
+}
+
+uint64_t fv_ceiling_read(fv_context *context, const void *base, const fv_read_range *ranges, int64_t num_ranges)
+{
+    read_job job;
+    job.loops = &all_loops[fv_cpu_isa()];
+    job.base = base;
+    job.ranges = ranges;
+    job.num_ranges = num_ranges;
+    job.num_tasks = fv_min_i64(fv_min_i64(num_ranges, MAX_READ_TASKS), (int64_t)READ_TASKS * fv_context_num_workers(context));
+    fv_context_parallel_for(context, job.num_tasks, read_task, &job);
+    uint64_t sum = 0;
+    for (int64_t i = 0; i < job.num_tasks; i++) sum += job.sums[i];
+    return sum;
+}
+
+static void compute_task(void *user, int64_t index, int32_t worker)
+{
+    (void)worker, (void)index;
+    const loops *chosen = *(const loops *const *)user;
+    volatile float sink = chosen->compute(COMPUTE_ROUNDS);
+    (void)sink;
+}
+
+double fv_ceiling_compute(fv_context *context)
+{
+    const loops *chosen = &all_loops[fv_cpu_isa()];
+    const int64_t num_tasks = (int64_t)COMPUTE_TASKS * fv_context_num_workers(context);
+    fv_context_parallel_for(context, num_tasks, compute_task, &chosen);
+    return 2.0 * COMPUTE_CHAINS * COMPUTE_ROUNDS * (double)num_tasks * (chosen->vector_bytes / 4);
+}

@@ -1,0 +1,25 @@
+/* What the machine can do, measured beside the kernels: a pure read of the same pages in the same
+ * order, and a loop of multiply-adds. Both run on the context's executor, with the widest vectors of
+ * this CPU whatever FOVEA_ISA says: a ceiling is the machine's, not a kernel's. */
+#ifndef FV_TOOLS_BENCH_CEILINGS_H
+#define FV_TOOLS_BENCH_CEILINGS_H
+
+#include "fovea/context.h"
+
+/* A run of bytes, from the start of a cache. */
+typedef struct fv_read_range {
+    int64_t offset;
+    int64_t bytes;
+} fv_read_range;
+
+/* Reads every range of the memory at `base` once, each worker a stretch of the list at a time.
+ * Returns a sum of what was read, so that no compiler can leave the reading out. */
+uint64_t fv_ceiling_read(fv_context *context, const void *base, const fv_read_range *ranges, int64_t num_ranges);
+
+/* fp32 multiply-adds on all workers: returns the operations done (2 for each multiply-add). */
+double fv_ceiling_compute(fv_context *context);
+
+/* "avx512", "avx2" or "portable": the vectors of these loops. */
+const char *fv_ceiling_isa(void);
+
+#endif

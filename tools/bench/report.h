@@ -1,0 +1,43 @@
+/* The results of `fovea bench`: rows, and how they are printed. */
+#ifndef FV_TOOLS_BENCH_REPORT_H
+#define FV_TOOLS_BENCH_REPORT_H
+
+#include <stdio.h>
+
+#include "bench/measure.h"
+
+typedef struct fv_bench_row {
+    const char *batch; /* as given */
+    char backend[48];
+    char kernels[32]; /* asked for: a table's name */
+    char skipped[128]; /* why there is no measurement; "" otherwise */
+    fv_measurement measured;
+    int32_t is_cold;
+    int32_t num_copies;
+    double flops;
+    int64_t read_bytes;
+    double reference_ratio; /* the reference kernels' time / this time; 0: not measured */
+    double old_ratio;       /* time in the file to compare with / this time; 0: not there */
+} fv_bench_row;
+
+/* What the rows were measured on. */
+typedef struct fv_bench_setting {
+    const char *problem; /* one line */
+    int32_t num_threads;
+    int32_t argc; /* the command */
+    char **argv;
+} fv_bench_setting;
+
+/* The ceiling of a row: the time that it cannot beat, and what sets it ("read" or "peak"). */
+double fv_bench_ceiling_us(const char **kind, const fv_bench_row *row);
+
+void fv_bench_print_heading(const fv_bench_setting *setting);
+void fv_bench_print_row(const fv_bench_row *row);
+void fv_bench_print_csv(FILE *file, const fv_bench_row *rows, int32_t num_rows);
+void fv_bench_print_json(FILE *file, const fv_bench_setting *setting, const fv_bench_row *rows, int32_t num_rows);
+
+/* Reads a file that fv_bench_print_json wrote and fills in old_ratio where batch, backend and kernels
+ * are the same. FV_ERR_IO. */
+fv_status fv_bench_compare(fv_bench_row *rows, int32_t num_rows, const char *path);
+
+#endif

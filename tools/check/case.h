@@ -1,0 +1,71 @@
+/* A case: a problem, a batch and how to run it. What is random in it follows from its seed. */
+#ifndef FV_TOOLS_CHECK_CASE_H
+#define FV_TOOLS_CHECK_CASE_H
+
+#include "fovea/plan.h"
+
+typedef struct check_lens {
+    int32_t query_len;
+    int32_t seq_len;
+    int32_t not_causal;
+} check_lens;
+
+/* What the numbers look like. */
+typedef enum check_spread {
+    CHECK_SPREAD_NORMAL = 0, /* softmax over many keys */
+    CHECK_SPREAD_PEAKED = 1, /* few keys carry the weight */
+    CHECK_SPREAD_LOW = 2,    /* all scores near -200: a maximum that starts at 0 underflows */
+} check_spread;
+
+/* How the kernels are driven without a planner. */
+typedef enum check_schedule {
+    CHECK_SCHEDULE_WHOLE = 0,         /* a list of items, each with all keys */
+    CHECK_SCHEDULE_SEGMENTS = 1,      /* a list, Q blocks cut into 1..5 segments */
+    CHECK_SCHEDULE_GRID = 2,          /* the static grid, 2D */
+    CHECK_SCHEDULE_GRID_SEGMENTS = 3, /* the static grid, 3D */
+} check_schedule;
+
+typedef struct check_case {
+    char id[64];
+    uint64_t seed;
+    fv_problem problem; /* normal, with the layout of the cache */
+    check_lens *lens;   /* [num_seqs], the case's own */
+    int32_t num_seqs;
+    check_spread spread;
+    check_schedule schedule;
+    int32_t in_cache;   /* 1: the new K/V lie in the cache already, nothing is written */
+    int32_t plain;      /* 1: dense tensors, no padding rows: what other projects' tests have */
+    fv_plan_options options; /* batch_invariant, static_grid, path, segment_keys */
+} check_case;
+
+void check_case_deinit(check_case *test);
+
+/* Query tokens, the largest lengths, and (row, key, element) steps: what the case costs. */
+int32_t check_case_num_tokens(const check_case *test);
+int32_t check_case_max_query_len(const check_case *test);
+int32_t check_case_max_seq_len(const check_case *test);
+double check_case_cost(const check_case *test);
+
+/* One line: shape, dtypes, features, lengths. */
+void check_case_describe(char *text, size_t text_bytes, const check_case *test);
+
+/* A list of cases that grows. */
+typedef struct check_case_list {
+    check_case *cases;
+    int32_t num_cases;
+    int32_t capacity;
+} check_case_list;
+
+/* Appends a copy of `test` with the lengths `lens`, each repeated `repeat` times in a row of rounds,
+ * normalises its problem, names it "GROUP.N" and seeds it from its name. */
+void check_case_list_add(check_case_list *list, const char *group, const check_case *test, const check_lens *lens,
+                         int32_t num_lens, int32_t repeat);
+void check_case_list_deinit(check_case_list *list);
+
+/* Appends the published test grids: vllm_cases.c. */
+void check_vllm_cases(check_case_list *list);
+
+/* Random case `index` of `seed`: random_case.c. The caller deinits it. */
+void check_case_random(check_case *test, uint64_t seed, int32_t index);
+
+#endif

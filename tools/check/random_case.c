@@ -1,0 +1,142 @@
+/* Random small cases: any mixture of the features, each small enough for the oracle to see every row. */
+#include <stdio.h>
+#include <stdlib.h>
+
+#include "check/case.h"
+#include "check/random.h"
+#include "core/compiler.h"
+
+#define MAX_SEQS 6
+#define MAX_COST 3e6 /* (row, key, element) steps */
+#define MAX_BLOCK_ELEMENTS (256 << 10) /* K and V of a block */
+
+static void random_shape(fv_problem *problem, check_random *random)
+{
+    static const int32_t block_sizes[] = {1, 3, 8, 16, 16, 16, 17, 32, 64, 128, 544};
+    static const fv_dtype dtypes[] = {FV_DTYPE_F32, FV_DTYPE_F16, FV_DTYPE_BF16};
+    static const int32_t common_sizes[] = {64, 80, 96, 128, 128, 256};
+    const int32_t group = check_random_int(random, 1, 16);
+    const int32_t num_kv_heads = check_random_int(random, 1, group > 8 ? 2 : 4);
+    problem->mha.num_heads = group * num_kv_heads;
+    problem->mha.num_kv_heads = num_kv_heads;
+    problem->mha.head_size = check_random_chance(random, 50) ? CHECK_RANDOM_PICK(random, common_sizes)
+                                                             : 8 * check_random_int(random, 4, 64);
+    problem->block_size = CHECK_RANDOM_PICK(random, block_sizes);
+    while (2 * problem->block_size * num_kv_heads * problem->mha.head_size > MAX_BLOCK_ELEMENTS) problem->block_size /= 2;
+    problem->q_dtype = CHECK_RANDOM_PICK(random, dtypes);
+    problem->out_dtype = check_random_chance(random, 90) ? problem->q_dtype : CHECK_RANDOM_PICK(random, dtypes);
+    problem->kv_dtype = problem->q_dtype;
+    if (check_random_chance(random, 35)) {
+        problem->kv_dtype = check_random_chance(random, 50) ? FV_DTYPE_F8_E4M3 : FV_DTYPE_F8_E5M2;
+        static const fv_kv_scaling scalings[] = {FV_KV_SCALING_NONE, FV_KV_SCALING_PER_TENSOR,
+                                                 FV_KV_SCALING_PER_TENSOR, FV_KV_SCALING_PER_HEAD,
+                                                 FV_KV_SCALING_PER_HEAD, FV_KV_SCALING_PER_TOKEN_HEAD};
+        problem->kv_scaling = CHECK_RANDOM_PICK(random, scalings);
+    }
+}
+
+/* The backend's own layout in most cases, since the plan takes no other of some backends. */
+static void random_layout(fv_problem *problem, check_random *random)
+{
+    problem->kv_layout = FV_KV_LAYOUT_NB_2_BS_H_D;
+    if (check_random_chance(random, 8)) {
+        problem->mha.v_head_size = 8 * check_random_int(random, 4, 40);
+        problem->kv_layout = FV_KV_LAYOUT_STRIDED;
+    } else if (check_random_chance(random, 50)) {
+        problem->kv_layout = (fv_kv_layout)check_random_int(random, 0, FV_KV_LAYOUT_PACKED_HND);
+    }
+    const int32_t x = 16 / (int32_t)fv_dtype_bytes(problem->kv_dtype);
+    const int32_t head_fits = problem->mha.head_size % x == 0, block_fits = problem->block_size % x == 0;
+    if ((problem->kv_layout == FV_KV_LAYOUT_X_PACKED && !head_fits) ||
+        (problem->kv_layout == FV_KV_LAYOUT_SHUFFLED && !(head_fits && block_fits))) {
+        problem->kv_layout = FV_KV_LAYOUT_2_NB_BS_H_D;
+    }
+}
+
+static void random_features(fv_problem *problem, check_random *random)
+{
+    if (check_random_chance(random, 25)) problem->soft_cap = (float)check_random_int(random, 1, 50);
+    if (check_random_chance(random, 30)) problem->window = check_random_int(random, 1, check_random_chance(random, 50) ? 8 : 300);
+    if (check_random_chance(random, 20)) problem->alibi = check_random_chance(random, 70) ? FV_ALIBI_LINEAR : FV_ALIBI_SQRT;
+    if (check_random_chance(random, 25)) problem->sinks = 1;
+    if (check_random_chance(random, 60)) problem->returns_lse = 1;
+    if (check_random_chance(random, 20)) problem->not_causal = 1;
+    if (check_random_chance(random, 6)) problem->tree_mask = 1;
+    if (check_random_chance(random, 20)) problem->scale = (float)(0.02 + 0.3 * check_random_unit(random));
+    if (check_random_chance(random, 8)) {
+        static const int32_t interleaves[] = {1, 1, 2, 16, 64};
+        const int32_t world = check_random_int(random, 2, 4);
+        problem->context_parallel =
+            (fv_context_parallel){world, check_random_int(random, 0, world - 1), CHECK_RANDOM_PICK(random, interleaves)};
+    }
+}
+
+/* Small lengths are as likely as large ones. */
+static int32_t random_len(check_random *random, int32_t max)
+{
+    int32_t limit = 1;
+    while (limit < max && check_random_chance(random, 80)) limit *= 2;
+    return check_random_int(random, 1, fv_min_i32(limit, max));
+}
+
+static check_lens random_lens(const check_case *test, check_random *random)
+{
+    static const int32_t longest = 1500, longest_query = 200;
+    const int32_t kind = check_random_int(random, 0, 99);
+    check_lens lens = {.seq_len = random_len(random, longest)};
+    if (kind < 4) return (check_lens){0}; /* no tokens at all */
+    if (kind < 7) return (check_lens){.query_len = 1}; /* padding under a captured graph: a token, no keys */
+    if (kind < 9) return (check_lens){.seq_len = lens.seq_len}; /* keys, but no new token */
+    if (kind < 40) lens.query_len = 1;
+    else if (kind < 65) lens.query_len = check_random_int(random, 2, 16);
+    else if (kind < 85) lens.query_len = random_len(random, longest_query);
+    else lens.query_len = lens.seq_len;
+    if (test->problem.tree_mask) lens.query_len = fv_min_i32(lens.query_len, 64);
+    lens.query_len = fv_min_i32(lens.query_len, fv_min_i32(lens.seq_len, longest_query));
+    lens.not_causal = test->problem.not_causal && check_random_chance(random, 50);
+    return lens;
+}
+
+static void random_schedule(check_case *test, check_random *random)
+{
+    test->schedule = (check_schedule)check_random_int(random, 0, 3);
+    test->spread = check_random_chance(random, 60) ? CHECK_SPREAD_NORMAL
+                                                   : (check_spread)check_random_int(random, 0, CHECK_SPREAD_LOW);
+    /* Low scores need a key element beyond the range of the scaled fp8 formats. */
+    if (test->problem.kv_dtype != test->problem.q_dtype || test->problem.soft_cap > 0) {
+        if (test->spread == CHECK_SPREAD_LOW) test->spread = CHECK_SPREAD_PEAKED;
+    }
+    test->in_cache = test->problem.kv_scaling == FV_KV_SCALING_PER_TOKEN_HEAD || check_random_chance(random, 25);
+    fv_plan_options *options = &test->options;
+    options->struct_size = sizeof(*options);
+    options->batch_invariant = check_random_chance(random, 20);
+    options->static_grid = check_random_chance(random, 20);
+    options->path = (fv_softmax_path)check_random_int(random, 0, 2);
+    if (check_random_chance(random, 30)) options->segment_keys = 16 * check_random_int(random, 1, 8);
+}
+
+void check_case_random(check_case *test, uint64_t seed, int32_t index)
+{
+    check_random random = check_random_of(seed, (uint64_t)index);
+    *test = (check_case){.problem = {.struct_size = sizeof(fv_problem), .kind = FV_ATTENTION_MHA}};
+    snprintf(test->id, sizeof(test->id), "random.%d", index);
+    random_shape(&test->problem, &random);
+    random_layout(&test->problem, &random);
+    random_features(&test->problem, &random);
+    random_schedule(test, &random);
+    test->seed = check_random_next(&random);
+    test->lens = malloc(MAX_SEQS * sizeof(check_lens));
+    if (!test->lens || fv_problem_normalize(&test->problem, &test->problem) != FV_OK) {
+        fprintf(stderr, "fovea check: case %s: %s\n", test->id, test->lens ? fv_last_error() : "no memory");
+        exit(1);
+    }
+    const int32_t num_seqs = check_random_int(&random, 1, MAX_SEQS);
+    for (int32_t r = 0; r < num_seqs; r++) {
+        test->lens[test->num_seqs++] = random_lens(test, &random);
+        check_lens *lens = &test->lens[r];
+        while (check_case_cost(test) > MAX_COST && lens->seq_len > 1) { /* halve it until the case fits */
+            lens->seq_len /= 2;
+            lens->query_len = fv_min_i32(lens->query_len, lens->seq_len);
+        }
+    }
+}

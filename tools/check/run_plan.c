@@ -1,0 +1,214 @@
+/* The public API: plan, update, run, with the new K/V written on the way. */
+#include <string.h>
+
+#include "check/runs.h"
+#include "check/written.h"
+
+/* A plan with its workspace. */
+typedef struct plan_run {
+    fv_plan *plan;
+    void *workspace;
+} plan_run;
+
+/* Bounds at random above what the batch needs. */
+static fv_bounds bounds_of(const check_scene *scene, check_random *random)
+{
+    const check_case *test = scene->test;
+    return (fv_bounds){
+        .struct_size = sizeof(fv_bounds),
+        .max_num_seqs = fv_max_i32(1, test->num_seqs) + check_random_int(random, 0, 3),
+        .max_num_tokens = fv_max_i32(1, scene->num_tokens) + check_random_int(random, 0, 40),
+        .max_query_len = fv_max_i32(1, check_case_max_query_len(test)) + check_random_int(random, 0, 8),
+        .max_seq_len = fv_max_i32(1, check_case_max_seq_len(test)) + check_random_int(random, 0, 300),
+    };
+}
+
+static fv_status open_plan(plan_run *run, check_scene *scene, const check_lane *lane, const char *backend,
+                           const char *kernels)
+{
+    check_random random = {scene->test->seed ^ 0x97a4};
+    const fv_bounds bounds = bounds_of(scene, &random);
+    fv_plan_options options = scene->test->options;
+    options.device = lane->device;
+    options.backend = backend;
+    options.kernels = kernels;
+    const fv_status status = fv_plan_create(&run->plan, lane->context, &scene->test->problem, &bounds, &options);
+    if (status == FV_OK)
+        run->workspace = check_arena_alloc_fenced(&scene->arena, fv_plan_workspace_bytes(run->plan));
+    return status;
+}
+
+static fv_batch batch_of(const check_scene *scene)
+{
+    check_random random = {scene->test->seed ^ 0xba7c4};
+    fv_batch batch = {
+        .struct_size = sizeof(fv_batch),
+        .num_seqs = scene->test->num_seqs,
+        .num_tokens = scene->num_tokens,
+        .query_start = scene->query_start,
+        .seq_lens = scene->seq_lens,
+        .block_table = scene->block_table,
+        .block_table_stride = scene->block_table_stride,
+        .block_table_width = scene->block_table_width,
+        .slot_mapping = scene->slot_mapping,
+        .causal = scene->causal,
+        .tree_mask = scene->tree_mask,
+    };
+    if (check_random_chance(&random, 50)) {
+        batch.max_query_len = check_case_max_query_len(scene->test);
+        batch.max_seq_len = check_case_max_seq_len(scene->test);
+    }
+    if (check_random_chance(&random, 50)) {
+        batch.host_query_start = scene->query_start;
+        batch.host_seq_lens = scene->seq_lens;
+        batch.host_causal = scene->causal;
+    }
+    return batch;
+}
+
+static fv_layer layer_of(const check_scene *scene)
+{
+    return (fv_layer){
+        .struct_size = sizeof(fv_layer),
+        .q = scene->q,
+        .k = scene->k,
+        .v = scene->v,
+        .kv_cache = scene->view,
+        .out = scene->out,
+        .lse = scene->lse,
+        .sinks = scene->test->problem.sinks ? scene->sinks : NULL,
+        .alibi_slopes = scene->test->problem.alibi ? scene->alibi_slopes : NULL,
+        .k_scale = scene->k_scale,
+        .v_scale = scene->v_scale,
+    };
+}
+
+static fv_status run_batch(const plan_run *run, const fv_batch *batch, const fv_layer *layer)
+{
+    const fv_status status = fv_plan_update(run->plan, batch, NULL);
+    return status == FV_OK ? fv_plan_run(run->plan, layer, run->workspace, NULL) : status;
+}
+
+/* Bits of one sequence's rows and lse, gathered. */
+static size_t copy_rows(char *to, const check_scene *scene, int32_t seq)
+{
+    const size_t row_bytes = (size_t)scene->out.shape[2] * fv_dtype_bytes(scene->out.dtype);
+    char *at = to;
+    for (int32_t token = scene->query_start[seq]; token < scene->query_start[seq + 1]; token++) {
+        for (int32_t head = 0; head < scene->out.shape[1]; head++) {
+            memcpy(at, (char *)scene->out.data + token * scene->out.stride_bytes[0] + head * scene->out.stride_bytes[1],
+                   row_bytes);
+            at += row_bytes;
+            if (!scene->lse.data) continue;
+            memcpy(at, (char *)scene->lse.data + token * scene->lse.stride_bytes[0] + head * scene->lse.stride_bytes[1],
+                   sizeof(float));
+            at += sizeof(float);
+        }
+    }
+    return (size_t)(at - to);
+}
+
+static void shift_tokens(fv_tensor *tensor, int32_t tokens)
+{
+    if (tensor->data) tensor->data = (char *)tensor->data + tokens * tensor->stride_bytes[0];
+    tensor->shape[0] -= tokens;
+}
+
+/* Runs sequence `seq` as a batch of one, its K/V in the cache already. */
+static fv_status run_alone(const plan_run *run, const check_scene *scene, int32_t seq)
+{
+    const int32_t start = scene->query_start[seq];
+    const int32_t query_start[2] = {0, scene->query_start[seq + 1] - start};
+    const fv_batch batch = {
+        .struct_size = sizeof(fv_batch),
+        .num_seqs = 1,
+        .num_tokens = query_start[1],
+        .query_start = query_start,
+        .seq_lens = scene->seq_lens + seq,
+        .block_table = scene->block_table + seq * scene->block_table_stride,
+        .block_table_stride = scene->block_table_stride,
+        .block_table_width = scene->block_table_width,
+        .causal = scene->causal ? scene->causal + seq : NULL,
+        .tree_mask = scene->tree_mask ? scene->tree_mask + start : NULL,
+    };
+    fv_layer layer = layer_of(scene);
+    layer.k.data = layer.v.data = NULL;
+    shift_tokens(&layer.q, start);
+    shift_tokens(&layer.out, start);
+    shift_tokens(&layer.lse, start);
+    return run_batch(run, &batch, &layer);
+}
+
+/* The bits that one sequence got in the whole batch. */
+typedef struct mates_test {
+    int32_t seq; /* that with the most new tokens */
+    char *bits;
+    size_t bytes;
+} mates_test;
+
+static mates_test keep_bits(check_scene *scene)
+{
+    mates_test test = {.bits = check_arena_alloc(&scene->arena, 2 * (scene->out_bytes + scene->lse_bytes))};
+    for (int32_t r = 1; r < scene->test->num_seqs; r++)
+        if (scene->test->lens[r].query_len > scene->test->lens[test.seq].query_len) test.seq = r;
+    test.bytes = copy_rows(test.bits, scene, test.seq);
+    return test;
+}
+
+/* A row's bits must not depend on its mates: the sequence runs alone and must repeat them. */
+static void check_mates(check_result *result, const mates_test *test, const plan_run *run, check_scene *scene)
+{
+    if (test->bytes == 0) return;
+    check_scene_reset(scene, 1);
+    const fv_status status = run_alone(run, scene, test->seq);
+    if (status != FV_OK) {
+        check_result_fail(result, "sequence %d alone: %s", test->seq, fv_last_error());
+        return;
+    }
+    char *alone = check_arena_alloc(&scene->arena, test->bytes);
+    copy_rows(alone, scene, test->seq);
+    if (memcmp(alone, test->bits, test->bytes) != 0)
+        check_result_fail(result, "batch-invariant, but the bits of sequence %d differ when it runs alone", test->seq);
+}
+
+static void judge(check_result *result, const plan_run *run, check_scene *scene, check_expected *expected,
+                  const check_lane *lane)
+{
+    int32_t differs;
+    if (!check_written_compare(&differs, scene, scene->cache_after, scene->slot_mapping)) {
+        check_result_fail(result, "the cache is not what writing the new K/V makes of it");
+        return;
+    }
+    if (differs) check_expected_init(expected, scene, lane);
+    const int32_t invariant = scene->test->options.batch_invariant;
+    const mates_test mates = invariant ? keep_bits(scene) : (mates_test){0};
+    char text[400];
+    if (!check_expected_compare(&result->worst, text, sizeof(text), expected, scene)) {
+        check_result_fail(result, "%s", text);
+    } else if (!check_arena_fences_whole(&scene->arena)) {
+        check_result_fail(result, "out, lse or the workspace is written beyond its end");
+    } else if (invariant) {
+        check_mates(result, &mates, run, scene);
+    }
+}
+
+void check_run_plan(check_result *result, check_scene *scene, check_expected *expected, const check_lane *lane,
+                    const char *backend, const char *kernels)
+{
+    check_result_init(result, scene->test->id, kernels ? "%s on %s" : "%s", backend, kernels);
+    plan_run run = {0};
+    fv_status status = open_plan(&run, scene, lane, backend, kernels);
+    if (status == FV_ERR_UNSUPPORTED) {
+        check_result_skip(result, "%s", fv_last_error());
+        return;
+    }
+    check_scene_reset(scene, 0);
+    if (status == FV_OK) {
+        const fv_batch batch = batch_of(scene);
+        const fv_layer layer = layer_of(scene);
+        status = run_batch(&run, &batch, &layer);
+    }
+    if (status != FV_OK) check_result_fail(result, "%s: %s", fv_status_name(status), fv_last_error());
+    else judge(result, &run, scene, expected, lane);
+    fv_plan_destroy(run.plan);
+}

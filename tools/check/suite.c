@@ -1,0 +1,277 @@
+/* Small cases run side by side, each on a shuffled lane of its own; large ones one after the other on
+ * all threads. */
+#include "check/suite.h"
+
+#include <inttypes.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "check/merges.h"
+#include "check/mutants.h"
+#include "check/runs.h"
+#include "core/cpu.h"
+#include "core/error.h"
+#include "core/executor.h"
+
+/* Costs in (row, key, element) steps of check_case_cost(). */
+#define REFERENCE_COST 5e6 /* up to here the reference is run too: it is slow, and it is the oracle */
+#define LARGE_COST 3e7     /* from here a case has all threads, and one variant of each table runs */
+#define HUGE_COST 1e9      /* from here only the backends run it, with the best kernels */
+#define QUICK_COST 2e7
+#define QUICK_EVERY 6 /* --quick takes each sixth case of the grids */
+#define NUM_MERGES 150
+
+typedef struct check_suite {
+    const check_options *options;
+    check_report *report;
+    check_case_list grids; /* selected cases only */
+    int32_t first_random, num_random;
+    check_lane threaded;
+    check_lane *shuffled; /* one for each worker of `threaded` */
+    int32_t num_shuffled;
+} check_suite;
+
+/* Is `id` the case `only`, or of its group? */
+static int32_t selected(const char *only, const char *id)
+{
+    if (!only) return 1;
+    const size_t length = strlen(only);
+    return strncmp(only, id, length) == 0 && (id[length] == '\0' || id[length] == '.');
+}
+
+static void select_grids(check_suite *suite)
+{
+    check_case_list all = {0};
+    check_vllm_cases(&all);
+    for (int32_t i = 0; i < all.num_cases; i++) {
+        check_case *test = &all.cases[i];
+        const int32_t in_sample = !suite->options->quick || (i % QUICK_EVERY == 0 && check_case_cost(test) < QUICK_COST);
+        if (!selected(suite->options->only, test->id) || (!suite->options->only && !in_sample)) continue;
+        all.cases[suite->grids.num_cases++] = *test; /* moves to the front */
+        if (i >= suite->grids.num_cases) test->lens = NULL;
+    }
+    for (int32_t i = suite->grids.num_cases; i < all.num_cases; i++) check_case_deinit(&all.cases[i]);
+    suite->grids.cases = all.cases;
+    suite->grids.capacity = all.capacity;
+}
+
+static void select_random(check_suite *suite)
+{
+    const char *only = suite->options->only;
+    suite->num_random = suite->options->num_random;
+    if (!only || strcmp(only, "random") == 0) return;
+    char *end = NULL;
+    suite->num_random = 0;
+    if (strncmp(only, "random.", 7) != 0) return;
+    const long number = strtol(only + 7, &end, 10);
+    if (*end != '\0' || end == only + 7 || number < 0 || number > INT32_MAX) return;
+    suite->first_random = (int32_t)number;
+    suite->num_random = 1;
+}
+
+static int32_t table_wanted(const check_suite *suite, const fv_kernel_table *table)
+{
+    return !suite->options->kernels || strcmp(table->name, suite->options->kernels) == 0;
+}
+
+static void run_table(const check_suite *suite, check_scene *scene, const check_expected *expected, const check_lane *lane,
+                      const fv_kernel_table *table, const char *description)
+{
+    check_result result;
+    if (table->kv_write && scene->k.data) {
+        check_run_kv_write(&result, scene, lane, table);
+        check_report_add(suite->report, &result, description);
+    }
+    if (table->kv_gather) {
+        check_run_kv_gather(&result, scene, lane, table);
+        check_report_add(suite->report, &result, description);
+    }
+    const int32_t large = check_case_cost(scene->test) >= LARGE_COST;
+    for (int32_t i = 0; i < table->num_attend_paged; i++) {
+        if (large && (uint64_t)i != scene->test->seed % (uint64_t)table->num_attend_paged) continue;
+        check_run_variant(&result, scene, expected, lane, table, &table->attend_paged[i]);
+        check_report_add(suite->report, &result, description);
+    }
+}
+
+/* Through every backend: the device's best kernels, or those that were asked for; random cases also
+ * with a table of a weaker level. */
+static void run_backends(const check_suite *suite, check_scene *scene, check_expected *expected, const check_lane *lane,
+                         const char *description)
+{
+    const char *weaker = NULL;
+    if (!suite->options->kernels && lane->device->num_tables > 1 && scene->test->seed % 4 == 0)
+        weaker = lane->device->tables[scene->test->seed / 4 % (uint64_t)(lane->device->num_tables - 1)]->name;
+    if (check_case_cost(scene->test) > REFERENCE_COST) weaker = NULL;
+    for (int32_t i = 0; i < suite->options->num_backends; i++) {
+        check_result result;
+        check_run_plan(&result, scene, expected, lane, suite->options->backends[i], suite->options->kernels);
+        check_report_add(suite->report, &result, description);
+        if (!weaker) continue;
+        check_run_plan(&result, scene, expected, lane, suite->options->backends[i], weaker);
+        check_report_add(suite->report, &result, description);
+    }
+}
+
+static void run_case(const check_suite *suite, const check_case *test, check_lane *lane)
+{
+    char description[512];
+    check_case_describe(description, sizeof(description), test);
+    lane->random = (check_random){test->seed};
+    check_scene scene;
+    check_expected expected;
+    check_scene_init(&scene, test);
+    check_expected_init(&expected, &scene, lane);
+    for (int32_t i = 0; i < lane->device->num_tables; i++) {
+        const fv_kernel_table *table = lane->device->tables[i];
+        const int32_t too_slow = check_case_cost(test) > (i == 0 ? REFERENCE_COST : HUGE_COST);
+        if (table_wanted(suite, table) && !too_slow) run_table(suite, &scene, &expected, lane, table, description);
+    }
+    run_backends(suite, &scene, &expected, lane, description);
+    check_scene_deinit(&scene);
+}
+
+/* Small cases: those of the grids first, then the random ones. */
+static void small_task(void *user, int64_t index, int32_t worker)
+{
+    const check_suite *suite = user;
+    check_lane *lane = &suite->shuffled[worker];
+    if (index < suite->grids.num_cases) {
+        const check_case *test = &suite->grids.cases[index];
+        if (check_case_cost(test) < LARGE_COST) run_case(suite, test, lane);
+        return;
+    }
+    check_case test;
+    check_case_random(&test, (uint64_t)suite->options->seed,
+                      suite->first_random + (int32_t)(index - suite->grids.num_cases));
+    run_case(suite, &test, lane);
+    check_case_deinit(&test);
+}
+
+static void merge_task(void *user, int64_t index, int32_t worker)
+{
+    const check_suite *suite = user;
+    const check_lane *lane = &suite->shuffled[worker];
+    const uint64_t seed = (uint64_t)suite->options->seed;
+    check_result result;
+    for (int32_t i = 0; i < lane->device->num_tables; i++) {
+        const fv_kernel_table *table = lane->device->tables[i];
+        if (!table_wanted(suite, table)) continue;
+        if (table->merge_states && selected(suite->options->only, "merge_states")) {
+            check_run_merge_states(&result, lane, table, seed, (int32_t)index);
+            check_report_add(suite->report, &result, "");
+        }
+        if (table->reduce_segments && selected(suite->options->only, "reduce_segments")) {
+            check_run_reduce_segments(&result, lane, table, seed, (int32_t)index);
+            check_report_add(suite->report, &result, "");
+        }
+    }
+}
+
+static fv_status open_lanes(check_suite *suite)
+{
+    fv_status status = check_lane_init_threaded(&suite->threaded, suite->options->isa, suite->options->num_threads);
+    if (status != FV_OK) return status;
+    const int32_t num_workers = fv_context_num_workers(suite->threaded.context);
+    suite->shuffled = calloc((size_t)num_workers, sizeof(check_lane));
+    if (!suite->shuffled) return fv_fail(FV_ERR_NO_MEMORY, "no memory for %d lanes", num_workers);
+    while (status == FV_OK && suite->num_shuffled < num_workers)
+        status = check_lane_init_shuffled(&suite->shuffled[suite->num_shuffled++], suite->options->isa);
+    return status;
+}
+
+static fv_status check_kernels_name(const check_suite *suite)
+{
+    char names[256] = "";
+    for (int32_t i = 0; i < suite->threaded.device->num_tables; i++) {
+        if (table_wanted(suite, suite->threaded.device->tables[i])) return FV_OK;
+        strncat(names, i ? ", " : "", sizeof(names) - strlen(names) - 1);
+        strncat(names, suite->threaded.device->tables[i]->name, sizeof(names) - strlen(names) - 1);
+    }
+    return fv_fail(FV_ERR_INVALID, "--kernels is '%s'; accepted: %s", suite->options->kernels, names);
+}
+
+static void close_suite(check_suite *suite)
+{
+    for (int32_t i = 0; i < suite->num_shuffled; i++) check_lane_deinit(&suite->shuffled[i]);
+    free(suite->shuffled);
+    check_lane_deinit(&suite->threaded);
+    check_case_list_deinit(&suite->grids);
+}
+
+/* Which instruction sets have kernels here, and which this machine cannot run. */
+static void print_isas(const check_suite *suite)
+{
+    const fv_isa limit = fv_cpu_isa();
+    printf("%s\ninstruction sets:", fv_device_describe(suite->threaded.device));
+    for (fv_isa isa = FV_ISA_PORTABLE; isa <= FV_ISA_AVX512; isa++) {
+        int32_t has_table = 0;
+        for (int32_t i = 0; i < suite->threaded.device->num_tables; i++)
+            has_table |= strcmp(suite->threaded.device->tables[i]->name, fv_isa_name(isa)) == 0;
+        printf(" %s %s;", fv_isa_name(isa),
+               isa > limit ? "not on this CPU" : has_table ? "native" : "not asked for, or without kernels");
+    }
+    printf(" %d threads\n", fv_context_num_workers(suite->threaded.context));
+}
+
+static fv_status nothing_selected(const check_options *options)
+{
+    return fv_fail(FV_ERR_INVALID, "--only is '%s'; no such case, fovea check --list names them", options->only);
+}
+
+fv_status check_suite_run(check_report *report, const check_options *options)
+{
+    check_suite suite = {.options = options, .report = report};
+    fv_status status = open_lanes(&suite);
+    if (status == FV_OK) status = check_kernels_name(&suite);
+    if (status != FV_OK) goto out;
+    select_grids(&suite);
+    select_random(&suite);
+    const int32_t merges = selected(options->only, "merge_states") || selected(options->only, "reduce_segments");
+    const int32_t mutants = selected(options->only, "mutants");
+    if (suite.grids.num_cases + suite.num_random == 0 && !merges && !mutants) {
+        status = nothing_selected(options);
+        goto out;
+    }
+    if (!options->json) print_isas(&suite);
+    if (mutants) check_mutants(report, &suite.threaded);
+    if (merges) fv_context_parallel_for(suite.threaded.context, NUM_MERGES, merge_task, &suite);
+    fv_context_parallel_for(suite.threaded.context, suite.grids.num_cases + suite.num_random, small_task, &suite);
+    for (int32_t i = 0; i < suite.grids.num_cases; i++)
+        if (check_case_cost(&suite.grids.cases[i]) >= LARGE_COST) run_case(&suite, &suite.grids.cases[i], &suite.threaded);
+
+out:
+    close_suite(&suite);
+    return status;
+}
+
+static void list_case(const check_case *test)
+{
+    char description[512];
+    check_case_describe(description, sizeof(description), test);
+    printf("%-24s %s\n", test->id, description);
+}
+
+fv_status check_suite_list(const check_options *options)
+{
+    check_suite suite = {.options = options};
+    select_grids(&suite);
+    select_random(&suite);
+    for (int32_t i = 0; i < suite.grids.num_cases; i++) list_case(&suite.grids.cases[i]);
+    for (int32_t i = 0; i < suite.num_random; i++) {
+        check_case test;
+        check_case_random(&test, (uint64_t)options->seed, suite.first_random + i);
+        list_case(&test);
+        check_case_deinit(&test);
+    }
+    static const char *const others[] = {"mutants", "merge_states", "reduce_segments"};
+    int32_t num_listed = suite.grids.num_cases + suite.num_random;
+    for (int32_t i = 0; i < FV_ARRAY_LEN(others); i++) {
+        if (!selected(options->only, others[i])) continue;
+        printf("%s\n", others[i]);
+        num_listed++;
+    }
+    close_suite(&suite);
+    return num_listed > 0 ? FV_OK : nothing_selected(options);
+}

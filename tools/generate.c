@@ -1,0 +1,199 @@
+/* fovea generate: prompts in, text out. One prompt streams to standard output as it is written;
+ * several run together and each is printed when it and those before it are done. */
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "commands.h"
+
+#include "args.h"
+#include "core/error.h"
+#include "generate/options.h"
+#include "generate/replies.h"
+#include "generate/report.h"
+
+typedef struct generate_run {
+    const generate_options *options;
+    fv_engine *engine;
+    fv_session *session;
+    generate_replies replies;
+    int32_t num_printed; /* of several prompts */
+    bool shows_progress; /* a progress line is on the terminal */
+    fv_status failure;   /* inside a callback */
+} generate_run;
+
+static void erase_progress(generate_run *run)
+{
+    if (run->shows_progress) fprintf(stderr, "\r\033[K");
+    run->shows_progress = false;
+}
+
+static void show_loading(void *user, int32_t done, int32_t total)
+{
+    generate_run *run = user;
+    if (!run->options->progress) return;
+    run->shows_progress = true;
+    fprintf(stderr, "\rloading %d%%", 100 * done / total);
+    if (done == total) erase_progress(run);
+    fflush(stderr);
+}
+
+static void show_prefill(generate_run *run)
+{
+    fv_session_stats stats = {.struct_size = sizeof(stats)};
+    if (!run->options->progress || fv_session_get_stats(&stats, run->session) != FV_OK) return;
+    if (stats.prompt_tokens_done < stats.prompt_tokens_total) {
+        run->shows_progress = true;
+        fprintf(stderr, "\rprefill %lld of %lld tokens", (long long)stats.prompt_tokens_done,
+                (long long)stats.prompt_tokens_total);
+    } else {
+        erase_progress(run);
+    }
+    fflush(stderr);
+}
+
+static void print_done(generate_run *run)
+{
+    for (; run->num_printed < run->replies.count; run->num_printed++) {
+        const generate_reply *reply = &run->replies.all[run->num_printed];
+        if (reply->finish == FV_FINISH_NONE) return;
+        printf("[%d] %s\n", run->num_printed + 1, reply->prompt);
+        fwrite(reply->text, 1, reply->text_bytes, stdout);
+        printf("\n\n");
+        fflush(stdout);
+    }
+}
+
+static void take_token(void *user, const fv_token_event *event)
+{
+    generate_run *run = user;
+    generate_reply *reply = &run->replies.all[event->request];
+    const fv_status status = generate_reply_append(reply, event);
+    if (status != FV_OK) run->failure = status;
+    if (status != FV_OK || run->options->json) return;
+    erase_progress(run);
+    if (run->replies.count > 1) {
+        print_done(run);
+        return;
+    }
+    if (event->text_bytes > 0) fwrite(event->text, 1, event->text_bytes, stdout);
+    if (event->finish != FV_FINISH_NONE) fputc('\n', stdout);
+    fflush(stdout);
+}
+
+static fv_status encode_prompt(int32_t **tokens, int32_t *num_tokens, const generate_run *run, bool is_chat,
+                               const char *prompt)
+{
+    if (!is_chat) return fv_engine_encode(tokens, num_tokens, run->engine, prompt, strlen(prompt));
+    fv_message messages[2];
+    int32_t num_messages = 0;
+    if (run->options->system) messages[num_messages++] = (fv_message){"system", run->options->system};
+    messages[num_messages++] = (fv_message){"user", prompt};
+    return fv_engine_encode_chat(tokens, num_tokens, run->engine, messages, num_messages);
+}
+
+static fv_status add_prompt(generate_run *run, bool is_chat, int32_t index)
+{
+    int32_t *tokens = NULL, num_tokens = 0;
+    fv_status status = encode_prompt(&tokens, &num_tokens, run, is_chat, run->replies.all[index].prompt);
+    if (status == FV_OK && num_tokens == 0) status = fv_fail(FV_ERR_INVALID, "the prompt is empty");
+    if (status == FV_OK) {
+        fv_request request = run->options->sampling;
+        request.prompt = tokens;
+        request.num_prompt_tokens = num_tokens;
+        request.on_token = take_token;
+        request.user = run;
+        status = fv_session_add(NULL, run->session, &request);
+    }
+    fv_engine_free_tokens(tokens);
+    if (status == FV_OK || run->replies.count == 1) return status;
+    return fv_fail(status, "prompt %d: %s", index + 1, fv_last_error());
+}
+
+static fv_status add_prompts(generate_run *run)
+{
+    fv_engine_info info = {.struct_size = sizeof(info)};
+    fv_status status = fv_engine_get_info(&info, run->engine);
+    if (status != FV_OK) return status;
+    const bool is_chat = !run->options->raw && info.has_chat_template;
+    if (!run->options->raw && !is_chat) {
+        if (run->options->system) return fv_fail(FV_ERR_UNSUPPORTED, "--system: %s", info.chat_why_not);
+        fprintf(stderr, "fovea generate: note: no chat, the prompt is continued as it is: %s\n", info.chat_why_not);
+    }
+    for (int32_t i = 0; i < run->replies.count && status == FV_OK; i++) status = add_prompt(run, is_chat, i);
+    return status;
+}
+
+static fv_status write_replies(generate_run *run)
+{
+    int32_t num_unfinished = run->replies.count;
+    while (num_unfinished > 0) {
+        const fv_status status = fv_session_step(&num_unfinished, run->session);
+        if (status != FV_OK) return status;
+        if (run->failure != FV_OK) return run->failure;
+        show_prefill(run);
+    }
+    return FV_OK;
+}
+
+static fv_status report(generate_run *run)
+{
+    generate_summary summary = {.model = run->options->model, .attention = fv_session_describe(run->session)};
+    summary.engine.struct_size = sizeof(summary.engine);
+    summary.session.struct_size = sizeof(summary.session);
+    fv_status status = fv_engine_get_info(&summary.engine, run->engine);
+    if (status == FV_OK) status = fv_session_get_stats(&summary.session, run->session);
+    if (status == FV_OK && run->options->json) status = generate_print_json(stdout, &summary, &run->replies);
+    if (status != FV_OK) return status;
+    if (fflush(stdout) != 0 || ferror(stdout)) return fv_fail(FV_ERR_IO, "cannot write to standard output");
+    if (!run->options->json) fputc('\n', stderr);
+    generate_print_summary(stderr, &summary, run->options->profile);
+    return FV_OK;
+}
+
+static fv_status run_generate(generate_run *run)
+{
+    fv_status status = generate_replies_init(&run->replies, run->options);
+    if (status != FV_OK) return status;
+    fv_engine_options engine_options = run->options->engine;
+    engine_options.progress = show_loading;
+    engine_options.progress_user = run;
+    status = fv_engine_create(&run->engine, run->options->model, &engine_options);
+    if (status == FV_OK) status = fv_session_create(&run->session, run->engine, &run->options->session);
+    if (status == FV_OK) status = add_prompts(run);
+    if (status == FV_OK) status = write_replies(run);
+    if (status == FV_OK) status = report(run);
+    erase_progress(run);
+    fv_session_destroy(run->session);
+    fv_engine_destroy(run->engine);
+    generate_replies_deinit(&run->replies);
+    return status;
+}
+
+int fv_cmd_generate(int argc, char **argv)
+{
+    generate_options options;
+    generate_action action;
+    int code = 0;
+    if (generate_options_init(&options, &action, argc, argv) != FV_OK) {
+        code = fv_args_fail("generate");
+        goto done;
+    }
+    if (action == GENERATE_HELP) {
+        generate_print_help();
+        goto done;
+    }
+    if (action == GENERATE_VERSION) {
+        printf("fovea %s\n", fv_version());
+        goto done;
+    }
+    if (options.backend_is_from_environment) {
+        fprintf(stderr, "fovea generate: note: attention backend %s from VLLM_ATTENTION_BACKEND\n", options.backend);
+    }
+    generate_run run = {.options = &options};
+    if (run_generate(&run) != FV_OK) code = fv_run_fail("generate");
+
+done:
+    generate_options_deinit(&options);
+    return code;
+}

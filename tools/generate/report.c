@@ -1,0 +1,140 @@
+#include "generate/report.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+#include "core/error.h"
+#include "engine/utf8.h"
+#include "json.h"
+
+static double per_second(int64_t count, double seconds) { return seconds > 0.0 ? (double)count / seconds : 0.0; }
+static double mib(uint64_t bytes) { return (double)bytes / (1 << 20); }
+
+static void print_speed(FILE *file, const char *name, int64_t num_tokens, double seconds)
+{
+    fprintf(file, "%-10s %lld tokens in %.2f s, %.1f tokens/s\n", name, (long long)num_tokens, seconds,
+            per_second(num_tokens, seconds));
+}
+
+static void print_shares(FILE *file, const char *name, double seconds, double gemm, double attention,
+                         int64_t num_tokens)
+{
+    if (!(seconds > 0.0)) return;
+    const double other = seconds - gemm - attention;
+    fprintf(file, "%-10s %8.3f s   gemm %5.1f%%   attention %5.1f%%   other %5.1f%%   %8.3f ms a token\n", name,
+            seconds, 100.0 * gemm / seconds, 100.0 * attention / seconds, 100.0 * other / seconds,
+            1e3 * seconds / (double)num_tokens);
+}
+
+void generate_print_summary(FILE *file, const generate_summary *summary, bool with_profile)
+{
+    const fv_engine_info *engine = &summary->engine;
+    const fv_session_stats *session = &summary->session;
+    fprintf(file, "model      %s: %.0f MiB of %s, loaded in %.2f s\n", summary->model, mib(engine->weight_bytes),
+            fv_dtype_name(engine->compute_dtype), engine->load_seconds);
+    print_speed(file, "prefill", session->prefill_tokens, session->prefill_seconds);
+    print_speed(file, "decode", session->decode_tokens, session->decode_seconds);
+    fprintf(file, "cache      %lld of %lld tokens reserved at most, %d sequences at once; %s, blocks of %d, %.0f MiB\n",
+            (long long)session->max_cache_tokens_used, (long long)session->cache_tokens, session->max_running,
+            fv_dtype_name(session->kv_cache_dtype), session->block_size, mib(session->cache_bytes));
+    fprintf(file, "attention  %s\n", summary->attention);
+    fprintf(file, "gemm       %s, %d threads\n", engine->gemm, engine->num_threads);
+    if (!with_profile) return;
+    fprintf(file, "profile    %d steps\n", session->num_steps);
+    print_shares(file, "  prefill", session->prefill_seconds, session->prefill_gemm_seconds,
+                 session->prefill_attention_seconds, session->prefill_tokens);
+    print_shares(file, "  decode", session->decode_seconds, session->decode_gemm_seconds,
+                 session->decode_attention_seconds, session->decode_tokens);
+}
+
+/* JSON is UTF-8: what is not, and zero bytes, become U+FFFD. The caller frees the copy. */
+static char *copy_as_utf8(const char *text, size_t bytes)
+{
+    static const char replacement[] = "\xef\xbf\xbd";
+    char *copy = malloc(3 * bytes + 1);
+    if (!copy) return NULL;
+    size_t length = 0;
+    for (size_t i = 0; i < bytes;) {
+        const int32_t sequence = text[i] == '\0' ? 0 : fv_utf8_sequence(text + i, bytes - i);
+        const size_t taken = sequence > 0 ? (size_t)sequence : 1;
+        memcpy(copy + length, sequence > 0 ? text + i : replacement, sequence > 0 ? taken : 3);
+        length += sequence > 0 ? taken : 3;
+        i += taken;
+    }
+    copy[length] = '\0';
+    return copy;
+}
+
+static fv_status print_text(fv_json *json, const char *key, const char *text, size_t bytes)
+{
+    char *copy = copy_as_utf8(text, bytes);
+    if (!copy) return fv_fail(FV_ERR_NO_MEMORY, "no memory for %zu bytes of text", 3 * bytes);
+    fv_json_string(json, key, copy);
+    free(copy);
+    return FV_OK;
+}
+
+static fv_status print_replies(fv_json *json, const generate_replies *replies)
+{
+    static const char *const finish_names[] = {"none", "stop", "length"};
+    fv_json_begin_array(json, "replies");
+    for (int32_t i = 0; i < replies->count; i++) {
+        const generate_reply *reply = &replies->all[i];
+        fv_json_begin_row(json);
+        fv_status status = print_text(json, "prompt", reply->prompt, strlen(reply->prompt));
+        if (status == FV_OK) status = print_text(json, "text", reply->text ? reply->text : "", reply->text_bytes);
+        if (status != FV_OK) return status;
+        fv_json_string(json, "finish", finish_names[reply->finish]);
+        fv_json_begin_array(json, "tokens");
+        for (int32_t token = 0; token < reply->num_tokens; token++) fv_json_int(json, NULL, reply->tokens[token]);
+        fv_json_end_array(json);
+        fv_json_end_object(json);
+    }
+    fv_json_end_array(json);
+    return FV_OK;
+}
+
+static void print_phase(fv_json *json, const char *key, int64_t tokens, double seconds, double gemm, double attention)
+{
+    fv_json_begin_object(json, key);
+    fv_json_int(json, "tokens", tokens);
+    fv_json_double(json, "seconds", seconds);
+    fv_json_double(json, "tokens_per_second", per_second(tokens, seconds));
+    fv_json_double(json, "gemm_seconds", gemm);
+    fv_json_double(json, "attention_seconds", attention);
+    fv_json_end_object(json);
+}
+
+fv_status generate_print_json(FILE *file, const generate_summary *summary, const generate_replies *replies)
+{
+    const fv_engine_info *engine = &summary->engine;
+    const fv_session_stats *session = &summary->session;
+    fv_json json;
+    fv_json_init(&json, file);
+    fv_json_begin_object(&json, NULL);
+    const fv_status status = print_replies(&json, replies);
+    if (status != FV_OK) return status;
+    print_phase(&json, "prefill", session->prefill_tokens, session->prefill_seconds, session->prefill_gemm_seconds,
+                session->prefill_attention_seconds);
+    print_phase(&json, "decode", session->decode_tokens, session->decode_seconds, session->decode_gemm_seconds,
+                session->decode_attention_seconds);
+    fv_json_begin_object(&json, "cache");
+    fv_json_int(&json, "tokens", session->cache_tokens);
+    fv_json_int(&json, "max_tokens_reserved", session->max_cache_tokens_used);
+    fv_json_int(&json, "block_size", session->block_size);
+    fv_json_string(&json, "dtype", fv_dtype_name(session->kv_cache_dtype));
+    fv_json_int(&json, "bytes", (int64_t)session->cache_bytes);
+    fv_json_int(&json, "max_running", session->max_running);
+    fv_json_end_object(&json);
+    fv_json_begin_object(&json, "model");
+    fv_json_string(&json, "path", summary->model);
+    fv_json_string(&json, "dtype", fv_dtype_name(engine->compute_dtype));
+    fv_json_int(&json, "weight_bytes", (int64_t)engine->weight_bytes);
+    fv_json_double(&json, "load_seconds", engine->load_seconds);
+    fv_json_end_object(&json);
+    fv_json_string(&json, "attention", summary->attention);
+    fv_json_string(&json, "gemm", engine->gemm);
+    fv_json_int(&json, "threads", engine->num_threads);
+    fv_json_end_object(&json);
+    return FV_OK;
+}

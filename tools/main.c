@@ -1,0 +1,64 @@
+/* fovea: one program, a table of subcommands. */
+#include <stdio.h>
+#include <string.h>
+
+#include "commands.h"
+#include "core/compiler.h"
+#include "fovea/status.h"
+
+typedef struct command {
+    const char *name;
+    int (*run)(int argc, char **argv);
+    const char *summary;
+} command;
+
+static const command commands[] = {
+#ifdef FV_HAVE_ENGINE
+    {"generate", fv_cmd_generate, "write text with a model: several prompts on one paged cache"},
+#endif
+    {"backends", fv_cmd_backends, "which backends serve a problem, and why the others do not"},
+    {"check", fv_cmd_check, "every kernel and backend against the oracle"},
+    {"bench", fv_cmd_bench, "time batches against a read of the same pages and the peak of the cores"},
+    {"info", fv_cmd_info, "version, CPU, instruction sets, caches, devices"},
+};
+
+static void print_help(void)
+{
+    printf("usage: fovea COMMAND [OPTION...]\n\ncommands:\n");
+    for (int32_t i = 0; i < FV_ARRAY_LEN(commands); i++) printf("  %-10s %s\n", commands[i].name, commands[i].summary);
+    printf("\nfovea COMMAND --help shows the options of a command; fovea --version the version.\n");
+}
+
+static const command *find_command(const char *name)
+{
+    for (int32_t i = 0; i < FV_ARRAY_LEN(commands); i++) {
+        if (strcmp(commands[i].name, name) == 0) return &commands[i];
+    }
+    return NULL;
+}
+
+static int refuse(const char *name)
+{
+    fprintf(stderr, "fovea: %s '%s'; accepted:", name[0] == '-' ? "unknown option" : "unknown command", name);
+    for (int32_t i = 0; i < FV_ARRAY_LEN(commands); i++) fprintf(stderr, " %s", commands[i].name);
+    fprintf(stderr, " --help --version\n");
+    return 2;
+}
+
+int main(int argc, char **argv)
+{
+    if (argc < 2) {
+        print_help();
+        return 2;
+    }
+    if (strcmp(argv[1], "--help") == 0 || strcmp(argv[1], "-h") == 0 || strcmp(argv[1], "help") == 0) {
+        print_help();
+        return 0;
+    }
+    if (strcmp(argv[1], "--version") == 0) {
+        printf("fovea %s\n", fv_version());
+        return 0;
+    }
+    const command *chosen = find_command(argv[1]);
+    return chosen ? chosen->run(argc - 1, argv + 1) : refuse(argv[1]);
+}
