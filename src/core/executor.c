@@ -143,14 +143,16 @@ fv_status fv_thread_pool_create(fv_thread_pool **out, int32_t num_threads)
 void fv_thread_pool_destroy(fv_thread_pool *pool)
 {
     if (!pool) return;
-    if (pool->owner == getpid()) {
-        pthread_mutex_lock(&pool->lock);
-        pool->stop = 1;
-        atomic_fetch_add_explicit(&pool->generation, 1, memory_order_release);
-        pthread_cond_broadcast(&pool->start);
-        pthread_mutex_unlock(&pool->lock);
-        for (int32_t i = 0; i < pool->num_started; i++) pthread_join(pool->workers[i].thread, NULL);
+    if (pool->owner != getpid()) { /* a forked child: destroying `start` would wait for sleepers that are not there */
+        free(pool);
+        return;
     }
+    pthread_mutex_lock(&pool->lock);
+    pool->stop = 1;
+    atomic_fetch_add_explicit(&pool->generation, 1, memory_order_release);
+    pthread_cond_broadcast(&pool->start);
+    pthread_mutex_unlock(&pool->lock);
+    for (int32_t i = 0; i < pool->num_started; i++) pthread_join(pool->workers[i].thread, NULL);
     pthread_cond_destroy(&pool->start);
     pthread_mutex_destroy(&pool->caller);
     pthread_mutex_destroy(&pool->lock);
