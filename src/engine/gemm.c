@@ -214,6 +214,21 @@ static fv_status pack_weight(fv_gemm *gemm, fv_gemm_weight *weight, fv_read_rows
     return status;
 }
 
+/* The kernel's room for X, whichever of rows and features grows. */
+static fv_status make_room(fv_gemm *gemm, int64_t num_rows, int64_t in_features)
+{
+    if (num_rows <= gemm->max_rows && in_features <= gemm->max_in_features) return FV_OK;
+    num_rows = fv_max_i64(num_rows, gemm->max_rows);
+    in_features = fv_max_i64(in_features, gemm->max_in_features);
+    if (gemm->kernel->reserve) {
+        const fv_status status = gemm->kernel->reserve(gemm->state, num_rows, in_features);
+        if (status != FV_OK) return status;
+    }
+    gemm->max_rows = num_rows;
+    gemm->max_in_features = in_features;
+    return FV_OK;
+}
+
 fv_status fv_gemm_weight_create(fv_gemm_weight **weight, fv_gemm *gemm, int64_t out_features, int64_t in_features,
                                 fv_read_rows_fn read_rows, void *user)
 {
@@ -235,7 +250,8 @@ fv_status fv_gemm_weight_create(fv_gemm_weight **weight, fv_gemm *gemm, int64_t 
     }
     status = pack_weight(gemm, made, read_rows, user);
     if (status != FV_OK) goto fail;
-    gemm->max_in_features = fv_max_i64(gemm->max_in_features, in_features);
+    status = make_room(gemm, gemm->max_rows, in_features);
+    if (status != FV_OK) goto fail;
     *weight = made;
     return FV_OK;
 
@@ -253,16 +269,7 @@ void fv_gemm_weight_destroy(fv_gemm_weight *weight)
 
 size_t fv_gemm_weight_bytes(const fv_gemm_weight *weight) { return weight->bytes; }
 
-fv_status fv_gemm_reserve(fv_gemm *gemm, int64_t num_rows)
-{
-    if (num_rows <= gemm->max_rows) return FV_OK;
-    if (gemm->kernel->reserve) {
-        const fv_status status = gemm->kernel->reserve(gemm->state, num_rows, gemm->max_in_features);
-        if (status != FV_OK) return status;
-    }
-    gemm->max_rows = num_rows;
-    return FV_OK;
-}
+fv_status fv_gemm_reserve(fv_gemm *gemm, int64_t num_rows) { return make_room(gemm, num_rows, gemm->max_in_features); }
 
 fv_status fv_gemm_run(fv_gemm *gemm, float *y, const float *x, const fv_gemm_weight *weight, int64_t num_rows,
                       bool batch_invariant)

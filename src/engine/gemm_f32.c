@@ -8,7 +8,8 @@
  *   1 row     22 to 30 GB/s of weights: no need of a GEMV of our own
  *   512 rows  175 GFLOP/s in tasks of 128 x 96; 135 with all rows in one task
  *
- * From 2 rows on sgemm packs both operands on every call, which costs more than it saves below 4. */
+ * From 2 rows on sgemm packs both operands on every call, into memory that it allocates and frees; below
+ * 4 rows that costs more than it saves. One row at a time allocates nothing. */
 #include <oneapi/dnnl/dnnl.h>
 
 #include "engine/gemm_kernel.h"

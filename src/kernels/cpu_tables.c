@@ -6,8 +6,8 @@
 #include "reference/reference.h"
 
 #define FV_KERNEL(operation, params, LEVEL, level) [FV_ISA_##LEVEL].operation = fv_##operation##_##level,
-#define FV_KERNEL_VARIANTS(operation, variant, LEVEL, level)                                                           \
-    [FV_ISA_##LEVEL].name = #level, [FV_ISA_##LEVEL].operation = fv_##operation##_##level,                             \
+#define FV_KERNEL_VARIANTS(operation, variant, LEVEL, level)                               \
+    [FV_ISA_##LEVEL].name = #level, [FV_ISA_##LEVEL].operation = fv_##operation##_##level, \
     [FV_ISA_##LEVEL].num_##operation = FV_NUM_VARIANTS_##operation,
 static const fv_kernel_table kernels[] = {
 #include "kernels/kernels.def"

@@ -66,8 +66,10 @@ static void attend_item(row_memory *memory, const fv_attend_params *params, cons
             fv_softmax_state state;
             fv_softmax_state_init(&state, memory->out, params->v_head_size);
             attend_keys(&state, memory, &row, params, reader, item);
-            if (item->partial < 0) store_result(&state, &row, params);
-            else store_partial(&state, &row, params, (int64_t)item->partial + t);
+            if (item->partial < 0)
+                store_result(&state, &row, params);
+            else
+                store_partial(&state, &row, params, (int64_t)item->partial + t);
         }
     }
 }

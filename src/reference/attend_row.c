@@ -48,8 +48,8 @@ double fv_attend_row_score(const fv_attend_row *row, const fv_attend_params *par
 
 void fv_attend_row_query(double *q, const fv_attend_row *row, const fv_attend_params *params)
 {
-    const char *from =
-        (const char *)params->q + row->token * params->q_token_stride + row->head * params->q_head_stride;
+    const char *from = (const char *)params->q + row->token * params->q_token_stride +
+                       row->head * params->q_head_stride;
     const int64_t step = (int64_t)fv_dtype_bytes(params->q_dtype);
     for (int32_t d = 0; d < params->head_size; d++) q[d] = fv_float_load(from + d * step, params->q_dtype);
 }

@@ -10,8 +10,8 @@ typedef struct fv_attend_row {
     int32_t token; /* of the batch */
     int32_t head;
     int32_t kv_head;
-    int64_t context;  /* global position of the sequence's first new token */
-    int64_t position; /* of this one */
+    int64_t context;   /* global position of the sequence's first new token */
+    int64_t position;  /* of this one */
     fv_key_range keys; /* local keys; a tree mask may take some of them away */
 } fv_attend_row;
 

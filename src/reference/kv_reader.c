@@ -46,9 +46,8 @@ static void rotate(double *x, int32_t half, const float *cos, const float *sin)
     }
 }
 
-static void read_entry(double *row, const fv_kv_reader *reader, const fv_kv_plane *plane,
-                       const fv_scale_plane *scales, const float *head_scales, int32_t size, int32_t table_row,
-                       int32_t key, int32_t head)
+static void read_entry(double *row, const fv_kv_reader *reader, const fv_kv_plane *plane, const fv_scale_plane *scales,
+                       const float *head_scales, int32_t size, int32_t table_row, int32_t key, int32_t head)
 {
     const fv_kv_view *view = reader->view;
     const int64_t block = reader->block_table[table_row * reader->block_table_stride + key / view->block_size];
@@ -57,8 +56,8 @@ static void read_entry(double *row, const fv_kv_reader *reader, const fv_kv_plan
         ds_entry(row, plane, size, block, slot);
         return;
     }
-    const double scale =
-        (double)fv_head_scale(head_scales, reader->num_scales, head) * fv_scale_at(scales, block, slot, head);
+    const double scale = (double)fv_head_scale(head_scales, reader->num_scales, head) *
+                         fv_scale_at(scales, block, slot, head);
     plane_row(row, view, plane, size, scale, block, head, slot);
 }
 

@@ -18,8 +18,10 @@ static void write_row(const fv_kv_view *cache, const fv_kv_plane *plane, int32_t
     for (int32_t d = 0; d < size; d++) {
         char *to = base + fv_kv_element_offset(plane, d);
         const char *element = from + (size_t)d * bytes;
-        if (src_dtype == cache->dtype && scale == 1.0f) memcpy(to, element, bytes);
-        else fv_float_store(to, fv_float_load(element, src_dtype) / scale, cache->dtype);
+        if (src_dtype == cache->dtype && scale == 1.0f)
+            memcpy(to, element, bytes);
+        else
+            fv_float_store(to, fv_float_load(element, src_dtype) / scale, cache->dtype);
     }
 }
 

@@ -12,8 +12,8 @@ static double side_lse(const fv_merge_side *side, int32_t token, int32_t head)
     return isfinite(lse) ? lse : -INFINITY;
 }
 
-static void add_side(double *out, const fv_merge_params *params, const fv_merge_side *side, int32_t token,
-                     int32_t head, double weight, int32_t d)
+static void add_side(double *out, const fv_merge_params *params, const fv_merge_side *side, int32_t token, int32_t head,
+                     double weight, int32_t d)
 {
     if (weight == 0) return; /* a side without keys may hold anything */
     const char *row = (const char *)side->out + token * side->token_stride + head * side->head_stride;

@@ -58,8 +58,8 @@ static void load_queries(double *q, const fv_oracle_row *rows, int32_t num_rows,
     const int64_t step = (int64_t)fv_dtype_bytes(params->q_dtype);
     for (int32_t r = 0; r < FV_ORACLE_MAX_ROWS; r++) {
         const fv_attend_row *row = &rows[r < num_rows ? r : 0].row;
-        const char *from =
-            (const char *)params->q + row->token * params->q_token_stride + row->head * params->q_head_stride;
+        const char *from = (const char *)params->q + row->token * params->q_token_stride +
+                           row->head * params->q_head_stride;
         for (int32_t d = 0; d < params->head_size; d++)
             q[d * FV_ORACLE_MAX_ROWS + r] = fv_float_load(from + d * step, params->q_dtype);
     }
@@ -85,13 +85,12 @@ static double score_error(const fv_oracle_row *row, const fv_attend_params *para
 {
     const double partial = fabs((double)params->scale) * fmax(sqrt(squares), fabs(dot));
     const double alibi = fabs(fv_attend_row_alibi(&row->row, params, key));
-    return unit_roundoff * (sqrt(params->head_size) * partial + 4 * fabs(score) + 4 * (double)params->soft_cap +
-                            2 * alibi + 4);
+    return unit_roundoff *
+           (sqrt(params->head_size) * partial + 4 * fabs(score) + 4 * (double)params->soft_cap + 2 * alibi + 4);
 }
 
 static void score_keys(const oracle_scratch *scratch, row_sums *sums, const fv_oracle_row *rows, int32_t num_rows,
-                       fv_key_range keys, const fv_attend_params *params, const fv_kv_reader *reader,
-                       int32_t table_row)
+                       fv_key_range keys, const fv_attend_params *params, const fv_kv_reader *reader, int32_t table_row)
 {
     double dots[FV_ORACLE_MAX_ROWS], squares[FV_ORACLE_MAX_ROWS];
     for (int32_t key = keys.first; key < keys.end; key++) {
@@ -100,8 +99,7 @@ static void score_keys(const oracle_scratch *scratch, row_sums *sums, const fv_o
         int32_t seen = 0;
         for (int32_t r = 0; r < num_rows; r++) {
             const fv_attend_row *row = &rows[r].row;
-            const int32_t sees =
-                key >= row->keys.first && key < row->keys.end && fv_attend_row_sees(row, params, key);
+            const int32_t sees = key >= row->keys.first && key < row->keys.end && fv_attend_row_sees(row, params, key);
             scores[r] = sees ? 0 : -INFINITY;
             seen |= sees;
         }
@@ -148,8 +146,7 @@ static void add_value(fv_oracle_row *row, row_sums *sums, const double *value, d
 }
 
 static void add_values(const oracle_scratch *scratch, row_sums *sums, fv_oracle_row *rows, int32_t num_rows,
-                       fv_key_range keys, const fv_attend_params *params, const fv_kv_reader *reader,
-                       int32_t table_row)
+                       fv_key_range keys, const fv_attend_params *params, const fv_kv_reader *reader, int32_t table_row)
 {
     for (int32_t key = keys.first; key < keys.end; key++) {
         const double *scores = scratch->scores + (size_t)(key - keys.first) * FV_ORACLE_MAX_ROWS;
@@ -196,8 +193,8 @@ static void finish_row(fv_oracle_row *row, row_sums *sums, const fv_attend_param
                      unit_roundoff * (2 * fabs(row->lse) + 2 * fabs(sums->max));
 }
 
-void fv_oracle_attend(fv_oracle_row *rows, int32_t num_rows, const fv_attend_params *params,
-                      const fv_kv_reader *reader, int32_t table_row, double *scratch)
+void fv_oracle_attend(fv_oracle_row *rows, int32_t num_rows, const fv_attend_params *params, const fv_kv_reader *reader,
+                      int32_t table_row, double *scratch)
 {
     row_sums sums[FV_ORACLE_MAX_ROWS];
     const fv_key_range keys = all_keys(rows, num_rows);

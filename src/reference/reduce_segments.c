@@ -45,7 +45,8 @@ fv_status fv_reference_reduce_segments(const fv_launch *launch, const fv_reduce_
     if (params->v_head_size > FV_REFERENCE_MAX_HEAD_SIZE)
         return fv_fail(FV_ERR_UNSUPPORTED, "v_head_size is %d; the reference kernels take up to %d",
                        params->v_head_size, FV_REFERENCE_MAX_HEAD_SIZE);
-    if (!params->items) reduce_grid(params);
+    if (!params->items)
+        reduce_grid(params);
     else
         for (int32_t i = 0; i < params->num_items; i++) reduce_item(params, &params->items[i]);
     return FV_OK;

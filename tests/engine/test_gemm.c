@@ -166,6 +166,28 @@ static void test_other_rows_do_not_matter(void **state)
     }
 }
 
+/* A weight with more input features than those before it, made after the room for rows. */
+static void test_weights_may_come_late(void **state)
+{
+    (void)state;
+    for (int32_t d = 0; d < FV_ARRAY_LEN(dtypes); d++) {
+        if (!is_there(dtypes[d])) continue;
+        fixture f;
+        set_up(&f, dtypes[d], 2, 200, 32, 130);
+        fv_gemm_weight_destroy(f.weight);
+        free(f.x);
+        f.num_outputs = 70;
+        f.in_features = 1024;
+        f.x = malloc((size_t)(f.max_rows * f.in_features) * sizeof(float));
+        for (int64_t i = 0; i < f.max_rows * f.in_features; i++) f.x[i] = value_at(i, 2);
+        assert_int_equal(fv_gemm_weight_create(&f.weight, f.gemm, 70, 1024, read_rows, &f.in_features), FV_OK);
+        float *y = run(&f, f.x, f.max_rows, false);
+        check_values(&f, y, f.max_rows);
+        free(y);
+        tear_down(&f);
+    }
+}
+
 static void test_failures(void **state)
 {
     (void)state;
@@ -193,6 +215,7 @@ int main(void)
         cmocka_unit_test(test_values),
         cmocka_unit_test(test_threads_do_not_matter),
         cmocka_unit_test(test_other_rows_do_not_matter),
+        cmocka_unit_test(test_weights_may_come_late),
         cmocka_unit_test(test_failures),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -33,8 +33,8 @@ typedef struct check_case {
     int32_t num_seqs;
     check_spread spread;
     check_schedule schedule;
-    int32_t in_cache;   /* 1: the new K/V lie in the cache already, nothing is written */
-    int32_t plain;      /* 1: dense tensors, no padding rows: what other projects' tests have */
+    int32_t in_cache;        /* 1: the new K/V lie in the cache already, nothing is written */
+    int32_t plain;           /* 1: dense tensors, no padding rows: what other projects' tests have */
     fv_plan_options options; /* batch_invariant, static_grid, path, segment_keys */
 } check_case;
 

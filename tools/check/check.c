@@ -13,8 +13,10 @@ static fv_status run(int *exit_code, const check_options *options)
     check_report_init(report, (uint64_t)options->seed, options->json);
     const fv_status status = check_suite_run(report, options);
     if (status == FV_OK) {
-        if (options->json) check_report_print_json(report);
-        else check_report_print(report);
+        if (options->json)
+            check_report_print_json(report);
+        else
+            check_report_print(report);
         *exit_code = report->failed > 0;
     }
     check_report_deinit(report);

@@ -65,7 +65,8 @@ static int32_t cut_batches(row_batch *batches, const check_expected *expected)
         const fv_attend_row *first = last ? &expected->rows[last->first_row].row : NULL;
         if (last && last->num_rows < FV_ORACLE_MAX_ROWS && first->seq == row->seq && first->kv_head == row->kv_head)
             last->num_rows++;
-        else batches[num_batches++] = (row_batch){r, 1};
+        else
+            batches[num_batches++] = (row_batch){r, 1};
     }
     return num_batches;
 }
@@ -88,8 +89,8 @@ void check_expected_init(check_expected *expected, check_scene *scene, const che
     int32_t most_keys = 0;
     for (int32_t r = 0; r < params.num_seqs; r++) most_keys = fv_max_i32(most_keys, check_scene_num_keys(scene, r));
     oracle_loop loop = {expected, &params, batches, NULL, fv_oracle_scratch_doubles(&params, most_keys)};
-    loop.scratch = check_arena_alloc(
-        &scene->arena, (size_t)lane->executor->num_workers * loop.scratch_doubles * sizeof(double));
+    loop.scratch = check_arena_alloc(&scene->arena,
+                                     (size_t)lane->executor->num_workers * loop.scratch_doubles * sizeof(double));
     fv_executor_run(lane->executor, num_batches, oracle_task, &loop);
 }
 
@@ -142,8 +143,8 @@ static int32_t all_finite(char *text, size_t text_bytes, const check_scene *scen
 {
     for (int32_t token = 0; token < scene->num_tokens; token++) {
         for (int32_t head = 0; head < scene->out.shape[1]; head++) {
-            const char *at =
-                (const char *)scene->out.data + token * scene->out.stride_bytes[0] + head * scene->out.stride_bytes[1];
+            const char *at = (const char *)scene->out.data + token * scene->out.stride_bytes[0] +
+                             head * scene->out.stride_bytes[1];
             for (int32_t d = 0; d < scene->out.shape[2]; d++) {
                 if (isfinite(fv_float_load(at + d * scene->out.stride_bytes[2], scene->out.dtype))) continue;
                 snprintf(text, text_bytes, "token %d, head %d: element %d is not finite", token, head, d);

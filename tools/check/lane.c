@@ -40,16 +40,17 @@ fv_status check_lane_init_shuffled(check_lane *lane, const char *isa)
     *lane = (check_lane){.random = {1}};
     lane->shuffled = (fv_executor){shuffled_for, SHUFFLED_WORKERS, lane};
     lane->executor = &lane->shuffled;
-    return open_context(lane, &(fv_context_options){.struct_size = sizeof(fv_context_options),
-                                                    .executor = lane->shuffled, .isa = isa, .no_plugins = 1});
+    return open_context(
+        lane, &(fv_context_options){
+                  .struct_size = sizeof(fv_context_options), .executor = lane->shuffled, .isa = isa, .no_plugins = 1});
 }
 
 fv_status check_lane_init_threaded(check_lane *lane, const char *isa, int32_t num_threads)
 {
     *lane = (check_lane){.random = {1}};
-    const fv_status status =
-        open_context(lane, &(fv_context_options){.struct_size = sizeof(fv_context_options),
-                                                 .num_threads = num_threads, .isa = isa, .no_plugins = 1});
+    const fv_status status = open_context(
+        lane, &(fv_context_options){
+                  .struct_size = sizeof(fv_context_options), .num_threads = num_threads, .isa = isa, .no_plugins = 1});
     if (status == FV_OK) lane->executor = &lane->context->executor;
     return status;
 }

@@ -93,7 +93,7 @@ static void build_merge(merge_case *test, check_random *random)
     p->a = build_side(test, &test->a, &test->lse_a, random);
     p->b = build_side(test, &test->b, &test->lse_b, random);
     const int32_t place = check_random_int(random, 0, 2);
-    p->out = place == 0 ? (void *)(uintptr_t)p->a.out
+    p->out = place == 0   ? (void *)(uintptr_t)p->a.out
              : place == 1 ? (void *)(uintptr_t)p->b.out
                           : check_arena_alloc_fenced(&test->arena, test->bytes);
     if (check_random_chance(random, 70)) {
@@ -154,8 +154,10 @@ void check_run_merge_states(check_result *result, const check_lane *lane, const 
     merge_case test;
     build_merge(&test, &random);
     const fv_launch launch = check_lane_launch(lane);
-    if (table->merge_states(&launch, &test.params) != FV_OK) check_result_fail(result, "%s", fv_last_error());
-    else judge_merge(result, &test);
+    if (table->merge_states(&launch, &test.params) != FV_OK)
+        check_result_fail(result, "%s", fv_last_error());
+    else
+        judge_merge(result, &test);
     check_arena_clear(&test.arena);
 }
 
@@ -177,7 +179,8 @@ static void fill_slot(reduce_case *test, int64_t slot, check_random *random)
         test->max_partial[at] = empty ? -INFINITY : 15 * check_random_normal(random);
         test->sum_partial[at] = empty ? 0 : (float)(1 + 30 * check_random_unit(random));
         for (int32_t d = 0; d < p->v_head_size; d++)
-            test->out_partial[at * p->v_head_size + d] = empty ? 0 : test->sum_partial[at] * check_random_normal(random);
+            test->out_partial[at * p->v_head_size + d] = empty ? 0
+                                                               : test->sum_partial[at] * check_random_normal(random);
     }
 }
 
@@ -272,7 +275,9 @@ void check_run_reduce_segments(check_result *result, const check_lane *lane, con
     reduce_case test;
     build_reduce(&test, &random);
     const fv_launch launch = check_lane_launch(lane);
-    if (table->reduce_segments(&launch, &test.params) != FV_OK) check_result_fail(result, "%s", fv_last_error());
-    else judge_reduce(result, &test);
+    if (table->reduce_segments(&launch, &test.params) != FV_OK)
+        check_result_fail(result, "%s", fv_last_error());
+    else
+        judge_reduce(result, &test);
     check_arena_clear(&test.arena);
 }

@@ -7,7 +7,7 @@
 #include "core/compiler.h"
 
 #define MAX_SEQS 6
-#define MAX_COST 3e6 /* (row, key, element) steps */
+#define MAX_COST 3e6                   /* (row, key, element) steps */
 #define MAX_BLOCK_ELEMENTS (256 << 10) /* K and V of a block */
 
 static void random_shape(fv_problem *problem, check_random *random)
@@ -22,15 +22,16 @@ static void random_shape(fv_problem *problem, check_random *random)
     problem->mha.head_size = check_random_chance(random, 50) ? CHECK_RANDOM_PICK(random, common_sizes)
                                                              : 8 * check_random_int(random, 4, 64);
     problem->block_size = CHECK_RANDOM_PICK(random, block_sizes);
-    while (2 * problem->block_size * num_kv_heads * problem->mha.head_size > MAX_BLOCK_ELEMENTS) problem->block_size /= 2;
+    while (2 * problem->block_size * num_kv_heads * problem->mha.head_size > MAX_BLOCK_ELEMENTS)
+        problem->block_size /= 2;
     problem->q_dtype = CHECK_RANDOM_PICK(random, dtypes);
     problem->out_dtype = check_random_chance(random, 90) ? problem->q_dtype : CHECK_RANDOM_PICK(random, dtypes);
     problem->kv_dtype = problem->q_dtype;
     if (check_random_chance(random, 35)) {
         problem->kv_dtype = check_random_chance(random, 50) ? FV_DTYPE_F8_E4M3 : FV_DTYPE_F8_E5M2;
-        static const fv_kv_scaling scalings[] = {FV_KV_SCALING_NONE, FV_KV_SCALING_PER_TENSOR,
+        static const fv_kv_scaling scalings[] = {FV_KV_SCALING_NONE,       FV_KV_SCALING_PER_TENSOR,
                                                  FV_KV_SCALING_PER_TENSOR, FV_KV_SCALING_PER_HEAD,
-                                                 FV_KV_SCALING_PER_HEAD, FV_KV_SCALING_PER_TOKEN_HEAD};
+                                                 FV_KV_SCALING_PER_HEAD,   FV_KV_SCALING_PER_TOKEN_HEAD};
         problem->kv_scaling = CHECK_RANDOM_PICK(random, scalings);
     }
 }
@@ -56,8 +57,10 @@ static void random_layout(fv_problem *problem, check_random *random)
 static void random_features(fv_problem *problem, check_random *random)
 {
     if (check_random_chance(random, 25)) problem->soft_cap = (float)check_random_int(random, 1, 50);
-    if (check_random_chance(random, 30)) problem->window = check_random_int(random, 1, check_random_chance(random, 50) ? 8 : 300);
-    if (check_random_chance(random, 20)) problem->alibi = check_random_chance(random, 70) ? FV_ALIBI_LINEAR : FV_ALIBI_SQRT;
+    if (check_random_chance(random, 30))
+        problem->window = check_random_int(random, 1, check_random_chance(random, 50) ? 8 : 300);
+    if (check_random_chance(random, 20))
+        problem->alibi = check_random_chance(random, 70) ? FV_ALIBI_LINEAR : FV_ALIBI_SQRT;
     if (check_random_chance(random, 25)) problem->sinks = 1;
     if (check_random_chance(random, 60)) problem->returns_lse = 1;
     if (check_random_chance(random, 20)) problem->not_causal = 1;
@@ -66,8 +69,8 @@ static void random_features(fv_problem *problem, check_random *random)
     if (check_random_chance(random, 8)) {
         static const int32_t interleaves[] = {1, 1, 2, 16, 64};
         const int32_t world = check_random_int(random, 2, 4);
-        problem->context_parallel =
-            (fv_context_parallel){world, check_random_int(random, 0, world - 1), CHECK_RANDOM_PICK(random, interleaves)};
+        problem->context_parallel = (fv_context_parallel){world, check_random_int(random, 0, world - 1),
+                                                          CHECK_RANDOM_PICK(random, interleaves)};
     }
 }
 
@@ -84,13 +87,17 @@ static check_lens random_lens(const check_case *test, check_random *random)
     static const int32_t longest = 1500, longest_query = 200;
     const int32_t kind = check_random_int(random, 0, 99);
     check_lens lens = {.seq_len = random_len(random, longest)};
-    if (kind < 4) return (check_lens){0}; /* no tokens at all */
-    if (kind < 7) return (check_lens){.query_len = 1}; /* padding under a captured graph: a token, no keys */
+    if (kind < 4) return (check_lens){0};                       /* no tokens at all */
+    if (kind < 7) return (check_lens){.query_len = 1};          /* padding under a captured graph: a token, no keys */
     if (kind < 9) return (check_lens){.seq_len = lens.seq_len}; /* keys, but no new token */
-    if (kind < 40) lens.query_len = 1;
-    else if (kind < 65) lens.query_len = check_random_int(random, 2, 16);
-    else if (kind < 85) lens.query_len = random_len(random, longest_query);
-    else lens.query_len = lens.seq_len;
+    if (kind < 40)
+        lens.query_len = 1;
+    else if (kind < 65)
+        lens.query_len = check_random_int(random, 2, 16);
+    else if (kind < 85)
+        lens.query_len = random_len(random, longest_query);
+    else
+        lens.query_len = lens.seq_len;
     if (test->problem.tree_mask) lens.query_len = fv_min_i32(lens.query_len, 64);
     lens.query_len = fv_min_i32(lens.query_len, fv_min_i32(lens.seq_len, longest_query));
     lens.not_causal = test->problem.not_causal && check_random_chance(random, 50);

@@ -86,7 +86,8 @@ void check_report_add(check_report *report, const check_result *result, const ch
     report->failed += result->verdict == CHECK_FAILED;
     report->skipped += result->verdict == CHECK_SKIPPED;
     count(find_tally(report->runners, &report->num_runners, result->runner), result);
-    if (result->verdict == CHECK_SKIPPED) count(find_tally(report->reasons, &report->num_reasons, result->text), result);
+    if (result->verdict == CHECK_SKIPPED)
+        count(find_tally(report->reasons, &report->num_reasons, result->text), result);
     if (result->verdict == CHECK_FAILED) add_failure(report, result, description);
     pthread_mutex_unlock(&report->lock);
 }

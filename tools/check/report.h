@@ -16,11 +16,11 @@ typedef enum check_verdict {
 
 /* One run of one case. */
 typedef struct check_result {
-    char id[64];         /* of the case */
-    char runner[96];     /* "avx2/rows16", "TRITON_ATTN", ... */
+    char id[64];     /* of the case */
+    char runner[96]; /* "avx2/rows16", "TRITON_ATTN", ... */
     check_verdict verdict;
-    char text[512];      /* the finding, or why it was skipped */
-    double worst;        /* largest share of its tolerance that a row took */
+    char text[512]; /* the finding, or why it was skipped */
+    double worst;   /* largest share of its tolerance that a row took */
 } check_result;
 
 void check_result_init(check_result *result, const char *id, const char *runner_format, ...) FV_PRINTF(3, 4);
@@ -38,8 +38,8 @@ typedef struct check_tally {
 
 typedef struct check_report {
     pthread_mutex_t lock;
-    uint64_t seed;      /* for the line that reproduces a failure */
-    int32_t quiet;      /* 1: failures are only kept, for --json */
+    uint64_t seed; /* for the line that reproduces a failure */
+    int32_t quiet; /* 1: failures are only kept, for --json */
     int64_t passed, failed, skipped;
     int32_t mutants, mutants_caught;
     check_tally runners[CHECK_MAX_TALLIES];

@@ -51,7 +51,8 @@ void check_run_kv_write(check_result *result, check_scene *scene, const check_la
     check_scene_reset(scene, 0);
     const fv_launch launch = check_lane_launch(lane);
     int32_t differs;
-    if (table->kv_write(&launch, &params) != FV_OK) check_result_fail(result, "%s", fv_last_error());
+    if (table->kv_write(&launch, &params) != FV_OK)
+        check_result_fail(result, "%s", fv_last_error());
     else if (!check_written_compare(&differs, scene, reference, slots))
         check_result_fail(result, "the cache is not what the reference makes of it");
 }
@@ -62,8 +63,8 @@ typedef struct gather_run {
     int32_t *key_start, *out_start;
 } gather_run;
 
-static void *alloc_rows(check_scene *scene, int64_t *token_stride, int64_t *head_stride, int32_t num_rows,
-                        int32_t size, check_random *random)
+static void *alloc_rows(check_scene *scene, int64_t *token_stride, int64_t *head_stride, int32_t num_rows, int32_t size,
+                        check_random *random)
 {
     const int64_t element = (int64_t)fv_dtype_bytes(scene->test->problem.q_dtype);
     *head_stride = (size + check_random_int(random, 0, 3)) * element;
@@ -83,19 +84,27 @@ static gather_run build_gather(check_scene *scene)
     for (int32_t seq = 0; seq < num_seqs; seq++) {
         const int32_t num_keys = check_scene_num_keys(scene, seq);
         int32_t first = 0; /* past the blocks that were given back */
-        while (first < num_keys && scene->block_table[seq * scene->block_table_stride + first / scene->view.block_size] == 0)
+        while (first < num_keys &&
+               scene->block_table[seq * scene->block_table_stride + first / scene->view.block_size] == 0)
             first += scene->view.block_size;
         first = fv_min_i32(first, num_keys);
         run.key_start[seq] = check_random_int(&random, first, num_keys);
-        run.out_start[seq + 1] =
-            run.out_start[seq] + check_random_int(&random, 0, fv_min_i32(64, num_keys - run.key_start[seq]));
+        run.out_start[seq + 1] = run.out_start[seq] +
+                                 check_random_int(&random, 0, fv_min_i32(64, num_keys - run.key_start[seq]));
     }
     fv_kv_gather_params *params = &run.params;
     *params = (fv_kv_gather_params){
-        .dst_dtype = scene->test->problem.q_dtype, .cache = scene->view, .num_seqs = num_seqs,
-        .block_table = scene->block_table, .block_table_stride = scene->block_table_stride,
-        .block_table_width = scene->block_table_width, .key_start = run.key_start, .out_start = run.out_start,
-        .num_rows = run.out_start[num_seqs], .k_scale = scene->k_scale, .v_scale = scene->v_scale,
+        .dst_dtype = scene->test->problem.q_dtype,
+        .cache = scene->view,
+        .num_seqs = num_seqs,
+        .block_table = scene->block_table,
+        .block_table_stride = scene->block_table_stride,
+        .block_table_width = scene->block_table_width,
+        .key_start = run.key_start,
+        .out_start = run.out_start,
+        .num_rows = run.out_start[num_seqs],
+        .k_scale = scene->k_scale,
+        .v_scale = scene->v_scale,
         .num_kv_scales = scene->num_kv_scales,
     };
     params->k = alloc_rows(scene, &params->k_token_stride, &params->k_head_stride, params->num_rows,
@@ -137,8 +146,7 @@ static int32_t wrong_row(const check_scene *scene, const fv_kv_gather_params *pa
     return -1;
 }
 
-void check_run_kv_gather(check_result *result, check_scene *scene, const check_lane *lane,
-                         const fv_kernel_table *table)
+void check_run_kv_gather(check_result *result, check_scene *scene, const check_lane *lane, const fv_kernel_table *table)
 {
     check_result_init(result, scene->test->id, "%s/kv_gather", table->name);
     check_scene_reset(scene, 1);
@@ -149,8 +157,10 @@ void check_run_kv_gather(check_result *result, check_scene *scene, const check_l
         return;
     }
     const int32_t row = wrong_row(scene, &run.params);
-    if (row >= 0) check_result_fail(result, "gathered row %d is not what the cache holds", row);
+    if (row >= 0)
+        check_result_fail(result, "gathered row %d is not what the cache holds", row);
     else if (memcmp(scene->cache, scene->cache_after, scene->cache_bytes) != 0)
         check_result_fail(result, "the kernel changed the cache");
-    else if (!check_arena_fences_whole(&scene->arena)) check_result_fail(result, "rows are written beyond their end");
+    else if (!check_arena_fences_whole(&scene->arena))
+        check_result_fail(result, "rows are written beyond their end");
 }

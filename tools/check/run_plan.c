@@ -33,8 +33,7 @@ static fv_status open_plan(plan_run *run, check_scene *scene, const check_lane *
     options.backend = backend;
     options.kernels = kernels;
     const fv_status status = fv_plan_create(&run->plan, lane->context, &scene->test->problem, &bounds, &options);
-    if (status == FV_OK)
-        run->workspace = check_arena_alloc_fenced(&scene->arena, fv_plan_workspace_bytes(run->plan));
+    if (status == FV_OK) run->workspace = check_arena_alloc_fenced(&scene->arena, fv_plan_workspace_bytes(run->plan));
     return status;
 }
 
@@ -208,7 +207,9 @@ void check_run_plan(check_result *result, check_scene *scene, check_expected *ex
         const fv_layer layer = layer_of(scene);
         status = run_batch(&run, &batch, &layer);
     }
-    if (status != FV_OK) check_result_fail(result, "%s: %s", fv_status_name(status), fv_last_error());
-    else judge(result, &run, scene, expected, lane);
+    if (status != FV_OK)
+        check_result_fail(result, "%s: %s", fv_status_name(status), fv_last_error());
+    else
+        judge(result, &run, scene, expected, lane);
     fv_plan_destroy(run.plan);
 }

@@ -11,8 +11,8 @@ static void *alloc_scratch(check_scene *scene, const check_lane *lane, size_t by
     return memset(scratch, 0xff, bytes * (size_t)lane->executor->num_workers);
 }
 
-void check_run_variant(check_result *result, check_scene *scene, const check_expected *expected,
-                       const check_lane *lane, const fv_kernel_table *table, const fv_attend_variant *variant)
+void check_run_variant(check_result *result, check_scene *scene, const check_expected *expected, const check_lane *lane,
+                       const fv_kernel_table *table, const fv_attend_variant *variant)
 {
     check_result_init(result, scene->test->id, "%s/%s", table->name, variant->name);
     const char *reason = variant->why_not(&scene->test->problem);

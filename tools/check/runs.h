@@ -6,8 +6,8 @@
 #include "check/report.h"
 
 /* One variant of attend_paged of `table`, with a schedule of our own, and reduce_segments. */
-void check_run_variant(check_result *result, check_scene *scene, const check_expected *expected,
-                       const check_lane *lane, const fv_kernel_table *table, const fv_attend_variant *variant);
+void check_run_variant(check_result *result, check_scene *scene, const check_expected *expected, const check_lane *lane,
+                       const fv_kernel_table *table, const fv_attend_variant *variant);
 
 /* kv_write of `table`, some slots spoiled, against the reference. The case must write its new K/V. */
 void check_run_kv_write(check_result *result, check_scene *scene, const check_lane *lane, const fv_kernel_table *table);

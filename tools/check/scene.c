@@ -9,6 +9,7 @@
 
 #define LOW_QUERY 16.0f   /* first element of q with CHECK_SPREAD_LOW ... */
 #define LOW_SCORE -200.0f /* ... and the score that it makes with the first element of k */
+#define FAR_BYTES (1ll << 33)
 
 int32_t check_scene_num_keys(const check_scene *scene, int32_t seq)
 {
@@ -43,13 +44,14 @@ static int32_t first_live_block(const check_scene *scene, int32_t seq)
     if (problem->window == 0 || query_len == 0) return 0;
     const int64_t context = (int64_t)scene->seq_lens[seq] - query_len;
     const int32_t causal = scene->causal ? scene->causal[seq] : 1;
-    const fv_key_range keys =
-        fv_row_keys(&problem->context_parallel, scene->seq_lens[seq], context, causal, problem->window);
+    const fv_key_range keys = fv_row_keys(&problem->context_parallel, scene->seq_lens[seq], context, causal,
+                                          problem->window);
     return fv_min_i32(keys.first, fv_local_keys(&problem->context_parallel, context)) / problem->block_size;
 }
 
-/* Deals out the blocks 1 .. in random order and fills the table. Returns the number of blocks. */
-static int32_t build_block_table(check_scene *scene, check_random *random)
+/* Deals out the blocks 1 .. in random order and fills the table. A far cache has no null block that
+ * could be read. Returns the number of blocks. */
+static int32_t build_block_table(check_scene *scene, check_random *random, int32_t far)
 {
     const check_case *test = scene->test;
     int32_t used = 0, widest = 0;
@@ -74,11 +76,27 @@ static int32_t build_block_table(check_scene *scene, check_random *random)
     int32_t next = 1;
     for (int32_t r = 0; r < test->num_seqs; r++) {
         const int32_t count = (int32_t)fv_ceil_div(check_scene_num_keys(scene, r), test->problem.block_size);
-        const int32_t live = check_random_chance(random, 50) ? first_live_block(scene, r) : 0;
+        const int32_t live = !far && check_random_chance(random, 50) ? first_live_block(scene, r) : 0;
         for (int32_t i = 0; i < count; i++, next++)
             scene->block_table[r * scene->block_table_stride + i] = i < live ? 0 : order[next];
     }
     return num_blocks;
+}
+
+/* Moves all blocks far up: ids and bases, so that the bytes are the same. */
+static void move_far(check_scene *scene)
+{
+    fv_kv_view *view = &scene->view;
+    const int64_t stride = fv_min_i64(view->k.block_stride, view->v.block_stride);
+    scene->first_block = (int32_t)fv_min_i64(FAR_BYTES / stride, 1 << 28);
+    view->num_blocks += scene->first_block;
+    view->k.data = (char *)view->k.data - scene->first_block * view->k.block_stride;
+    view->v.data = (char *)view->v.data - scene->first_block * view->v.block_stride;
+    for (int32_t r = 0; r < scene->test->num_seqs; r++) {
+        int32_t *row = scene->block_table + r * scene->block_table_stride;
+        const int32_t count = (int32_t)fv_ceil_div(check_scene_num_keys(scene, r), view->block_size);
+        for (int32_t i = 0; i < count; i++) row[i] += scene->first_block;
+    }
 }
 
 /* The slot of global position `position` of a sequence; -1: another rank's, or given back. */
@@ -177,9 +195,16 @@ static size_t build_strided_view(fv_kv_view *view, const fv_problem *problem, in
         bytes += (size_t)(planes[i].block_stride * num_blocks);
     }
     *view = (fv_kv_view){
-        .struct_size = sizeof(*view), .layout = FV_KV_LAYOUT_STRIDED, .dtype = problem->kv_dtype, .block_size = bs,
-        .num_blocks = num_blocks, .num_kv_heads = hkv, .head_size = sizes[0], .v_head_size = sizes[1],
-        .k = planes[0], .v = planes[1],
+        .struct_size = sizeof(*view),
+        .layout = FV_KV_LAYOUT_STRIDED,
+        .dtype = problem->kv_dtype,
+        .block_size = bs,
+        .num_blocks = num_blocks,
+        .num_kv_heads = hkv,
+        .head_size = sizes[0],
+        .v_head_size = sizes[1],
+        .k = planes[0],
+        .v = planes[1],
     };
     return bytes;
 }
@@ -262,10 +287,19 @@ static void write_slots(const check_scene *scene, const fv_tensor *k, const fv_t
                         int32_t num_tokens)
 {
     const fv_kv_write_params params = {
-        .k = k->data, .k_token_stride = k->stride_bytes[0], .k_head_stride = k->stride_bytes[1],
-        .v = v->data, .v_token_stride = v->stride_bytes[0], .v_head_stride = v->stride_bytes[1],
-        .src_dtype = k->dtype, .cache = scene->view, .slot_mapping = slots, .num_tokens = num_tokens,
-        .k_scale = scene->k_scale, .v_scale = scene->v_scale, .num_kv_scales = scene->num_kv_scales,
+        .k = k->data,
+        .k_token_stride = k->stride_bytes[0],
+        .k_head_stride = k->stride_bytes[1],
+        .v = v->data,
+        .v_token_stride = v->stride_bytes[0],
+        .v_head_stride = v->stride_bytes[1],
+        .src_dtype = k->dtype,
+        .cache = scene->view,
+        .slot_mapping = slots,
+        .num_tokens = num_tokens,
+        .k_scale = scene->k_scale,
+        .v_scale = scene->v_scale,
+        .num_kv_scales = scene->num_kv_scales,
     };
     fv_reference_kv_write(NULL, &params);
 }
@@ -280,7 +314,8 @@ static void write_context(check_scene *scene, const number_pool *k_pool, const n
     const size_t k_bytes = (size_t)(hkv * problem->mha.head_size) * k_pool->element;
     const size_t v_bytes = (size_t)(hkv * problem->mha.v_head_size) * v_pool->element;
     const fv_tensor k = fv_tensor_3d(check_arena_alloc(&scene->arena, k_bytes), dtype, 1, hkv, problem->mha.head_size);
-    const fv_tensor v = fv_tensor_3d(check_arena_alloc(&scene->arena, v_bytes), dtype, 1, hkv, problem->mha.v_head_size);
+    const fv_tensor v = fv_tensor_3d(check_arena_alloc(&scene->arena, v_bytes), dtype, 1, hkv,
+                                     problem->mha.v_head_size);
     for (int32_t r = 0; r < scene->test->num_seqs; r++) {
         const int32_t context = scene->seq_lens[r] - (scene->query_start[r + 1] - scene->query_start[r]);
         for (int32_t position = 0; position < context; position++) {
@@ -344,7 +379,11 @@ void check_scene_init(check_scene *scene, const check_case *test)
     *scene = (check_scene){.test = test};
     build_lengths(scene);
     scene->num_rows = scene->num_tokens + (test->plain ? 0 : check_random_int(&random, 0, 3));
-    const int32_t num_blocks = build_block_table(scene, &random);
+    const int32_t far = !test->plain && problem->kv_layout == FV_KV_LAYOUT_STRIDED &&
+                        problem->kv_scaling != FV_KV_SCALING_PER_TOKEN_HEAD && check_random_chance(&random, 50);
+    const int32_t num_blocks = build_block_table(scene, &random, far);
+    build_cache(scene, &random, num_blocks);
+    if (far) move_far(scene);
     build_slots(scene);
     char *memory;
     size_t bytes;
@@ -360,7 +399,6 @@ void check_scene_init(check_scene *scene, const check_case *test)
     build_scales(scene, &random);
     build_head_numbers(scene, &random);
     if (problem->tree_mask) build_tree_mask(scene, &random);
-    build_cache(scene, &random, num_blocks);
     fill_scene(scene, &random);
 }
 

@@ -4,6 +4,9 @@
  *   block table  past the used entries negative, huge or other sequences' ids; 0 before a window
  *   q, k, v      NaN in padding rows and between rows; strides and bases at odd multiples of an element
  *   out, lse     a pattern everywhere, fenced; only the rows of the batch may change
+ *
+ * Some strided caches are far: block ids start so high that offsets pass 32 bits, and the planes' base
+ * lies as far below the memory.
  */
 #ifndef FV_TOOLS_CHECK_SCENE_H
 #define FV_TOOLS_CHECK_SCENE_H
@@ -34,6 +37,7 @@ typedef struct check_scene {
     int32_t num_kv_scales;
 
     fv_kv_view view;     /* of `cache` */
+    int32_t first_block; /* 0, or where the blocks of a far cache start */
     char *cache;         /* what the kernels get */
     char *cache_before;  /* before the new K/V are written */
     char *cache_after;   /* after, by the reference */

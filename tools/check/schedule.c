@@ -32,9 +32,9 @@ static void add_q_block(list_builder *builder, int32_t seq, int32_t first_token,
     const int32_t tile = attend->tile_keys;
     const int32_t query_len = attend->query_start[seq + 1] - attend->query_start[seq];
     const int32_t causal = attend->causal ? attend->causal[seq] : 1;
-    const fv_key_range keys =
-        fv_block_keys(&attend->context_parallel, attend->seq_lens[seq], (int64_t)attend->seq_lens[seq] - query_len,
-                      first_token, num_tokens, causal, attend->window);
+    const fv_key_range keys = fv_block_keys(&attend->context_parallel, attend->seq_lens[seq],
+                                            (int64_t)attend->seq_lens[seq] - query_len, first_token, num_tokens, causal,
+                                            attend->window);
     const int32_t first_tile = keys.first / tile;
     const int32_t end_tile = (int32_t)fv_ceil_div(keys.end, tile);
     const int32_t most = builder->scene->test->schedule == CHECK_SCHEDULE_SEGMENTS ? MAX_SEGMENTS : 1;
@@ -44,7 +44,8 @@ static void add_q_block(list_builder *builder, int32_t seq, int32_t first_token,
     int32_t tile_at = first_tile;
     for (int32_t segment = 0; segment < num_segments; segment++) {
         const int32_t last = segment == num_segments - 1;
-        const int32_t end = last ? end_tile : check_random_int(&builder->random, tile_at, fv_max_i32(tile_at, end_tile));
+        const int32_t end = last ? end_tile
+                                 : check_random_int(&builder->random, tile_at, fv_max_i32(tile_at, end_tile));
         item.first_key = tile_at * tile;
         item.end_key = last && check_random_chance(&builder->random, 50) ? keys.end : end * tile;
         item.partial = num_segments == 1 ? -1 : builder->num_slots + segment * num_tokens;
@@ -113,13 +114,21 @@ void check_plan_init(check_plan *plan, check_scene *scene, int32_t block_m, int3
     plan->attend.block_q = fv_max_i32(1, block_m / (attend.num_heads / attend.num_kv_heads));
     plan->attend.tile_keys = tile_keys;
     plan->reduce = (fv_reduce_params){
-        .out = attend.out, .out_token_stride = attend.out_token_stride, .out_head_stride = attend.out_head_stride,
-        .out_dtype = attend.out_dtype, .lse = attend.lse, .lse_token_stride = attend.lse_token_stride,
-        .lse_head_stride = attend.lse_head_stride, .sinks = attend.sinks, .num_heads = attend.num_heads,
-        .v_head_size = attend.v_head_size, .num_seqs = attend.num_seqs, .query_start = attend.query_start,
+        .out = attend.out,
+        .out_token_stride = attend.out_token_stride,
+        .out_head_stride = attend.out_head_stride,
+        .out_dtype = attend.out_dtype,
+        .lse = attend.lse,
+        .lse_token_stride = attend.lse_token_stride,
+        .lse_head_stride = attend.lse_head_stride,
+        .sinks = attend.sinks,
+        .num_heads = attend.num_heads,
+        .v_head_size = attend.v_head_size,
+        .num_seqs = attend.num_seqs,
+        .query_start = attend.query_start,
     };
-    const int32_t listed =
-        scene->test->schedule == CHECK_SCHEDULE_WHOLE || scene->test->schedule == CHECK_SCHEDULE_SEGMENTS;
+    const int32_t listed = scene->test->schedule == CHECK_SCHEDULE_WHOLE ||
+                           scene->test->schedule == CHECK_SCHEDULE_SEGMENTS;
     const int32_t num_slots = listed ? build_list(plan, scene) : build_grid(plan, scene);
 
     const size_t rows = (size_t)num_slots * (size_t)attend.num_heads;

@@ -46,12 +46,14 @@ static void select_grids(check_suite *suite)
     check_vllm_cases(&all);
     for (int32_t i = 0; i < all.num_cases; i++) {
         check_case *test = &all.cases[i];
-        const int32_t in_sample = !suite->options->quick || (i % QUICK_EVERY == 0 && check_case_cost(test) < QUICK_COST);
-        if (!selected(suite->options->only, test->id) || (!suite->options->only && !in_sample)) continue;
-        all.cases[suite->grids.num_cases++] = *test; /* moves to the front */
-        if (i >= suite->grids.num_cases) test->lens = NULL;
+        const int32_t in_sample = !suite->options->quick ||
+                                  (i % QUICK_EVERY == 0 && check_case_cost(test) < QUICK_COST);
+        if (!selected(suite->options->only, test->id) || (!suite->options->only && !in_sample)) {
+            check_case_deinit(test);
+        } else {
+            all.cases[suite->grids.num_cases++] = *test; /* moves to the front, over what has been freed or moved */
+        }
     }
-    for (int32_t i = suite->grids.num_cases; i < all.num_cases; i++) check_case_deinit(&all.cases[i]);
     suite->grids.cases = all.cases;
     suite->grids.capacity = all.capacity;
 }
@@ -75,8 +77,8 @@ static int32_t table_wanted(const check_suite *suite, const fv_kernel_table *tab
     return !suite->options->kernels || strcmp(table->name, suite->options->kernels) == 0;
 }
 
-static void run_table(const check_suite *suite, check_scene *scene, const check_expected *expected, const check_lane *lane,
-                      const fv_kernel_table *table, const char *description)
+static void run_table(const check_suite *suite, check_scene *scene, const check_expected *expected,
+                      const check_lane *lane, const fv_kernel_table *table, const char *description)
 {
     check_result result;
     if (table->kv_write && scene->k.data) {
@@ -210,7 +212,9 @@ static void print_isas(const check_suite *suite)
         for (int32_t i = 0; i < suite->threaded.device->num_tables; i++)
             has_table |= strcmp(suite->threaded.device->tables[i]->name, fv_isa_name(isa)) == 0;
         printf(" %s %s;", fv_isa_name(isa),
-               isa > limit ? "not on this CPU" : has_table ? "native" : "not asked for, or without kernels");
+               isa > limit ? "not on this CPU"
+               : has_table ? "native"
+                           : "not asked for, or without kernels");
     }
     printf(" %d threads\n", fv_context_num_workers(suite->threaded.context));
 }
@@ -239,7 +243,8 @@ fv_status check_suite_run(check_report *report, const check_options *options)
     if (merges) fv_context_parallel_for(suite.threaded.context, NUM_MERGES, merge_task, &suite);
     fv_context_parallel_for(suite.threaded.context, suite.grids.num_cases + suite.num_random, small_task, &suite);
     for (int32_t i = 0; i < suite.grids.num_cases; i++)
-        if (check_case_cost(&suite.grids.cases[i]) >= LARGE_COST) run_case(&suite, &suite.grids.cases[i], &suite.threaded);
+        if (check_case_cost(&suite.grids.cases[i]) >= LARGE_COST)
+            run_case(&suite, &suite.grids.cases[i], &suite.threaded);
 
 out:
     close_suite(&suite);

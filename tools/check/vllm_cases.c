@@ -3,13 +3,22 @@
  * unless said otherwise. Two things are smaller than there: caches have only the blocks that are used
  * (their 32768 blocks check offsets, which our int64 strides and the random cases do), and the batch of
  * 533 prefills of 533 tokens is one of 8. fp8 queries do not exist here; where those tests quantise
- * them, the cache alone is fp8, with their scales. */
+ * them, the cache alone is fp8, with random scales. */
 #include "check/case.h"
 #include "core/compiler.h"
 
-#define C(query_len, seq_len) {query_len, seq_len, 0} /* a causal sequence */
-#define LENS(...) {(const check_lens[]){__VA_ARGS__}, FV_ARRAY_LEN(((const check_lens[]){__VA_ARGS__})), 1}
-#define LENS_TIMES(times, ...) {(const check_lens[]){__VA_ARGS__}, FV_ARRAY_LEN(((const check_lens[]){__VA_ARGS__})), times}
+#define C(query_len, seq_len) \
+    {                         \
+        query_len, seq_len, 0 \
+    } /* a causal sequence */
+#define LENS(...)                                                                               \
+    {                                                                                           \
+        (const check_lens[]){__VA_ARGS__}, FV_ARRAY_LEN(((const check_lens[]){__VA_ARGS__})), 1 \
+    }
+#define LENS_TIMES(times, ...)                                                                      \
+    {                                                                                               \
+        (const check_lens[]){__VA_ARGS__}, FV_ARRAY_LEN(((const check_lens[]){__VA_ARGS__})), times \
+    }
 
 typedef struct lens_list {
     const check_lens *lens;
@@ -109,10 +118,10 @@ static void mixed_causal(check_case_list *list)
 static void aiter_unified(check_case_list *list)
 {
     const lens_list lens[] = {
-        LENS(C(1, 128), C(5, 18), C(129, 463)),          LENS(C(10, 256), C(5, 64), C(32, 128)),
-        LENS(C(1, 1024), C(5, 18), C(129, 1328)),        LENS(C(1, 128), C(1, 256), C(1, 384), C(1, 512)),
-        LENS(C(1, 1024), C(1, 1536), C(1, 2048)),        LENS(C(256, 256), C(128, 512)),
-        LENS(C(64, 128), C(32, 256), C(16, 512)),        LENS(C(256, 1024), C(128, 2048)),
+        LENS(C(1, 128), C(5, 18), C(129, 463)),   LENS(C(10, 256), C(5, 64), C(32, 128)),
+        LENS(C(1, 1024), C(5, 18), C(129, 1328)), LENS(C(1, 128), C(1, 256), C(1, 384), C(1, 512)),
+        LENS(C(1, 1024), C(1, 1536), C(1, 2048)), LENS(C(256, 256), C(128, 512)),
+        LENS(C(64, 128), C(32, 256), C(16, 512)), LENS(C(256, 1024), C(128, 2048)),
     };
     for (int32_t cell = 0; cell < 8 * 2 * 2 * 2; cell++) {
         const fv_dtype dtype = cell / 32 ? FV_DTYPE_F16 : FV_DTYPE_BF16;
@@ -142,7 +151,8 @@ static void cascade(check_case_list *list)
     const lens_list lens[] = {LENS(C(129, 871), C(18, 280), C(37, 988), C(1023, 2304), C(1, 257)),
                               LENS_TIMES(4, C(1, 1023), C(1, 879), C(1, 778), C(1, 1777))};
     for (int32_t cell = 0; cell < 3 * 3 * 2; cell++) {
-        check_case test = case_of(shapes[cell % 3], head_sizes[cell / 3 % 3], 16, cell % 2 ? FV_DTYPE_F16 : FV_DTYPE_BF16);
+        check_case test = case_of(shapes[cell % 3], head_sizes[cell / 3 % 3], 16,
+                                  cell % 2 ? FV_DTYPE_F16 : FV_DTYPE_BF16);
         test.problem.soft_cap = cell / 2 % 2 ? 50 : 0;
         add(list, "cascade", &test, &lens[cell / 9]);
     }
@@ -192,8 +202,8 @@ static void cpu_attn(check_case_list *list)
     };
     for (int32_t batch = 0; batch < 3; batch++) {
         for (int32_t cell = 0; cell < 7 * 3; cell++) {
-            check_case test =
-                case_of(shapes[cell % 3], sizes[cell / 3].head_size, sizes[cell / 3].block_size, dtypes[(cell + batch) % 3]);
+            check_case test = case_of(shapes[cell % 3], sizes[cell / 3].head_size, sizes[cell / 3].block_size,
+                                      dtypes[(cell + batch) % 3]);
             for (int32_t feature = 0; feature < (batch == 0 ? 7 : 1); feature++) {
                 check_case with = test;
                 const int32_t which = batch == 0 ? feature : cell % 7; /* the long ones: one feature each */
@@ -207,7 +217,8 @@ static void cpu_attn(check_case_list *list)
             }
         }
     }
-    const lens_list encoder = LENS({1, 1, 1}, {678, 678, 1}, {367, 367, 1}, {145, 145, 1}, {36, 36, 1}, {1162, 1162, 1});
+    const lens_list encoder = LENS({1, 1, 1}, {678, 678, 1}, {367, 367, 1}, {145, 145, 1}, {36, 36, 1},
+                                   {1162, 1162, 1});
     check_case test = case_of(shapes[1], 96, 96, FV_DTYPE_F32);
     test.problem.not_causal = 1;
     add(list, "cpu_attn", &test, &encoder);

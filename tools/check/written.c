@@ -22,8 +22,8 @@ static int32_t row_good(int32_t *differs, const check_scene *scene, char *refere
     const fv_kv_view *view = &scene->view;
     const size_t bytes = fv_dtype_bytes(view->dtype);
     for (int32_t d = 0; d < tensor->shape[2]; d++) {
-        const char *stored =
-            (const char *)plane->data + fv_kv_offset(plane, slot / view->block_size, head, slot % view->block_size, d);
+        const char *stored = (const char *)plane->data +
+                             fv_kv_offset(plane, slot / view->block_size, head, slot % view->block_size, d);
         char *expected = reference + (stored - scene->cache);
         if (memcmp(stored, expected, bytes) == 0) continue;
         const double real = (double)fv_float_load(row + d * tensor->stride_bytes[2], tensor->dtype) / scale;
@@ -41,8 +41,8 @@ static int32_t plane_good(int32_t *differs, const check_scene *scene, char *refe
     for (int32_t token = 0; token < scene->num_tokens; token++) {
         if (slots[token] < 0 || slots[token] >= num_slots) continue;
         for (int32_t head = 0; head < tensor->shape[1]; head++) {
-            const char *row =
-                (const char *)tensor->data + token * tensor->stride_bytes[0] + head * tensor->stride_bytes[1];
+            const char *row = (const char *)tensor->data + token * tensor->stride_bytes[0] +
+                              head * tensor->stride_bytes[1];
             const float scale = fv_head_scale(scales, scene->num_kv_scales, head);
             if (!row_good(differs, scene, reference, row, plane, tensor, scale, slots[token], head)) return 0;
         }

@@ -2,7 +2,8 @@
  *
  * Bound by the bytes of K and V, so they are read once, where they lie, and converted in registers.
  * For each tile of keys the item's KV heads are served in turn: whole rows of the cache are used up
- * while they are near.
+ * while they are near, and the rows of the next tile are prefetched between the arithmetic, a line for
+ * each line that is worked on. Without that, waiting and arithmetic add up instead of overlapping.
  *
  * Rows go in groups of R = 1, 2 or 4 that share each converted key. Eight dot products (R rows x
  * 8 / R keys) are reduced together, which leaves the scores as
@@ -12,6 +13,7 @@
  * Every step of the softmax is then a vertical one, and the lane of a score depends on nothing but
  * its row and its key's place in the tile. */
 #include "kernels/cpu/attend_item.h"
+#include "kernels/cpu/prefetch_stream.h"
 
 /* R rows of one KV head. Lane i belongs to row i % R; rows that pad the last group repeat the last. */
 typedef struct row_group {
@@ -24,62 +26,11 @@ typedef struct row_group {
     fv_key_range all;    /* keys that all rows see */
 } row_group;
 
-#ifndef PFL
-#define PFL 2
-#endif
-/* The memory of the next tile, as runs of bytes, handed out little by little to be prefetched. */
-typedef struct prefetch_stream {
-    const char *at, *end; /* of the run at hand */
-    const char *const *rows[2];
-    int64_t offset;
-    int64_t row_bytes, head_stride;
-    int32_t num_planes, num_heads, first, end_key;
-    int32_t plane, head, key; /* where the next run starts */
-} prefetch_stream;
-
-/* Takes up the next run: rows that follow one another in memory. At the end it stays where it is. */
-static void next_run(prefetch_stream *s)
-{
-    if (s->plane >= s->num_planes) {
-        s->end = s->at;
-        return;
-    }
-    const int64_t offset = s->offset + s->head * s->head_stride;
-    const char *const *rows = s->rows[s->plane];
-    int32_t key = s->key;
-    s->at = rows[key] + offset;
-    do {
-        s->end = rows[key] + offset + s->row_bytes;
-        key++;
-    } while (key < s->end_key && rows[key] + offset == s->end);
-    s->key = key;
-    if (key < s->end_key) return;
-    s->key = s->first;
-    if (++s->head < s->num_heads) return;
-    s->head = 0;
-    s->plane++;
-}
-
-/* The next `bytes` bytes; may pass the end of a run, for a prefetch does no harm. */
-FV_ALWAYS_INLINE const char *take_ahead(prefetch_stream *s, int64_t bytes)
-{
-    if (FV_UNLIKELY(s->at >= s->end)) next_run(s);
-    const char *at = s->at;
-    s->at += s->end > at ? bytes : 0;
-    return at;
-}
-
-FV_ALWAYS_INLINE void prefetch_bytes(const char *at, const int64_t bytes)
-{
-    __builtin_prefetch(at, 0, PFL);
-    FV_UNROLL for (int64_t i = FV_CACHE_LINE; i < bytes; i += FV_CACHE_LINE) __builtin_prefetch(at + i, 0, PFL);
-}
-
 /* Keys of one tile and one head. `first` and `end` count from the tile's first key. */
 typedef struct tile_rows {
-    const char *const *k; /* element 0 of each key's row, less the offset; entries from first / 8 * 8 to the */
-    const char *const *v; /* next multiple of 8 behind end are valid */
-    prefetch_stream *ahead;
+    const char *const *k;      /* element 0 of each key's row, less the offset; entries from first / 8 * 8 to the */
+    const char *const *v;      /* next multiple of 8 behind end are valid */
+    fv_prefetch_stream *ahead; /* memory that the next tile will want */
     int64_t k_offset, v_offset;
     const float *k_scales; /* per-token-head, or NULL */
     const float *v_scales;
@@ -87,12 +38,6 @@ typedef struct tile_rows {
     int32_t first, end;
 } tile_rows;
 
-#ifndef ACCUMULATE_KEYS
-#define ACCUMULATE_KEYS 8
-#endif
-#ifndef PFL
-#define PFL 2
-#endif
 typedef void (*dot_fn)(float *scores, const float *q, const tile_rows *tile, int32_t first, int32_t end,
                        int32_t head_size);
 typedef void (*accumulate_fn)(float *sums, const float *weights, const float *rescale, const tile_rows *tile,
@@ -105,21 +50,24 @@ typedef struct few_kernels {
 } few_kernels;
 
 typedef struct few_scratch {
-    row_group *groups;     /* [heads][num_groups] */
-    float *q;              /* [heads][num_groups * R][D], lane order */
-    float *sums;           /* [heads][num_groups][Dv in blocks of columns][R][block], lane order */
-    float *row;            /* [Dv] */
-    float *scores;         /* [tile][R] */
-    float *k_scales;       /* [tile] */
-    float *v_scales;       /* [tile] */
+    row_group *groups;      /* [heads][num_groups] */
+    float *q;               /* [heads][num_groups * R][D], lane order */
+    float *sums;            /* [heads][num_groups][Dv in blocks of columns][R][block], lane order */
+    float *row;             /* [Dv] */
+    float *scores;          /* [tile][R] */
+    float *k_scales;        /* [tile] */
+    float *v_scales;        /* [tile] */
     const char **k_rows[2]; /* [tile] of this tile and the next, in turn */
     const char **v_rows[2];
     const char **k_copied; /* [tile] rows in k_copies, of a plane that is not dense */
     const char **v_copied;
-    char *k_copies;        /* [tile][D] */
-    char *v_copies;        /* [tile][Dv] */
+    char *k_copies; /* [tile][D] */
+    char *v_copies; /* [tile][Dv] */
     size_t bytes;
 } few_scratch;
+
+#define ACCUMULATE_KEYS 16     /* keys taken together in the product with V */
+#define TILE_BYTES (64 * 1024) /* of K and V, all heads */
 
 /* Scratch is sized before the cache is known. */
 #define MAX_ELEMENT_BYTES 4
@@ -173,35 +121,41 @@ FV_ALWAYS_INLINE void dot(float *scores, const float *q, const tile_rows *tile, 
     for (int32_t key = first / num_keys * num_keys; key < end; key += num_keys) {
         const char *k[FV_LANES];
         fv_f32x8 sums[FV_LANES];
-        FV_UNROLL for (int32_t j = 0; j < num_keys; j++) k[j] = tile->k[key + j] + tile->k_offset;
-        FV_UNROLL for (int32_t i = 0; i < FV_LANES; i++) sums[i] = fv_splat(0.0f);
+        FV_UNROLL
+        for (int32_t j = 0; j < num_keys; j++) k[j] = tile->k[key + j] + tile->k_offset;
+        FV_UNROLL
+        for (int32_t i = 0; i < FV_LANES; i++) sums[i] = fv_splat(0.0f);
 
-
-        const char *ahead = take_ahead(tile->ahead, head_size * num_keys * bytes);
+        const char *ahead = fv_prefetch_take(tile->ahead, head_size * num_keys * bytes);
         int32_t d = 0;
         for (; d + 16 <= head_size; d += 16) {
             fv_f32x16 keys[FV_LANES];
-            prefetch_bytes(ahead + d * num_keys * bytes, 16 * num_keys * bytes);
-            FV_UNROLL for (int32_t j = 0; j < num_keys; j++) keys[j] = fv_load16(k[j] + d * bytes, dtype);
-            FV_UNROLL for (int32_t r = 0; r < num_rows; r++) {
-                fv_f32x8 a = fv_load_f32(q + r * head_size + d);
-                FV_IN_REGISTER(a);
-                FV_UNROLL for (int32_t j = 0; j < num_keys; j++) {
+            fv_prefetch_bytes(ahead + d * num_keys * bytes, 16 * num_keys * bytes);
+            FV_UNROLL
+            for (int32_t j = 0; j < num_keys; j++) keys[j] = fv_load16(k[j] + d * bytes, dtype);
+            FV_UNROLL
+            for (int32_t r = 0; r < num_rows; r++) {
+                const fv_f32x8 a = fv_load_f32(q + r * head_size + d);
+                FV_UNROLL
+                for (int32_t j = 0; j < num_keys; j++) {
                     sums[j * num_rows + r] = fv_fma(a, keys[j].a, sums[j * num_rows + r]);
                 }
             }
-            FV_UNROLL for (int32_t r = 0; r < num_rows; r++) {
-                fv_f32x8 b = fv_load_f32(q + r * head_size + d + 8);
-                FV_IN_REGISTER(b);
-                FV_UNROLL for (int32_t j = 0; j < num_keys; j++) {
+            FV_UNROLL
+            for (int32_t r = 0; r < num_rows; r++) {
+                const fv_f32x8 b = fv_load_f32(q + r * head_size + d + 8);
+                FV_UNROLL
+                for (int32_t j = 0; j < num_keys; j++) {
                     sums[j * num_rows + r] = fv_fma(b, keys[j].b, sums[j * num_rows + r]);
                 }
             }
         }
         if (d < head_size) {
-            FV_UNROLL for (int32_t j = 0; j < num_keys; j++) {
+            FV_UNROLL
+            for (int32_t j = 0; j < num_keys; j++) {
                 const fv_f32x8 one = fv_load8(k[j] + d * bytes, dtype);
-                FV_UNROLL for (int32_t r = 0; r < num_rows; r++) {
+                FV_UNROLL
+                for (int32_t r = 0; r < num_rows; r++) {
                     sums[j * num_rows + r] = fv_fma(fv_load_f32(q + r * head_size + d), one, sums[j * num_rows + r]);
                 }
             }
@@ -219,15 +173,18 @@ FV_ALWAYS_INLINE void add_key(fv_f32x8 *acc, const char *row, const float *weigh
     const int64_t bytes = element_bytes_of(dtype);
     fv_f32x8 values[FV_LANES];
     if (num_vectors == 1) values[0] = fv_load8(row, dtype);
-    FV_UNROLL for (int32_t c = 0; c + 1 < num_vectors; c += 2) {
+    FV_UNROLL
+    for (int32_t c = 0; c + 1 < num_vectors; c += 2) {
         const fv_f32x16 pair = fv_load16(row + c * FV_LANES * bytes, dtype);
         values[c] = pair.a;
         values[c + 1] = pair.b;
     }
-    FV_UNROLL for (int32_t r = 0; r < num_rows; r++) {
+    FV_UNROLL
+    for (int32_t r = 0; r < num_rows; r++) {
         const fv_f32x8 weight = fv_splat(weights[r]);
         const fv_i32x8 seen = (fv_i32x8)(weight != 0.0f);
-        FV_UNROLL for (int32_t c = 0; c < num_vectors; c++) {
+        FV_UNROLL
+        for (int32_t c = 0; c < num_vectors; c++) {
             const fv_f32x8 value = masked ? (fv_f32x8)((fv_i32x8)values[c] & seen) : values[c];
             acc[r * num_vectors + c] = fv_fma(weight, value, acc[r * num_vectors + c]);
         }
@@ -243,20 +200,23 @@ FV_ALWAYS_INLINE void accumulate_block(float *sums, const float *weights, const 
 {
     const int64_t offset = tile->v_offset + from;
     const int64_t key_bytes = num_vectors * FV_LANES * element_bytes_of(dtype);
-    const char *ahead = take_ahead(tile->ahead, (end - first) * key_bytes);
+    const char *ahead = fv_prefetch_take(tile->ahead, (end - first) * key_bytes);
     fv_f32x8 acc[FV_LANES];
-    FV_UNROLL for (int32_t i = 0; i < num_rows * num_vectors; i++) acc[i] = fv_load_f32(sums + i * FV_LANES);
+    FV_UNROLL
+    for (int32_t i = 0; i < num_rows * num_vectors; i++) acc[i] = fv_load_f32(sums + i * FV_LANES);
     if (rescale) {
-        FV_UNROLL for (int32_t i = 0; i < num_rows * num_vectors; i++) acc[i] *= rescale[i / num_vectors];
+        FV_UNROLL
+        for (int32_t i = 0; i < num_rows * num_vectors; i++) acc[i] *= rescale[i / num_vectors];
     }
     int32_t key = first;
     for (; key + 2 <= end; key += 2) {
-        prefetch_bytes(ahead + (key - first) * key_bytes, 2 * key_bytes);
+        fv_prefetch_bytes(ahead + (key - first) * key_bytes, 2 * key_bytes);
         add_key(acc, tile->v[key] + offset, weights + key * num_rows, num_vectors, num_rows, dtype, masked);
         add_key(acc, tile->v[key + 1] + offset, weights + (key + 1) * num_rows, num_vectors, num_rows, dtype, masked);
     }
     if (key < end) add_key(acc, tile->v[key] + offset, weights + key * num_rows, num_vectors, num_rows, dtype, masked);
-    FV_UNROLL for (int32_t i = 0; i < num_rows * num_vectors; i++) fv_store_f32(sums + i * FV_LANES, acc[i]);
+    FV_UNROLL
+    for (int32_t i = 0; i < num_rows * num_vectors; i++) fv_store_f32(sums + i * FV_LANES, acc[i]);
 }
 
 /* Eight accumulators at a time, as in dot: blocks of 64 / R columns, then of 16, then of 8. Few keys at a
@@ -299,26 +259,26 @@ static void unblock_row(float *to, const float *sums, int32_t row, int32_t num_r
 
 /* --- one compiled form for each dtype and R -------------------------------------------------------------- */
 
-#define DEFINE_KERNELS(NAME, DTYPE, ROWS)                                                                              \
-    static void dot_##NAME##_##ROWS(float *scores, const float *q, const tile_rows *tile, int32_t first, int32_t end,  \
-                                    int32_t head_size)                                                                 \
-    {                                                                                                                  \
-        dot(scores, q, tile, first, end, head_size, ROWS, DTYPE);                                                      \
-    }                                                                                                                  \
-    static void accumulate_##NAME##_##ROWS(float *sums, const float *weights, const float *rescale,                    \
-                                           const tile_rows *tile, int32_t first, int32_t end, int32_t v_head_size)     \
-    {                                                                                                                  \
-        accumulate(sums, weights, rescale, tile, first, end, v_head_size, ROWS, DTYPE, 0);                             \
-    }                                                                                                                  \
-    static void accumulate_masked_##NAME##_##ROWS(float *sums, const float *weights, const float *rescale,             \
-                                                  const tile_rows *tile, int32_t first, int32_t end,                   \
-                                                  int32_t v_head_size)                                                 \
-    {                                                                                                                  \
-        accumulate(sums, weights, rescale, tile, first, end, v_head_size, ROWS, DTYPE, 1);                             \
+#define DEFINE_KERNELS(NAME, DTYPE, ROWS)                                                                             \
+    static void dot_##NAME##_##ROWS(float *scores, const float *q, const tile_rows *tile, int32_t first, int32_t end, \
+                                    int32_t head_size)                                                                \
+    {                                                                                                                 \
+        dot(scores, q, tile, first, end, head_size, ROWS, DTYPE);                                                     \
+    }                                                                                                                 \
+    static void accumulate_##NAME##_##ROWS(float *sums, const float *weights, const float *rescale,                   \
+                                           const tile_rows *tile, int32_t first, int32_t end, int32_t v_head_size)    \
+    {                                                                                                                 \
+        accumulate(sums, weights, rescale, tile, first, end, v_head_size, ROWS, DTYPE, 0);                            \
+    }                                                                                                                 \
+    static void accumulate_masked_##NAME##_##ROWS(float *sums, const float *weights, const float *rescale,            \
+                                                  const tile_rows *tile, int32_t first, int32_t end,                  \
+                                                  int32_t v_head_size)                                                \
+    {                                                                                                                 \
+        accumulate(sums, weights, rescale, tile, first, end, v_head_size, ROWS, DTYPE, 1);                            \
     }
-#define DEFINE_DTYPE(NAME, DTYPE)                                                                                      \
-    DEFINE_KERNELS(NAME, DTYPE, 1)                                                                                     \
-    DEFINE_KERNELS(NAME, DTYPE, 2)                                                                                     \
+#define DEFINE_DTYPE(NAME, DTYPE)  \
+    DEFINE_KERNELS(NAME, DTYPE, 1) \
+    DEFINE_KERNELS(NAME, DTYPE, 2) \
     DEFINE_KERNELS(NAME, DTYPE, 4)
 
 DEFINE_DTYPE(f32, FV_DTYPE_F32)
@@ -328,8 +288,14 @@ DEFINE_DTYPE(e4m3, FV_DTYPE_F8_E4M3)
 DEFINE_DTYPE(e5m2, FV_DTYPE_F8_E5M2)
 DEFINE_DTYPE(i8, FV_DTYPE_I8)
 
-#define KERNELS_OF(NAME, ROWS) {dot_##NAME##_##ROWS, accumulate_##NAME##_##ROWS, accumulate_masked_##NAME##_##ROWS}
-#define KERNELS_OF_DTYPE(NAME) {[1] = KERNELS_OF(NAME, 1), [2] = KERNELS_OF(NAME, 2), [4] = KERNELS_OF(NAME, 4)}
+#define KERNELS_OF(NAME, ROWS)                                                             \
+    {                                                                                      \
+        dot_##NAME##_##ROWS, accumulate_##NAME##_##ROWS, accumulate_masked_##NAME##_##ROWS \
+    }
+#define KERNELS_OF_DTYPE(NAME)                                                          \
+    {                                                                                   \
+        [1] = KERNELS_OF(NAME, 1), [2] = KERNELS_OF(NAME, 2), [4] = KERNELS_OF(NAME, 4) \
+    }
 
 static const few_kernels kernels_of[][5] = {
     [FV_DTYPE_F32] = KERNELS_OF_DTYPE(f32),      [FV_DTYPE_F16] = KERNELS_OF_DTYPE(f16),
@@ -375,8 +341,8 @@ static fv_i32x8 tree_visible(const fv_attend_job *job, int32_t first_row, int32_
  * rescale[r] = 2^(old max - new max); returns 0 if all are 1. `is_edge`: some lane of the vectors is not
  * to be seen. */
 static int32_t softmax(row_group *group, float *scores, float rescale[4], const fv_attend_job *job,
-                    const tile_rows *tile, int32_t first, int32_t end, int32_t num_rows, int32_t first_row,
-                    fv_score_scale scale, int32_t is_edge)
+                       const tile_rows *tile, int32_t first, int32_t end, int32_t num_rows, int32_t first_row,
+                       fv_score_scale scale, int32_t is_edge)
 {
     const fv_attend_params *params = job->params;
     const int32_t num_keys = FV_LANES / num_rows;
@@ -426,6 +392,18 @@ static int32_t softmax(row_group *group, float *scores, float rescale[4], const 
     return fv_any((fv_i32x8)(shrink != 1.0f));
 }
 
+/* Keys of a tile: those of the schedule, or an even part of them, so that this tile and the next, with
+ * all KV heads, leave most of a core's L2 cache free. Not of the item's heads: the tiles must not depend
+ * on the schedule. */
+static int32_t few_tile_keys(const fv_attend_params *params)
+{
+    const int64_t key_bytes = (int64_t)params->num_kv_heads * (params->head_size + params->v_head_size) *
+                              (int64_t)fv_dtype_bytes(params->cache.dtype);
+    int32_t tile_keys = params->tile_keys;
+    while (tile_keys % 32 == 0 && tile_keys * key_bytes > TILE_BYTES) tile_keys /= 2;
+    return tile_keys;
+}
+
 /* --- one tile, one item -------------------------------------------------------------------------------- */
 
 typedef struct few_item {
@@ -433,12 +411,12 @@ typedef struct few_item {
     few_scratch scratch;
     int32_t num_groups; /* of each head */
     int32_t num_rows;   /* R */
+    int32_t tile_keys;
     int32_t k_is_dense, v_is_dense;
     const few_kernels *kernels;
 } few_item;
 
-static void group_init(row_group *group, const fv_attend_job *job, int32_t kv_head, int32_t first_row,
-                       int32_t num_rows)
+static void group_init(row_group *group, const fv_attend_job *job, int32_t kv_head, int32_t first_row, int32_t num_rows)
 {
     group->max = fv_splat(-INFINITY);
     group->sum = fv_splat(0.0f);
@@ -530,7 +508,7 @@ static void attend_tile_head(const few_item *few, tile_rows *tile, int32_t head)
     const int32_t num_rows = few->num_rows;
     const fv_score_scale scale = fv_attend_score_scale(params, kv_head);
 
-    const int32_t now = tile->first_key / params->tile_keys % 2;
+    const int32_t now = tile->first_key / few->tile_keys % 2;
     tile->k = head_rows(&tile->k_offset, scratch->k_copied, scratch->k_copies, scratch->k_rows[now], &params->cache.k,
                         few->k_is_dense, kv_head, tile->first, tile->end, params->head_size, element_bytes);
     tile->v = head_rows(&tile->v_offset, scratch->v_copied, scratch->v_copies, scratch->v_rows[now], &params->cache.v,
@@ -560,23 +538,24 @@ static void attend_tile_head(const few_item *few, tile_rows *tile, int32_t head)
         float rescale[4];
         few->kernels->dot(scratch->scores, scratch->q + first_row * params->head_size, tile, first, end,
                           params->head_size);
-        const int32_t max_grew = softmax(group, scratch->scores, rescale, job, tile, first, end, num_rows, g * num_rows, scale, is_edge);
+        const int32_t max_grew = softmax(group, scratch->scores, rescale, job, tile, first, end, num_rows, g * num_rows,
+                                         scale, is_edge);
         const accumulate_fn add = some_masked ? few->kernels->accumulate_masked : few->kernels->accumulate;
-        add(scratch->sums + first_row * params->v_head_size, scratch->scores, max_grew ? rescale : NULL, tile,
-            first, end, params->v_head_size);
+        add(scratch->sums + first_row * params->v_head_size, scratch->scores, max_grew ? rescale : NULL, tile, first,
+            end, params->v_head_size);
     }
 }
 
 static tile_rows tile_at(const few_item *few, int32_t index)
 {
     const fv_attend_params *params = few->job->params;
-    const int32_t first_key = index * params->tile_keys;
+    const int32_t first_key = index * few->tile_keys;
     return (tile_rows){
         .k_scales = params->cache.k_scales.data ? few->scratch.k_scales : NULL,
         .v_scales = params->cache.v_scales.data ? few->scratch.v_scales : NULL,
         .first_key = first_key,
         .first = fv_max_i32(few->job->keys.first - first_key, 0),
-        .end = fv_min_i32(few->job->keys.end - first_key, params->tile_keys),
+        .end = fv_min_i32(few->job->keys.end - first_key, few->tile_keys),
     };
 }
 
@@ -590,39 +569,40 @@ static void find_tile(const few_item *few, int32_t index)
                         tile.first_key + tile.end);
     fv_attend_find_rows(v_rows + tile.first, few->job, &cache->v, tile.first_key + tile.first,
                         tile.first_key + tile.end);
-    pad_rows(k_rows, tile.first, tile.end, few->job->params->tile_keys);
-    pad_rows(v_rows, tile.first, tile.end, few->job->params->tile_keys);
+    pad_rows(k_rows, tile.first, tile.end, few->tile_keys);
+    pad_rows(v_rows, tile.first, tile.end, few->tile_keys);
 }
 
-static prefetch_stream stream_of(const few_item *few, int32_t index, int32_t has_next)
+/* The memory of tile `index`, in the order in which it lies. Empty where rows have to be gathered. */
+static fv_prefetch_stream stream_of(const few_item *few, int32_t index)
 {
-    const char *nothing = (const char *)few->scratch.scores;
-    prefetch_stream s = {.at = nothing, .end = nothing};
     const fv_attend_params *params = few->job->params;
-    if (!has_next || !few->k_is_dense || !few->v_is_dense) return s;
     const fv_kv_plane *k = &params->cache.k;
-    const tile_rows tile = tile_at(few, index);
     const int64_t element_bytes = (int64_t)fv_dtype_bytes(params->cache.dtype);
     const int32_t num_heads = few->job->item->num_kv_heads;
-    s.rows[0] = few->scratch.k_rows[index % 2];
-    s.rows[1] = few->scratch.v_rows[index % 2];
-    s.first = s.key = tile.first;
-    s.end_key = tile.end;
-    s.offset = few->job->item->first_kv_head * k->head_stride;
-    s.head_stride = k->head_stride;
-    s.num_planes = 2;
-    s.num_heads = num_heads;
-    s.row_bytes = params->head_size * element_bytes;
-    const int64_t apart = s.rows[1][tile.first] - s.rows[0][tile.first];
-    if (apart > 0 && apart <= 2 * s.row_bytes) { /* packed: the value follows its key */
-        s.row_bytes = apart + params->v_head_size * element_bytes;
-        s.num_planes = 1;
+    const tile_rows tile = tile_at(few, index);
+    fv_prefetch_stream stream = {
+        .rows = {few->scratch.k_rows[index % 2], few->scratch.v_rows[index % 2]},
+        .num_planes = 2,
+        .num_heads = num_heads,
+        .offset = few->job->item->first_kv_head * k->head_stride,
+        .head_stride = k->head_stride,
+        .row_bytes = params->head_size * element_bytes,
+        .first = tile.first,
+        .end = tile.end,
+        .key = tile.first,
+    };
+    const int64_t apart = stream.rows[1][tile.first] - stream.rows[0][tile.first];
+    if (apart > 0 && apart <= 2 * stream.row_bytes) { /* packed: the value follows its key */
+        stream.row_bytes = apart + params->v_head_size * element_bytes;
+        stream.num_planes = 1;
     }
-    if (k->slot_stride > k->head_stride) {
-        s.row_bytes += (num_heads - 1) * k->head_stride;
-        s.num_heads = 1;
+    if (k->slot_stride > k->head_stride) { /* a token's heads lie side by side: one row */
+        stream.row_bytes += (num_heads - 1) * k->head_stride;
+        stream.num_heads = 1;
     }
-    return s;
+    fv_prefetch_next_run(&stream);
+    return stream;
 }
 
 static void finish_head(const few_item *few, int32_t head)
@@ -635,8 +615,8 @@ static void finish_head(const few_item *few, int32_t head)
         unblock_row(few->scratch.row, few->scratch.sums + first_row * params->v_head_size, lane, few->num_rows,
                     params->v_head_size);
         const fv_f32x8 sum = fv_sum_by_period(group->sum, few->num_rows);
-        fv_attend_finish_row(few->job, few->job->item->first_kv_head + head, row, few->scratch.row,
-                             group->max[lane], sum[lane]);
+        fv_attend_finish_row(few->job, few->job->item->first_kv_head + head, row, few->scratch.row, group->max[lane],
+                             sum[lane]);
     }
 }
 
@@ -650,6 +630,7 @@ void FV_ISA_SYMBOL(fv_attend_few_rows)(const fv_attend_job *job, void *memory)
         .scratch = few_scratch_of(params, job->num_rows, memory),
         .num_groups = (job->num_rows + num_rows - 1) / num_rows,
         .num_rows = num_rows,
+        .tile_keys = few_tile_keys(params),
         .k_is_dense = fv_plane_is_dense(&params->cache.k, element_bytes),
         .v_is_dense = fv_plane_is_dense(&params->cache.v, element_bytes),
         .kernels = &kernels_of[params->cache.dtype][num_rows],
@@ -657,14 +638,15 @@ void FV_ISA_SYMBOL(fv_attend_few_rows)(const fv_attend_job *job, void *memory)
     const int32_t num_heads = job->item->num_kv_heads;
     for (int32_t head = 0; head < num_heads; head++) head_init(&few, head);
 
-    const int32_t first_tile = job->keys.first / params->tile_keys;
-    const int32_t end_tile = (int32_t)fv_ceil_div(job->keys.end, params->tile_keys);
+    const int32_t is_dense = few.k_is_dense && few.v_is_dense;
+    const int32_t first_tile = job->keys.first / few.tile_keys;
+    const int32_t end_tile = (int32_t)fv_ceil_div(job->keys.end, few.tile_keys);
     if (first_tile < end_tile) find_tile(&few, first_tile);
     for (int32_t index = first_tile; index < end_tile; index++) {
         const int32_t has_next = index + 1 < end_tile;
         if (has_next) find_tile(&few, index + 1);
         tile_rows tile = tile_at(&few, index);
-        prefetch_stream ahead = stream_of(&few, index + 1, has_next);
+        fv_prefetch_stream ahead = is_dense && has_next ? stream_of(&few, index + 1) : fv_prefetch_nothing(memory);
         tile.ahead = &ahead;
         for (int32_t head = 0; head < num_heads; head++) attend_tile_head(&few, &tile, head);
     }

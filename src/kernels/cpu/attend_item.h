@@ -30,8 +30,8 @@ typedef struct fv_attend_job {
 
 /* Constants of the score of one KV head. */
 typedef struct fv_score_scale {
-    float dot;     /* factor of the dot product; with a soft cap, of its argument */
-    float cap;     /* 0: none; else cap * log2(e) */
+    float dot; /* factor of the dot product; with a soft cap, of its argument */
+    float cap; /* 0: none; else cap * log2(e) */
 } fv_score_scale;
 
 static inline fv_attend_job fv_attend_job_of(const fv_attend_params *params, const fv_work_item *item)
@@ -50,10 +50,11 @@ static inline fv_attend_job fv_attend_job_of(const fv_attend_params *params, con
         .group = params->num_heads / params->num_kv_heads,
     };
     job.num_rows = item->num_tokens * job.group;
-    job.keys = fv_block_keys(&params->context_parallel, job.seq_len, job.context, item->first_token,
-                             item->num_tokens, job.causal, params->window);
+    job.keys = fv_block_keys(&params->context_parallel, job.seq_len, job.context, item->first_token, item->num_tokens,
+                             job.causal, params->window);
     job.keys.first = fv_max_i32(job.keys.first, item->first_key);
     job.keys.end = fv_min_i32(job.keys.end, item->end_key);
+    if (job.keys.first >= job.keys.end) job.keys = (fv_key_range){0, 0};
     return job;
 }
 
@@ -153,7 +154,7 @@ static inline void fv_attend_finish_row(const fv_attend_job *job, int32_t kv_hea
     if (job->item->partial >= 0) {
         const int64_t at = (job->item->partial + token) * params->num_heads + head;
         fv_row_store_lanes(params->partial_out + at * params->v_head_size, sums, is_empty ? 0.0f : v_scale,
-                            params->v_head_size, FV_DTYPE_F32, lane_dtype);
+                           params->v_head_size, FV_DTYPE_F32, lane_dtype);
         params->partial_max[at] = max * FV_LN2;
         params->partial_sum[at] = is_empty ? 0.0f : sum;
         return;
@@ -170,7 +171,7 @@ static inline void fv_attend_finish_row(const fv_attend_job *job, int32_t kv_hea
     const int64_t batch_token = job->batch_token + token;
     char *out = (char *)params->out + batch_token * params->out_token_stride + head * params->out_head_stride;
     fv_row_store_lanes(out, sums, is_empty ? 0.0f : v_scale * weight / sum, params->v_head_size, params->out_dtype,
-                        lane_dtype);
+                       lane_dtype);
     if (!params->lse) return;
     char *lse = (char *)params->lse + batch_token * params->lse_token_stride + head * params->lse_head_stride;
     *(float *)(void *)lse = is_empty ? -INFINITY : max * FV_LN2 + logf(sum);

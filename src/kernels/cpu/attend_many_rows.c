@@ -14,7 +14,7 @@
 enum {
     STRIP_VECTORS = 3, /* of a full strip */
     STRIP_ROWS = STRIP_VECTORS * FV_LANES,
-    PANEL = 16, /* columns of V that lie together */
+    PANEL = 16,  /* columns of V that lie together */
     KEY_STEP = 8 /* keys are padded to this */
 };
 
@@ -52,7 +52,7 @@ typedef struct many_scratch {
 typedef struct many_tile {
     int32_t first_key;
     int32_t first, end;
-    int32_t not_finite; /* some value is infinite or NaN: weight 0 has to be kept from it */
+    int32_t not_finite;    /* some value is infinite or NaN: weight 0 has to be kept from it */
     const float *k_scales; /* per-token-head, or NULL */
     const float *v_scales;
 } many_tile;
@@ -113,8 +113,10 @@ FV_ALWAYS_INLINE int32_t convert_values_as(float *values, const char *const *row
         for (int32_t d = 0; d < v_head_size; d += PANEL) {
             float *to = values + ((int64_t)(d / PANEL) * tile_keys + key) * PANEL;
             fv_f32x16 value = {fv_splat(0.0f), fv_splat(0.0f)};
-            if (d + PANEL <= v_head_size) value = fv_load16(from + d * bytes, dtype);
-            else value.a = fv_load8(from + d * bytes, dtype);
+            if (d + PANEL <= v_head_size)
+                value = fv_load16(from + d * bytes, dtype);
+            else
+                value.a = fv_load8(from + d * bytes, dtype);
             fv_store_f32(to, value.a);
             fv_store_f32(to + 8, value.b);
             odd |= (fv_i32x8)(value.a - value.a) | (fv_i32x8)(value.b - value.b);
@@ -123,15 +125,15 @@ FV_ALWAYS_INLINE int32_t convert_values_as(float *values, const char *const *row
     return fv_any(odd);
 }
 
-#define EACH_DTYPE(CALL)                                                                                               \
-    switch (dtype) {                                                                                                   \
-    case FV_DTYPE_F32: CALL(FV_DTYPE_F32); break;                                                                      \
-    case FV_DTYPE_F16: CALL(FV_DTYPE_F16); break;                                                                      \
-    case FV_DTYPE_BF16: CALL(FV_DTYPE_BF16); break;                                                                    \
-    case FV_DTYPE_F8_E4M3: CALL(FV_DTYPE_F8_E4M3); break;                                                              \
-    case FV_DTYPE_F8_E5M2: CALL(FV_DTYPE_F8_E5M2); break;                                                              \
-    case FV_DTYPE_I8: CALL(FV_DTYPE_I8); break;                                                                        \
-    case FV_DTYPE_NONE: break;                                                                                         \
+#define EACH_DTYPE(CALL)                                  \
+    switch (dtype) {                                      \
+    case FV_DTYPE_F32: CALL(FV_DTYPE_F32); break;         \
+    case FV_DTYPE_F16: CALL(FV_DTYPE_F16); break;         \
+    case FV_DTYPE_BF16: CALL(FV_DTYPE_BF16); break;       \
+    case FV_DTYPE_F8_E4M3: CALL(FV_DTYPE_F8_E4M3); break; \
+    case FV_DTYPE_F8_E5M2: CALL(FV_DTYPE_F8_E5M2); break; \
+    case FV_DTYPE_I8: CALL(FV_DTYPE_I8); break;           \
+    case FV_DTYPE_NONE: break;                            \
     }
 
 static void convert_keys(float *keys, const char *const *rows, int32_t first, int32_t end, int32_t head_size,
@@ -162,19 +164,25 @@ FV_ALWAYS_INLINE void dot_strip_as(float *scores, const float *keys, const float
     for (int32_t key = first; key < end; key += num_keys) {
         const float *k = keys + (int64_t)key * head_size;
         fv_f32x8 acc[KEY_STEP * STRIP_VECTORS];
-        FV_UNROLL for (int32_t i = 0; i < num_keys * num_vectors; i++) acc[i] = fv_splat(0.0f);
+        FV_UNROLL
+        for (int32_t i = 0; i < num_keys * num_vectors; i++) acc[i] = fv_splat(0.0f);
         for (int32_t d = 0; d < head_size; d++) {
             fv_f32x8 row[STRIP_VECTORS];
-            FV_UNROLL for (int32_t v = 0; v < num_vectors; v++) row[v] = fv_load_f32(q + d * width + v * FV_LANES);
-            FV_UNROLL for (int32_t j = 0; j < num_keys; j++) {
+            FV_UNROLL
+            for (int32_t v = 0; v < num_vectors; v++) row[v] = fv_load_f32(q + d * width + v * FV_LANES);
+            FV_UNROLL
+            for (int32_t j = 0; j < num_keys; j++) {
                 const fv_f32x8 element = fv_splat(k[j * head_size + d]);
-                FV_UNROLL for (int32_t v = 0; v < num_vectors; v++) {
+                FV_UNROLL
+                for (int32_t v = 0; v < num_vectors; v++) {
                     acc[j * num_vectors + v] = fv_fma(element, row[v], acc[j * num_vectors + v]);
                 }
             }
         }
-        FV_UNROLL for (int32_t j = 0; j < num_keys; j++) {
-            FV_UNROLL for (int32_t v = 0; v < num_vectors; v++) {
+        FV_UNROLL
+        for (int32_t j = 0; j < num_keys; j++) {
+            FV_UNROLL
+            for (int32_t v = 0; v < num_vectors; v++) {
                 fv_store_f32(scores + (key + j) * width + v * FV_LANES, acc[j * num_vectors + v]);
             }
         }
@@ -199,21 +207,24 @@ FV_ALWAYS_INLINE void accumulate_rows(float *sums, const float *weights, const f
 {
     for (int32_t d = 0; d < num_columns; d += PANEL, values += (int64_t)tile_keys * PANEL) {
         fv_f32x8 acc[6][2];
-        FV_UNROLL for (int32_t r = 0; r < num_rows; r++) {
+        FV_UNROLL
+        for (int32_t r = 0; r < num_rows; r++) {
             acc[r][0] = fv_load_f32(sums + r * num_columns + d) * rescale[r];
             acc[r][1] = fv_load_f32(sums + r * num_columns + d + 8) * rescale[r];
         }
         for (int32_t key = first; key < end; key++) {
             const fv_f32x8 a = fv_load_f32(values + key * PANEL);
             const fv_f32x8 b = fv_load_f32(values + key * PANEL + 8);
-            FV_UNROLL for (int32_t r = 0; r < num_rows; r++) {
+            FV_UNROLL
+            for (int32_t r = 0; r < num_rows; r++) {
                 const fv_f32x8 weight = fv_splat(weights[key * width + r]);
                 const fv_i32x8 seen = (fv_i32x8)(weight != 0.0f);
                 acc[r][0] = fv_fma(weight, masked ? (fv_f32x8)((fv_i32x8)a & seen) : a, acc[r][0]);
                 acc[r][1] = fv_fma(weight, masked ? (fv_f32x8)((fv_i32x8)b & seen) : b, acc[r][1]);
             }
         }
-        FV_UNROLL for (int32_t r = 0; r < num_rows; r++) {
+        FV_UNROLL
+        for (int32_t r = 0; r < num_rows; r++) {
             fv_store_f32(sums + r * num_columns + d, acc[r][0]);
             fv_store_f32(sums + r * num_columns + d + 8, acc[r][1]);
         }
@@ -233,7 +244,7 @@ FV_ALWAYS_INLINE void accumulate_strip_as(const row_strip *strip, const float *w
 static void accumulate_strip(const row_strip *strip, const float *weights, const float *values, int32_t first,
                              int32_t end, int32_t tile_keys, int32_t num_columns, int32_t masked)
 {
-#define ACCUMULATE(VECTORS, ROWS, MASKED)                                                                              \
+#define ACCUMULATE(VECTORS, ROWS, MASKED) \
     accumulate_strip_as(strip, weights, values, first, end, tile_keys, num_columns, VECTORS, ROWS, MASKED)
     switch (strip->num_vectors * 2 + masked) {
     case 2: ACCUMULATE(1, 4, 0); break;
@@ -259,8 +270,8 @@ static fv_i32x8 tree_visible(const fv_attend_job *job, int32_t first_row, int64_
 
 /* Dot products of the keys [first, end) to weights 2^(s - max) for the rows of vector `v`.
  * is_edge: some row does not see some of the keys. */
-static void softmax_vector(row_strip *strip, int32_t v, float *scores, const fv_attend_job *job,
-                           const many_tile *tile, int32_t first, int32_t end, fv_score_scale scale, int32_t is_edge)
+static void softmax_vector(row_strip *strip, int32_t v, float *scores, const fv_attend_job *job, const many_tile *tile,
+                           int32_t first, int32_t end, fv_score_scale scale, int32_t is_edge)
 {
     const fv_attend_params *params = job->params;
     const int32_t width = strip->num_vectors * FV_LANES;

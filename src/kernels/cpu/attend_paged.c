@@ -17,8 +17,10 @@ static void attend_item(const fv_attend_params *params, const fv_work_item *item
     void *scratch = (char *)params->scratch + (size_t)worker * params->scratch_bytes;
     const fv_attend_job job = fv_attend_job_of(params, item);
     const int32_t query_len = params->query_start[item->seq + 1] - params->query_start[item->seq];
-    if ((int64_t)query_len * job.group <= FV_DECODE_ROWS) FV_ISA_SYMBOL(fv_attend_few_rows)(&job, scratch);
-    else FV_ISA_SYMBOL(fv_attend_many_rows)(&job, scratch);
+    if ((int64_t)query_len * job.group <= FV_DECODE_ROWS)
+        FV_ISA_SYMBOL(fv_attend_few_rows)(&job, scratch);
+    else
+        FV_ISA_SYMBOL(fv_attend_many_rows)(&job, scratch);
 }
 
 static void list_task(void *user, int64_t index, int32_t worker)
@@ -72,6 +74,6 @@ static const char *why_not(const fv_problem *problem)
 
 const fv_attend_variant FV_ISA_SYMBOL(fv_attend_paged)[FV_NUM_VARIANTS_attend_paged] = {
     {"rows16_keys64", 16, 64, why_not, scratch_bytes, launch},
-    {"rows96_keys64", 96, 64, why_not, scratch_bytes, launch},
-    {"rows48_keys32", 48, 32, why_not, scratch_bytes, launch},
+    {"rows48_keys64", 48, 64, why_not, scratch_bytes, launch},
+    {"rows120_keys64", 120, 64, why_not, scratch_bytes, launch},
 };

@@ -6,9 +6,9 @@
 
 enum { FV_NUM_VARIANTS_attend_paged = 3 };
 
-#define FV_KERNEL(operation, params, LEVEL, level)                                                                     \
+#define FV_KERNEL(operation, params, LEVEL, level) \
     fv_status fv_##operation##_##level(const fv_launch *launch, const params *arguments);
-#define FV_KERNEL_VARIANTS(operation, variant, LEVEL, level)                                                           \
+#define FV_KERNEL_VARIANTS(operation, variant, LEVEL, level) \
     extern const variant fv_##operation##_##level[FV_NUM_VARIANTS_##operation];
 #include "kernels/kernels.def"
 #undef FV_KERNEL

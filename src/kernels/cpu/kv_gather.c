@@ -25,8 +25,10 @@ static void gather_row(char *to, fv_dtype dtype, const char *row, const fv_kv_pl
 {
     const size_t bytes = fv_dtype_bytes(dtype), src_bytes = fv_dtype_bytes(src_dtype);
     if (fv_plane_is_dense(plane, (int64_t)src_bytes)) {
-        if (dtype == src_dtype && scale == 1.0f) memcpy(to, row, (size_t)num_elements * bytes);
-        else convert(to, dtype, row, src_dtype, scale, num_elements);
+        if (dtype == src_dtype && scale == 1.0f)
+            memcpy(to, row, (size_t)num_elements * bytes);
+        else
+            convert(to, dtype, row, src_dtype, scale, num_elements);
         return;
     }
     char piece[PIECE * sizeof(float)];
@@ -43,8 +45,10 @@ static int32_t find_seq(const fv_kv_gather_params *params, int32_t row)
     int32_t low = 0, high = params->num_seqs;
     while (high - low > 1) {
         const int32_t middle = low + (high - low) / 2;
-        if (params->out_start[middle] <= row) low = middle;
-        else high = middle;
+        if (params->out_start[middle] <= row)
+            low = middle;
+        else
+            high = middle;
     }
     return low;
 }

@@ -53,15 +53,15 @@ static inline void fv_row_scatter(char *row, const char *from, const fv_kv_plane
 }
 
 /* Lane order to natural order, times `factor`, to `dtype`. */
-static inline void fv_row_store_lanes(void *to, const float *lanes, float factor, int32_t num_elements,
-                                       fv_dtype dtype, fv_dtype lane_dtype)
+static inline void fv_row_store_lanes(void *to, const float *lanes, float factor, int32_t num_elements, fv_dtype dtype,
+                                      fv_dtype lane_dtype)
 {
     const size_t bytes = fv_dtype_bytes(dtype);
     char *at = (char *)to;
     int32_t d = 0;
     for (; d + 16 <= num_elements; d += 16, at += 16 * bytes) {
-        const fv_f32x16 value =
-            fv_natural_of_lanes((fv_f32x16){fv_load_f32(lanes + d), fv_load_f32(lanes + d + 8)}, lane_dtype);
+        const fv_f32x16 value = fv_natural_of_lanes((fv_f32x16){fv_load_f32(lanes + d), fv_load_f32(lanes + d + 8)},
+                                                    lane_dtype);
         fv_store8(at, value.a * factor, dtype);
         fv_store8(at + 8 * bytes, value.b * factor, dtype);
     }

@@ -89,7 +89,9 @@ static void grid_task(void *user, int64_t index, int32_t worker)
 
 fv_status FV_ISA_SYMBOL(fv_reduce_segments)(const fv_launch *launch, const fv_reduce_params *params)
 {
-    if (params->items) fv_executor_run(launch->executor, params->num_items, list_task, (void *)params);
-    else fv_executor_run(launch->executor, params->num_q_blocks, grid_task, (void *)params);
+    if (params->items)
+        fv_executor_run(launch->executor, params->num_items, list_task, (void *)params);
+    else
+        fv_executor_run(launch->executor, params->num_q_blocks, grid_task, (void *)params);
     return FV_OK;
 }

@@ -41,14 +41,6 @@ typedef struct fv_f32x16 {
     fv_f32x8 b;
 } fv_f32x16;
 
-/* Keeps a loaded vector in a register: gcc would otherwise read it again for each use, as a memory
- * operand, and the loads would be the bottleneck. */
-#if defined(__AVX2__)
-#define FV_IN_REGISTER(vector) __asm__("" : "+x"(vector))
-#else
-#define FV_IN_REGISTER(vector) ((void)0)
-#endif
-
 /* --- plain loads and stores, any alignment ------------------------------------------------------ */
 
 FV_ALWAYS_INLINE fv_f32x8 fv_load_f32(const float *from)
@@ -185,10 +177,7 @@ FV_ALWAYS_INLINE fv_f32x8 fv_load8_e4m3(const void *from)
     return (fv_f32x8)(value | (stored & 0x80u) << 24);
 }
 
-FV_ALWAYS_INLINE fv_f32x8 fv_load8_e5m2(const void *from)
-{
-    return fv_f32_of_f16_bits(fv_widen_u8(from) << 8);
-}
+FV_ALWAYS_INLINE fv_f32x8 fv_load8_e5m2(const void *from) { return fv_f32_of_f16_bits(fv_widen_u8(from) << 8); }
 
 FV_ALWAYS_INLINE fv_f32x8 fv_load8_i8(const void *from)
 {

@@ -1,0 +1,203 @@
+/* A step of a session:
+ *
+ *   scheduler: parts  ->  batch arrays  ->  fv_plan_update  ->  forward  ->  logits  ->  sampler  ->  caller */
+#include <assert.h>
+#include <string.h>
+
+#include "core/compiler.h"
+#include "engine/clock.h"
+#include "engine/session.h"
+
+/* The part's tokens at the end of the step's arrays. */
+static void append_part(fv_session *session, int32_t index)
+{
+    fv_step_arrays *step = &session->step;
+    const fv_step_part *part = &step->parts[index];
+    const fv_session_request *from = (const fv_session_request *)part->sequence;
+    const int32_t block_size = session->scheduler.limits.block_size;
+    const int32_t seq_len = part->first_token + part->num_tokens;
+    for (int32_t position = part->first_token; position < seq_len; position++) {
+        const int32_t row = step->num_tokens++;
+        step->tokens[row] = from->tokens[position];
+        step->positions[row] = position;
+        step->slots[row] = (int64_t)part->sequence->blocks[position / block_size] * block_size + position % block_size;
+    }
+    step->seq_lens[index] = seq_len;
+    step->query_start[index + 1] = step->num_tokens;
+    memcpy(step->block_table + (size_t)index * (size_t)step->table_width, part->sequence->blocks,
+           (size_t)fv_ceil_div(seq_len, block_size) * sizeof(int32_t));
+}
+
+/* Returns whether the step has a part of a prompt. */
+static bool fill_step(fv_session *session)
+{
+    fv_step_arrays *step = &session->step;
+    bool has_prefill = false;
+    step->num_tokens = 0;
+    step->query_start[0] = 0;
+    for (int32_t i = 0; i < step->num_parts; i++) {
+        append_part(session, i);
+        const fv_session_request *from = (const fv_session_request *)step->parts[i].sequence;
+        const int32_t prompt_tokens = fv_min_i32(step->parts[i].num_tokens,
+                                                 from->num_prompt - step->parts[i].first_token);
+        if (prompt_tokens <= 0) continue;
+        has_prefill = true;
+        session->stats.prompt_tokens_done += prompt_tokens;
+    }
+    return has_prefill;
+}
+
+static fv_status run_forward(fv_session *session)
+{
+    const fv_step_arrays *step = &session->step;
+    const fv_batch batch = {
+        .struct_size = sizeof(batch),
+        .num_seqs = step->num_parts,
+        .num_tokens = step->num_tokens,
+        .query_start = step->query_start,
+        .seq_lens = step->seq_lens,
+        .block_table = step->block_table,
+        .block_table_stride = step->table_width,
+        .block_table_width = step->table_width,
+        .slot_mapping = step->slots,
+    };
+    const fv_status status = fv_plan_update(session->plan, &batch, NULL);
+    if (status == FV_NEEDS_PLAN)
+        return fv_fail(FV_ERR_INTERNAL, "a step of %d tokens outside its plan", step->num_tokens);
+    if (status != FV_OK) return status;
+    const fv_llama_step forward = {
+        .tokens = step->tokens,
+        .positions = step->positions,
+        .num_tokens = step->num_tokens,
+        .plan = session->plan,
+        .workspace = session->workspace,
+        .caches = session->cache_views,
+        .batch_invariant = session->batch_invariant,
+    };
+    return fv_llama_forward(&session->llama, &forward);
+}
+
+/* Lists the rows whose logits are wanted: the last of a part that ends at the last known token, all
+ * where the request asks for them. Returns how many. */
+static int32_t list_logit_rows(fv_session *session)
+{
+    fv_step_arrays *step = &session->step;
+    int32_t count = 0;
+    for (int32_t i = 0; i < step->num_parts; i++) {
+        const fv_session_request *from = (const fv_session_request *)step->parts[i].sequence;
+        const int32_t end = step->query_start[i + 1];
+        const int32_t last = step->parts[i].is_last ? end - 1 : end;
+        for (int32_t row = from->on_logits ? step->query_start[i] : last; row < end; row++) {
+            step->logit_rows[count] = row;
+            step->logit_parts[count++] = i;
+        }
+    }
+    return count;
+}
+
+static void tell_token(fv_session_request *of, int32_t token, bool is_end, fv_finish finish)
+{
+    fv_text text = {"", 0};
+    if (!is_end) text = fv_text_stream_push(&of->text, token);
+    if (finish != FV_FINISH_NONE) { /* the text may end inside a character: those bytes follow in the stream */
+        const fv_text rest = fv_text_stream_flush(&of->text);
+        assert(is_end || rest.data == text.data + text.length);
+        text = (fv_text){is_end ? rest.data : text.data, text.length + rest.length};
+    }
+    const fv_token_event event = {
+        .request = of->id,
+        .token = token,
+        .text = text.data,
+        .text_bytes = text.length,
+        .finish = finish,
+    };
+    if (of->on_token) of->on_token(of->user, &event);
+}
+
+/* Samples the token after the last one, tells it, and ends the request or lets it go on. */
+static fv_status write_token(fv_session *session, fv_session_request *to, const float *logits)
+{
+    const fv_engine *engine = session->engine;
+    int32_t token;
+    const fv_status status = fv_sampler_next(&token, &to->sampler, logits, engine->model->config.vocabulary_size,
+                                             session->sampler_scratch);
+    if (status != FV_OK) return status;
+    if (to->num_written < to->num_forced) token = to->forced[to->num_written];
+    to->tokens[to->num_prompt + to->num_written++] = token;
+
+    const bool is_end = fv_tokenizer_is_end(engine->tokenizer, token);
+    fv_finish finish = FV_FINISH_NONE;
+    if (to->num_written == to->max_written) finish = FV_FINISH_LENGTH;
+    if (is_end && !to->ignore_eos) finish = FV_FINISH_STOP;
+    tell_token(to, token, is_end, finish);
+    if (finish == FV_FINISH_NONE) {
+        fv_scheduler_append(&to->sequence);
+    } else {
+        fv_session_finish_request(session, to);
+    }
+    return FV_OK;
+}
+
+/* Logits of the wanted rows, as many at a time as there is room for. */
+static fv_status write_tokens(fv_session *session)
+{
+    const fv_step_arrays *step = &session->step;
+    const int32_t vocabulary_size = session->engine->model->config.vocabulary_size;
+    const int32_t num_rows = list_logit_rows(session);
+    for (int32_t first = 0; first < num_rows; first += session->llama.max_logit_rows) {
+        const int32_t count = fv_min_i32(session->llama.max_logit_rows, num_rows - first);
+        fv_status status = fv_llama_compute_logits(&session->llama, step->logit_rows + first, count,
+                                                   session->batch_invariant);
+        for (int32_t i = 0; i < count && status == FV_OK; i++) {
+            const int32_t row = step->logit_rows[first + i], index = step->logit_parts[first + i];
+            const float *logits = session->llama.logits + (int64_t)i * vocabulary_size;
+            fv_session_request *to = (fv_session_request *)step->parts[index].sequence;
+            if (to->on_logits) to->on_logits(to->user, to->id, step->positions[row], logits, vocabulary_size);
+            const bool is_last = step->parts[index].is_last && row == step->query_start[index + 1] - 1;
+            if (is_last) status = write_token(session, to, logits);
+        }
+        if (status != FV_OK) return status;
+    }
+    return FV_OK;
+}
+
+static void count_step(fv_session *session, bool has_prefill, double seconds, const fv_llama_profile *before)
+{
+    fv_session_stats *stats = &session->stats;
+    const double gemm = session->llama.profile.gemm - before->gemm;
+    const double attention = session->llama.profile.attention - before->attention;
+    stats->num_steps++;
+    if (has_prefill) {
+        stats->prefill_tokens += session->step.num_tokens;
+        stats->prefill_seconds += seconds;
+        stats->prefill_gemm_seconds += gemm;
+        stats->prefill_attention_seconds += attention;
+    } else {
+        stats->decode_tokens += session->step.num_tokens;
+        stats->decode_seconds += seconds;
+        stats->decode_gemm_seconds += gemm;
+        stats->decode_attention_seconds += attention;
+    }
+}
+
+fv_status fv_session_step(int32_t *num_unfinished, fv_session *session)
+{
+    if (session->failure != FV_OK) return fv_fail(session->failure, "an earlier step of this session has failed");
+    const double start = fv_clock_seconds();
+    const fv_llama_profile before = session->llama.profile;
+    session->step.num_parts = fv_scheduler_next(session->step.parts, &session->scheduler);
+    session->stats.max_running = fv_max_i32(session->stats.max_running, session->scheduler.num_running);
+    if (session->step.num_parts > 0) {
+        const bool has_prefill = fill_step(session);
+        fv_status status = run_forward(session);
+        if (status == FV_OK) {
+            fv_scheduler_commit(session->step.parts, session->step.num_parts);
+            status = write_tokens(session);
+        }
+        session->failure = status;
+        if (status != FV_OK) return status;
+        count_step(session, has_prefill, fv_clock_seconds() - start, &before);
+    }
+    if (num_unfinished) *num_unfinished = session->num_unfinished;
+    return FV_OK;
+}

@@ -1,0 +1,65 @@
+/* Prefetching memory that will be wanted soon, in the order in which it lies, a few lines at a time
+ * between arithmetic. The portions have to be small and even: Zen drops prefetches when its miss
+ * buffers are full, and a burst of eight lines loses most of them. */
+#ifndef FV_KERNELS_CPU_PREFETCH_STREAM_H
+#define FV_KERNELS_CPU_PREFETCH_STREAM_H
+
+#include "kernels/cpu/simd.h"
+
+/* Rows of the keys [first, end) of up to two planes (K, V) and some heads, as runs of bytes: rows that
+ * follow one another in memory make one run. Order: plane, head, key. */
+typedef struct fv_prefetch_stream {
+    const char *at, *run_end;   /* of the run at hand */
+    const char *const *rows[2]; /* row of each key, less `offset` and the head's */
+    int32_t num_planes, num_heads;
+    int64_t offset, head_stride;
+    int64_t row_bytes;
+    int32_t first, end;
+    int32_t plane, head, key; /* where the next run starts */
+} fv_prefetch_stream;
+
+/* A stream that stays at one line, which should be in the cache. */
+static inline fv_prefetch_stream fv_prefetch_nothing(const void *line)
+{
+    return (fv_prefetch_stream){.at = line, .run_end = line};
+}
+
+/* Takes up the next run; after the last one stays where it is. */
+static inline void fv_prefetch_next_run(fv_prefetch_stream *stream)
+{
+    if (stream->plane >= stream->num_planes) {
+        stream->run_end = stream->at;
+        return;
+    }
+    const int64_t offset = stream->offset + stream->head * stream->head_stride;
+    const char *const *rows = stream->rows[stream->plane];
+    stream->at = rows[stream->key] + offset;
+    do {
+        stream->run_end = rows[stream->key] + offset + stream->row_bytes;
+        stream->key++;
+    } while (stream->key < stream->end && rows[stream->key] + offset == stream->run_end);
+    if (stream->key < stream->end) return;
+    stream->key = stream->first;
+    if (++stream->head < stream->num_heads) return;
+    stream->head = 0;
+    stream->plane++;
+}
+
+/* The next `bytes` bytes. They may pass the end of the run: a prefetch does no harm. */
+FV_ALWAYS_INLINE const char *fv_prefetch_take(fv_prefetch_stream *stream, int64_t bytes)
+{
+    if (FV_UNLIKELY(stream->at >= stream->run_end)) fv_prefetch_next_run(stream);
+    const char *at = stream->at;
+    if (at < stream->run_end) stream->at += bytes;
+    return at;
+}
+
+/* Into the second-level cache. */
+FV_ALWAYS_INLINE void fv_prefetch_bytes(const char *at, const int64_t bytes)
+{
+    __builtin_prefetch(at, 0, 2);
+    FV_UNROLL
+    for (int64_t i = FV_CACHE_LINE; i < bytes; i += FV_CACHE_LINE) __builtin_prefetch(at + i, 0, 2);
+}
+
+#endif
