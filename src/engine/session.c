@@ -39,8 +39,8 @@ static fv_status apply_defaults(fv_session_options *out, const fv_session_option
                            checked[i].max);
         }
     }
-    /* Half of what a decode reads in fp32. On SmolLM2 logits move by 2e-3 on average (fp32 cache: 1e-5),
-     * bf16 with its 3 bits less by 8 times that. */
+    /* Half of what a decode reads in fp32. On SmolLM2 logits move by 2e-3 on average (fp32 cache: 1e-5);
+     * bf16 keeps 3 bits less. */
     if (out->kv_cache_dtype == FV_DTYPE_NONE) out->kv_cache_dtype = FV_DTYPE_F16;
     return FV_OK;
 }

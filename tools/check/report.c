@@ -53,7 +53,7 @@ static check_tally *find_tally(check_tally *tallies, int32_t *num_tallies, const
         if (strncmp(tallies[i].name, name, sizeof(tallies[i].name) - 1) == 0) return &tallies[i];
     if (*num_tallies == CHECK_MAX_TALLIES) return &tallies[CHECK_MAX_TALLIES - 1];
     check_tally *tally = &tallies[(*num_tallies)++];
-    snprintf(tally->name, sizeof(tally->name), "%s", name);
+    snprintf(tally->name, sizeof(tally->name), "%.*s", (int)sizeof(tally->name) - 1, name);
     return tally;
 }
 
