@@ -12,18 +12,29 @@ int main(void)
 {
     static float q[TOKENS][HEADS][HEAD_SIZE], k[TOKENS][KV_HEADS][HEAD_SIZE], v[TOKENS][KV_HEADS][HEAD_SIZE];
     static float cache[BLOCKS][2][BLOCK_SIZE][KV_HEADS][HEAD_SIZE], out[TOKENS][HEADS][HEAD_SIZE];
-    for (int i = 0; i < TOKENS * KV_HEADS * HEAD_SIZE; i++) v[0][0][i] = 1.0f + i / (KV_HEADS * HEAD_SIZE);
+    for (int i = 0; i < TOKENS * KV_HEADS * HEAD_SIZE; i++) {
+        v[i / (KV_HEADS * HEAD_SIZE)][i / HEAD_SIZE % KV_HEADS][i % HEAD_SIZE] = 1.0f + i / (KV_HEADS * HEAD_SIZE);
+    }
 
-    const fv_problem problem = {.struct_size = sizeof(problem), .kind = FV_ATTENTION_MHA, .q_dtype = FV_DTYPE_F32,
+    const fv_problem problem = {.struct_size = sizeof(problem),
+                                .kind = FV_ATTENTION_MHA,
+                                .q_dtype = FV_DTYPE_F32,
                                 .mha = {.num_heads = HEADS, .num_kv_heads = KV_HEADS, .head_size = HEAD_SIZE},
-                                .kv_layout = FV_KV_LAYOUT_NB_2_BS_H_D, .block_size = BLOCK_SIZE};
-    const fv_bounds bounds = {.struct_size = sizeof(bounds), .max_num_seqs = 1, .max_num_tokens = TOKENS,
-                              .max_seq_len = BLOCK_SIZE};
-    const fv_batch batch = {.struct_size = sizeof(batch), .num_seqs = 1, .num_tokens = TOKENS,
-                            .query_start = (int32_t[]){0, TOKENS}, .seq_lens = (int32_t[]){TOKENS},
-                            .block_table = (int32_t[]){1}, .block_table_stride = 1, .block_table_width = 1,
+                                .kv_layout = FV_KV_LAYOUT_NB_2_BS_H_D,
+                                .block_size = BLOCK_SIZE};
+    const fv_bounds bounds = {
+        .struct_size = sizeof(bounds), .max_num_seqs = 1, .max_num_tokens = TOKENS, .max_seq_len = BLOCK_SIZE};
+    const fv_batch batch = {.struct_size = sizeof(batch),
+                            .num_seqs = 1,
+                            .num_tokens = TOKENS,
+                            .query_start = (int32_t[]){0, TOKENS},
+                            .seq_lens = (int32_t[]){TOKENS},
+                            .block_table = (int32_t[]){1},
+                            .block_table_stride = 1,
+                            .block_table_width = 1,
                             .slot_mapping = (int64_t[]){BLOCK_SIZE, BLOCK_SIZE + 1, BLOCK_SIZE + 2}};
-    fv_layer layer = {.struct_size = sizeof(layer), .q = fv_tensor_3d(q, FV_DTYPE_F32, TOKENS, HEADS, HEAD_SIZE),
+    fv_layer layer = {.struct_size = sizeof(layer),
+                      .q = fv_tensor_3d(q, FV_DTYPE_F32, TOKENS, HEADS, HEAD_SIZE),
                       .k = fv_tensor_3d(k, FV_DTYPE_F32, TOKENS, KV_HEADS, HEAD_SIZE),
                       .v = fv_tensor_3d(v, FV_DTYPE_F32, TOKENS, KV_HEADS, HEAD_SIZE),
                       .out = fv_tensor_3d(out, FV_DTYPE_F32, TOKENS, HEADS, HEAD_SIZE)};
@@ -32,8 +43,10 @@ int main(void)
     fv_plan *plan = NULL;
     fv_status status = fv_context_create(&context, NULL);
     if (!status) status = fv_plan_create(&plan, context, &problem, &bounds, NULL);
-    if (!status) status = fv_kv_view_init(&layer.kv_cache, cache, problem.kv_layout, FV_DTYPE_F32, BLOCKS, BLOCK_SIZE,
-                                          KV_HEADS, HEAD_SIZE);
+    if (!status) {
+        status = fv_kv_view_init(&layer.kv_cache, cache, problem.kv_layout, FV_DTYPE_F32, BLOCKS, BLOCK_SIZE, KV_HEADS,
+                                 HEAD_SIZE);
+    }
     void *workspace = status ? NULL : aligned_alloc(256, (fv_plan_workspace_bytes(plan) + 256) / 256 * 256);
     if (!status) status = fv_plan_update(plan, &batch, NULL);
     if (!status) status = fv_plan_run(plan, &layer, workspace, NULL);

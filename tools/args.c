@@ -56,8 +56,9 @@ fv_status fv_args_heads(int32_t *num_heads, int32_t *num_kv_heads, const char *o
         kv = query;
     }
     if (!right || query < 1 || kv < 1 || query % kv != 0) {
-        return fv_fail(FV_ERR_INVALID, "%s is '%s'; accepted: QUERY/KV heads, e.g. 32/8, the first a multiple of the second",
-                       option, text);
+        return fv_fail(FV_ERR_INVALID,
+                       "%s is '%s'; accepted: QUERY/KV heads, e.g. 32/8, the first a multiple of the second", option,
+                       text);
     }
     *num_heads = query;
     *num_kv_heads = kv;

@@ -93,7 +93,8 @@ static fv_status print_table(const fv_problem *problem, fv_device *device)
     for (int32_t i = 0; i < fv_backend_count(); i++) {
         const fv_status status = fv_backend_why_not(reasons, sizeof(reasons), fv_backend_name(i), device, problem);
         if (status != FV_OK) return status;
-        printf("%-24s %-4s %s\n", fv_backend_name(i), reasons[0] ? "no:" : "yes", reasons[0] ? reasons : fv_backend_summary(i));
+        printf("%-24s %-4s %s\n", fv_backend_name(i), reasons[0] ? "no:" : "yes",
+               reasons[0] ? reasons : fv_backend_summary(i));
     }
     return FV_OK;
 }

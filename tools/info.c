@@ -17,8 +17,8 @@
 #define MAX_PLUGINS 4
 
 typedef struct cache_info {
-    char name[16]; /* "L1d", "L2" */
-    char size[16]; /* as the kernel says it: "512K" */
+    char name[16];      /* "L1d", "L2" */
+    char size[16];      /* as the kernel says it: "512K" */
     char shared_by[64]; /* CPUs */
 } cache_info;
 
@@ -53,8 +53,8 @@ static void read_caches(info *i)
     for (int32_t index = 0; index < MAX_CACHES; index++) {
         char path[128], level[8], type[16];
         cache_info *cache = &i->caches[i->num_caches];
-#define READ(to, file)                                                                                                 \
-    snprintf(path, sizeof(path), "/sys/devices/system/cpu/cpu0/cache/index%d/" file, index);                           \
+#define READ(to, file)                                                                       \
+    snprintf(path, sizeof(path), "/sys/devices/system/cpu/cpu0/cache/index%d/" file, index); \
     read_line(to, sizeof(to), path)
         READ(level, "level");
         READ(type, "type");
@@ -107,7 +107,8 @@ static void read_devices(info *i, fv_context *context)
 
 static void read_info(info *i, fv_context *context)
 {
-    *i = (info){.num_cpus = fv_cpu_count(), .num_threads = fv_context_num_workers(context),
+    *i = (info){.num_cpus = fv_cpu_count(),
+                .num_threads = fv_context_num_workers(context),
                 .page_bytes = sysconf(_SC_PAGESIZE)};
     fv_cpu_model(i->model, sizeof(i->model));
     fv_cpu_features(i->features, sizeof(i->features));
@@ -130,7 +131,8 @@ static void print_text(const info *i)
         printf("cache %-7s %s, of CPUs %s\n", cache->name, cache->size, cache->shared_by);
     }
     printf("pages         %lld bytes, transparent huge pages: %s\n", (long long)i->page_bytes, i->huge_pages);
-    for (int32_t d = 0; d < i->num_devices; d++) printf("%s%s\n", d ? "              " : "devices       ", i->devices[d]);
+    for (int32_t d = 0; d < i->num_devices; d++)
+        printf("%s%s\n", d ? "              " : "devices       ", i->devices[d]);
 }
 
 static void print_json(const info *i)

@@ -10,7 +10,7 @@
 typedef struct fv_json {
     FILE *file;
     int32_t depth;
-    int32_t row_depth; /* depth of the open row; 0: none */
+    int32_t row_depth;  /* depth of the open row; 0: none */
     int32_t has_member; /* 1: the open object or array needs a comma before the next member */
 } fv_json;
 

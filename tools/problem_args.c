@@ -80,8 +80,11 @@ fv_status fv_problem_args_finish(fv_problem *problem)
         problem->kv_scaling = fp8 ? FV_KV_SCALING_PER_TENSOR : FV_KV_SCALING_NONE;
     }
     if (problem->kind == FV_ATTENTION_MLA) {
-        problem->mla = (fv_mla_shape){.num_heads = problem->mha.num_heads, .kv_lora_rank = 512, .qk_rope_head_dim = 64,
-                                      .qk_nope_head_dim = 128, .v_head_dim = 128};
+        problem->mla = (fv_mla_shape){.num_heads = problem->mha.num_heads,
+                                      .kv_lora_rank = 512,
+                                      .qk_rope_head_dim = 64,
+                                      .qk_nope_head_dim = 128,
+                                      .v_head_dim = 128};
     }
     return fv_problem_normalize(problem, problem);
 }

@@ -27,32 +27,34 @@ enum {
 };
 
 /* For the array of long options. */
-#define FV_PROBLEM_OPTIONS                                                                                             \
-    {"heads", required_argument, NULL, FV_OPTION_HEADS}, {"head-size", required_argument, NULL, FV_OPTION_HEAD_SIZE},  \
-        {"v-head-size", required_argument, NULL, FV_OPTION_V_HEAD_SIZE},                                               \
-        {"block-size", required_argument, NULL, FV_OPTION_BLOCK_SIZE},                                                 \
-        {"dtype", required_argument, NULL, FV_OPTION_DTYPE},                                                           \
-        {"kv-cache-dtype", required_argument, NULL, FV_OPTION_KV_CACHE_DTYPE},                                         \
-        {"kv-scaling", required_argument, NULL, FV_OPTION_KV_SCALING},                                                 \
-        {"layout", required_argument, NULL, FV_OPTION_LAYOUT}, {"window", required_argument, NULL, FV_OPTION_WINDOW},  \
-        {"soft-cap", required_argument, NULL, FV_OPTION_SOFT_CAP}, {"alibi", no_argument, NULL, FV_OPTION_ALIBI},      \
-        {"sinks", no_argument, NULL, FV_OPTION_SINKS}, {"not-causal", no_argument, NULL, FV_OPTION_NOT_CAUSAL},        \
-        {"mla", no_argument, NULL, FV_OPTION_MLA}
+#define FV_PROBLEM_OPTIONS                                                                                            \
+    {"heads", required_argument, NULL, FV_OPTION_HEADS}, {"head-size", required_argument, NULL, FV_OPTION_HEAD_SIZE}, \
+        {"v-head-size", required_argument, NULL, FV_OPTION_V_HEAD_SIZE},                                              \
+        {"block-size", required_argument, NULL, FV_OPTION_BLOCK_SIZE},                                                \
+        {"dtype", required_argument, NULL, FV_OPTION_DTYPE},                                                          \
+        {"kv-cache-dtype", required_argument, NULL, FV_OPTION_KV_CACHE_DTYPE},                                        \
+        {"kv-scaling", required_argument, NULL, FV_OPTION_KV_SCALING},                                                \
+        {"layout", required_argument, NULL, FV_OPTION_LAYOUT}, {"window", required_argument, NULL, FV_OPTION_WINDOW}, \
+        {"soft-cap", required_argument, NULL, FV_OPTION_SOFT_CAP}, {"alibi", no_argument, NULL, FV_OPTION_ALIBI},     \
+        {"sinks", no_argument, NULL, FV_OPTION_SINKS}, {"not-causal", no_argument, NULL, FV_OPTION_NOT_CAUSAL},       \
+    {                                                                                                                 \
+        "mla", no_argument, NULL, FV_OPTION_MLA                                                                       \
+    }
 
 /* For the text of --help. */
-#define FV_PROBLEM_HELP                                                                                                \
-    "  --heads Q/KV           query and KV heads (32/8)\n"                                                             \
-    "  --head-size D          of Q, K and V (128)\n"                                                                   \
-    "  --v-head-size D        of V where it differs\n"                                                                 \
-    "  --block-size N         tokens of a cache block (16)\n"                                                          \
-    "  --dtype T              of Q, K, V and the output: float32, float16, bfloat16 (bf16)\n"                          \
-    "  --kv-cache-dtype T     of the cache: as --dtype, or fp8_e4m3, fp8_e5m2\n"                                       \
-    "  --kv-scaling S         fp8 scales: none, tensor, head, token-head (tensor with fp8)\n"                          \
-    "  --layout L             of the cache (any: what the backend wants)\n"                                            \
-    "  --window N             sliding window of N keys\n"                                                              \
-    "  --soft-cap X           cap * tanh(score / cap)\n"                                                               \
-    "  --alibi --sinks        ALiBi slopes, attention sinks\n"                                                         \
-    "  --not-causal           batches that are not causal\n"                                                           \
+#define FV_PROBLEM_HELP                                                                       \
+    "  --heads Q/KV           query and KV heads (32/8)\n"                                    \
+    "  --head-size D          of Q, K and V (128)\n"                                          \
+    "  --v-head-size D        of V where it differs\n"                                        \
+    "  --block-size N         tokens of a cache block (16)\n"                                 \
+    "  --dtype T              of Q, K, V and the output: float32, float16, bfloat16 (bf16)\n" \
+    "  --kv-cache-dtype T     of the cache: as --dtype, or fp8_e4m3, fp8_e5m2\n"              \
+    "  --kv-scaling S         fp8 scales: none, tensor, head, token-head (tensor with fp8)\n" \
+    "  --layout L             of the cache (any: what the backend wants)\n"                   \
+    "  --window N             sliding window of N keys\n"                                     \
+    "  --soft-cap X           cap * tanh(score / cap)\n"                                      \
+    "  --alibi --sinks        ALiBi slopes, attention sinks\n"                                \
+    "  --not-causal           batches that are not causal\n"                                  \
     "  --mla                  multi-head latent attention, the shape of DeepSeek-V3\n"
 
 /* The problem before any option: 32/8 heads of 128, bfloat16, blocks of 16, any layout. */

@@ -222,7 +222,8 @@ static fv_status fill_row(fv_bench_row *row, bench *b, fv_workload *workload)
         const fv_status status = estimate_reference(&seconds, b, &plan, workload->flops);
         if (status != FV_OK) return status;
         if (seconds > REFERENCE_LIMIT_SECONDS) {
-            snprintf(row->skipped, sizeof(row->skipped), "would take about %.0f s; --kernels reference runs it", seconds);
+            snprintf(row->skipped, sizeof(row->skipped), "would take about %.0f s; --kernels reference runs it",
+                     seconds);
             return FV_OK;
         }
     }
@@ -270,7 +271,8 @@ static fv_status run_batch(bench *b, const char *spec)
     const int32_t num_rows = (int32_t)(b->rows + b->num_rows - first);
     if (status == FV_OK) fill_ratios(first, num_rows);
     if (status == FV_OK && opts->compare) status = fv_bench_compare(first, num_rows, opts->compare);
-    for (int32_t i = 0; i < num_rows && status == FV_OK && !opts->json && !opts->csv; i++) fv_bench_print_row(&first[i]);
+    for (int32_t i = 0; i < num_rows && status == FV_OK && !opts->json && !opts->csv; i++)
+        fv_bench_print_row(&first[i]);
     fflush(stdout);
     fv_workload_deinit(&workload);
     return status;

@@ -61,7 +61,8 @@ static void read_task(void *user, int64_t index, int32_t worker)
     const int64_t first = job->num_ranges * index / job->num_tasks;
     const int64_t end = job->num_ranges * (index + 1) / job->num_tasks;
     uint64_t sum = 0;
-    for (int64_t i = first; i < end; i++) sum += job->loops->read(job->base + job->ranges[i].offset, job->ranges[i].bytes);
+    for (int64_t i = first; i < end; i++)
+        sum += job->loops->read(job->base + job->ranges[i].offset, job->ranges[i].bytes);
     job->sums[index] = sum;
 }
 
@@ -72,7 +73,8 @@ uint64_t fv_ceiling_read(fv_context *context, const void *base, const fv_read_ra
     job.base = base;
     job.ranges = ranges;
     job.num_ranges = num_ranges;
-    job.num_tasks = fv_min_i64(fv_min_i64(num_ranges, MAX_READ_TASKS), (int64_t)READ_TASKS * fv_context_num_workers(context));
+    job.num_tasks = fv_min_i64(fv_min_i64(num_ranges, MAX_READ_TASKS),
+                               (int64_t)READ_TASKS * fv_context_num_workers(context));
     fv_context_parallel_for(context, job.num_tasks, read_task, &job);
     uint64_t sum = 0;
     for (int64_t i = 0; i < job.num_tasks; i++) sum += job.sums[i];

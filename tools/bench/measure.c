@@ -62,7 +62,8 @@ static fv_status timed_plan_init(timed_plan *timed, fv_workload *workload, const
     status = fv_workload_set_layout(workload, fv_plan_kv_layout(timed->plan));
     if (status == FV_OK) {
         const size_t bytes = fv_plan_workspace_bytes(timed->plan);
-        timed->workspace = aligned_alloc(WORKSPACE_ALIGNMENT, (bytes + WORKSPACE_ALIGNMENT) / WORKSPACE_ALIGNMENT * WORKSPACE_ALIGNMENT);
+        timed->workspace = aligned_alloc(WORKSPACE_ALIGNMENT,
+                                         (bytes + WORKSPACE_ALIGNMENT) / WORKSPACE_ALIGNMENT * WORKSPACE_ALIGNMENT);
         if (!timed->workspace) status = fv_fail(FV_ERR_NO_MEMORY, "no memory for a workspace of %zu bytes", bytes);
     }
     if (status == FV_OK) status = fv_plan_update(timed->plan, &workload->batch, NULL);
@@ -103,13 +104,14 @@ static double median_update(fv_plan *plan, const fv_batch *batch)
 
 typedef struct sample_arrays {
     double run[MAX_SAMPLES], read[MAX_SAMPLES], compute[MAX_SAMPLES]; /* us */
-    double operations; /* of one sample of compute */
+    double operations;                                                /* of one sample of compute */
     int32_t count;
 } sample_arrays;
 
 /* Runs layer after layer; the read of the same pages goes to the copy half way round, so that it
  * neither finds what the kernel left in the caches nor warms what comes next. */
-static fv_status take_samples(sample_arrays *samples, fv_workload *w, timed_plan *timed, const fv_measure_limits *limits)
+static fv_status take_samples(sample_arrays *samples, fv_workload *w, timed_plan *timed,
+                              const fv_measure_limits *limits)
 {
     const double start = now_us();
     volatile uint64_t sink = 0;
@@ -129,7 +131,8 @@ static fv_status take_samples(sample_arrays *samples, fv_workload *w, timed_plan
         const double compute_start = now_us();
         samples->operations = fv_ceiling_compute(w->context);
         const double read_start = now_us();
-        sink += fv_ceiling_read(w->context, w->caches[(copy + w->num_copies / 2) % w->num_copies], w->ranges, w->num_ranges);
+        sink += fv_ceiling_read(w->context, w->caches[(copy + w->num_copies / 2) % w->num_copies], w->ranges,
+                                w->num_ranges);
         const double read_end = now_us();
         samples->run[i] = run_end - run_start;
         samples->read[i] = read_end - read_start;

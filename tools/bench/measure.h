@@ -9,20 +9,20 @@ typedef struct fv_samples {
     double median_us;
     double min_us;
     double quartile_us; /* the first */
-    double spread; /* (third quartile - first quartile) / median */
+    double spread;      /* (third quartile - first quartile) / median */
     int32_t count;
 } fv_samples;
 
 typedef struct fv_measurement {
-    fv_samples run;       /* fv_plan_run */
-    double update_us;     /* fv_plan_update, median */
-    double read_us;       /* a pure read of the same pages, first quartile: a ceiling is the machine undisturbed */
-    double flops_per_us;  /* of the multiply-add loop, likewise */
+    fv_samples run;      /* fv_plan_run */
+    double update_us;    /* fv_plan_update, median */
+    double read_us;      /* a pure read of the same pages, first quartile: a ceiling is the machine undisturbed */
+    double flops_per_us; /* of the multiply-add loop, likewise */
     char backend[48];
-    char kernels[32];     /* the table, e.g. "avx2" */
-    char variant[64];     /* of attend_paged */
-    char path[16];        /* "2D", "3D" or "2D+3D": what the schedule did */
-    char plan[512];       /* fv_plan_describe */
+    char kernels[32]; /* the table, e.g. "avx2" */
+    char variant[64]; /* of attend_paged */
+    char path[16];    /* "2D", "3D" or "2D+3D": what the schedule did */
+    char plan[512];   /* fv_plan_describe */
 } fv_measurement;
 
 typedef struct fv_measure_limits {

@@ -38,8 +38,8 @@ void fv_bench_print_row(const fv_bench_row *row)
     const double ceiling_us = fv_bench_ceiling_us(&kind, row);
     char ceiling[64], ratio[64] = "";
     if (strcmp(kind, "read") == 0) {
-        snprintf(ceiling, sizeof(ceiling), "read %.1f GB/s %s", gigabytes_per_second((double)row->read_bytes, m->read_us),
-                 row->is_cold ? "cold" : "warm");
+        snprintf(ceiling, sizeof(ceiling), "read %.1f GB/s %s",
+                 gigabytes_per_second((double)row->read_bytes, m->read_us), row->is_cold ? "cold" : "warm");
     } else {
         snprintf(ceiling, sizeof(ceiling), "peak %.3f TFLOP/s", m->flops_per_us * 1e-6);
     }
@@ -175,5 +175,6 @@ fv_status fv_bench_compare(fv_bench_row *rows, int32_t num_rows, const char *pat
     }
     fclose(file);
     if (num_found > 0) return FV_OK;
-    return fv_fail(FV_ERR_IO, "--compare is '%s', which has no rows; accepted: a file written by fovea bench --json", path);
+    return fv_fail(FV_ERR_IO, "--compare is '%s', which has no rows; accepted: a file written by fovea bench --json",
+                   path);
 }

@@ -9,7 +9,7 @@
 typedef struct fv_bench_row {
     const char *batch; /* as given */
     char backend[48];
-    char kernels[32]; /* asked for: a table's name */
+    char kernels[32];  /* asked for: a table's name */
     char skipped[128]; /* why there is no measurement; "" otherwise */
     fv_measurement measured;
     int32_t is_cold;

@@ -57,7 +57,8 @@ static fv_status random_pool_init(random_pool *pool, fv_dtype dtype)
     pool->bytes = pool->element * POOL_ELEMENTS;
     pool->data = malloc(pool->bytes);
     if (!pool->data) return fv_fail(FV_ERR_NO_MEMORY, "no memory for random data");
-    for (size_t i = 0; i < POOL_ELEMENTS; i++) fv_float_store(pool->data + i * pool->element, next_normal(&pool->state), dtype);
+    for (size_t i = 0; i < POOL_ELEMENTS; i++)
+        fv_float_store(pool->data + i * pool->element, next_normal(&pool->state), dtype);
     return FV_OK;
 }
 
@@ -67,7 +68,8 @@ static void random_fill(random_pool *pool, void *data, size_t bytes)
     const size_t piece = 8192;
     for (size_t at = 0; at < bytes; at += piece) {
         const size_t size = bytes - at < piece ? bytes - at : piece;
-        const size_t from = (size_t)(next_random(&pool->state) % ((pool->bytes - piece) / pool->element)) * pool->element;
+        const size_t from = (size_t)(next_random(&pool->state) % ((pool->bytes - piece) / pool->element)) *
+                            pool->element;
         memcpy((char *)data + at, pool->data + from, size);
     }
 }
@@ -119,11 +121,16 @@ static void view_strided(fv_kv_view *view, const fv_workload *w, char *data)
         .num_kv_heads = problem->mha.num_kv_heads,
         .head_size = problem->mha.head_size,
         .v_head_size = problem->mha.v_head_size,
-        .k = {.data = data, .block_stride = problem->block_size * heads * d * element, .slot_stride = heads * d * element,
-              .head_stride = d * element, .element_stride = element},
+        .k = {.data = data,
+              .block_stride = problem->block_size * heads * d * element,
+              .slot_stride = heads * d * element,
+              .head_stride = d * element,
+              .element_stride = element},
         .v = {.data = data + w->num_blocks * problem->block_size * heads * d * element,
-              .block_stride = problem->block_size * heads * dv * element, .slot_stride = heads * dv * element,
-              .head_stride = dv * element, .element_stride = element},
+              .block_stride = problem->block_size * heads * dv * element,
+              .slot_stride = heads * dv * element,
+              .head_stride = dv * element,
+              .element_stride = element},
     };
 }
 
@@ -200,7 +207,8 @@ static void count_flops(fv_workload *w)
 {
     const fv_problem *problem = &w->problem;
     const int32_t mla = problem->kind == FV_ATTENTION_MLA;
-    const double per_key = mla ? 2.0 * problem->mla.num_heads * (2 * problem->mla.kv_lora_rank + problem->mla.qk_rope_head_dim)
+    const double per_key = mla ? 2.0 * problem->mla.num_heads *
+                                     (2 * problem->mla.kv_lora_rank + problem->mla.qk_rope_head_dim)
                                : 2.0 * problem->mha.num_heads * (problem->mha.head_size + problem->mha.v_head_size);
     w->flops = 0;
     for (int32_t seq = 0; seq < w->spec.num_seqs; seq++) {
@@ -283,9 +291,9 @@ static fv_status make_per_head(fv_workload *w, fv_layer *layer)
     w->per_head = malloc(4 * (size_t)heads * sizeof(float));
     if (!w->per_head) return fv_fail(FV_ERR_NO_MEMORY, "no memory for %d heads", heads);
     for (int32_t i = 0; i < heads; i++) {
-        w->per_head[i] = 0.5f;                                                        /* sinks */
+        w->per_head[i] = 0.5f;                                                           /* sinks */
         w->per_head[heads + i] = 1.0f / (float)(1 << fv_min_i32(20, 1 + 8 * i / heads)); /* slopes */
-        w->per_head[2 * heads + i] = w->per_head[3 * heads + i] = 0.75f;              /* scales */
+        w->per_head[2 * heads + i] = w->per_head[3 * heads + i] = 0.75f;                 /* scales */
     }
     layer->sinks = w->problem.sinks ? w->per_head : NULL;
     layer->alibi_slopes = w->problem.alibi ? w->per_head + heads : NULL;
@@ -322,7 +330,8 @@ static fv_status make_tensors(fv_workload *w, fv_layer *layer)
     if (status == FV_OK) status = make_tensor(&layer->q, &w->tensors[0], &pool, problem->q_dtype, tokens, heads, d);
     if (status == FV_OK) status = make_tensor(&layer->k, &w->tensors[1], &pool, problem->q_dtype, tokens, kv_heads, d);
     if (status == FV_OK) status = make_tensor(&layer->v, &w->tensors[2], &pool, problem->q_dtype, tokens, kv_heads, dv);
-    if (status == FV_OK) status = make_tensor(&layer->out, &w->tensors[3], &pool, problem->out_dtype, tokens, heads, dv);
+    if (status == FV_OK)
+        status = make_tensor(&layer->out, &w->tensors[3], &pool, problem->out_dtype, tokens, heads, dv);
     free(pool.data);
     return status;
 }
@@ -376,7 +385,8 @@ fv_status fv_workload_init(fv_workload *w, fv_context *context, const fv_problem
 {
     *w = (fv_workload){.context = context, .problem = *problem};
     if (problem->kv_scaling == FV_KV_SCALING_PER_TOKEN_HEAD) {
-        return fv_fail(FV_ERR_UNSUPPORTED, "bench makes no scales for each token and head; accepted: none, tensor, head");
+        return fv_fail(FV_ERR_UNSUPPORTED,
+                       "bench makes no scales for each token and head; accepted: none, tensor, head");
     }
     fv_layer layer = {.struct_size = sizeof(layer)};
     fv_status status = fv_device_find(&w->device, context, "cpu");

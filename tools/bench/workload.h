@@ -20,7 +20,7 @@ typedef struct fv_workload {
     fv_layer layers[FV_WORKLOAD_MAX_COPIES]; /* the same but for kv_cache */
     void *caches[FV_WORKLOAD_MAX_COPIES];
     int32_t num_copies;
-    int32_t is_cold; /* 1: the copies together are well beyond the last-level cache */
+    int32_t is_cold;    /* 1: the copies together are well beyond the last-level cache */
     int64_t num_blocks; /* of a copy, with the null block */
     size_t cache_bytes; /* of a copy */
 
@@ -32,15 +32,15 @@ typedef struct fv_workload {
     int32_t *query_start;
     int32_t *block_table;
     int64_t *slot_mapping;
-    void *tensors[4];  /* q, k, v, out */
-    float *per_head;   /* slopes, sinks, scales */
+    void *tensors[4]; /* q, k, v, out */
+    float *per_head;  /* slopes, sinks, scales */
 } fv_workload;
 
 /* Makes the data of `spec_text` for `problem` on the context's CPU. warm: one copy only. The problem
  * has a layout (fv_kv_layout) of its own, or strided where K and V differ in size.
  * FV_ERR_NO_MEMORY says how much was needed. */
-fv_status fv_workload_init(fv_workload *workload, fv_context *context, const fv_problem *problem,
-                           const char *spec_text, int32_t warm);
+fv_status fv_workload_init(fv_workload *workload, fv_context *context, const fv_problem *problem, const char *spec_text,
+                           int32_t warm);
 void fv_workload_deinit(fv_workload *workload); /* takes a zeroed one */
 
 /* Lays the same memory out as another backend wants it. */

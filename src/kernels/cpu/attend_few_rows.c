@@ -38,16 +38,8 @@ typedef struct tile_rows {
     int32_t first, end;
 } tile_rows;
 
-typedef void (*dot_fn)(float *scores, const float *q, const tile_rows *tile, int32_t first, int32_t end,
-                       int32_t head_size);
 typedef void (*accumulate_fn)(float *sums, const float *weights, const float *rescale, const tile_rows *tile,
                               int32_t first, int32_t end, int32_t v_head_size);
-
-typedef struct few_kernels {
-    dot_fn dot;
-    accumulate_fn accumulate;
-    accumulate_fn accumulate_masked;
-} few_kernels;
 
 typedef struct few_scratch {
     row_group *groups;      /* [heads][num_groups] */
@@ -257,7 +249,124 @@ static void unblock_row(float *to, const float *sums, int32_t row, int32_t num_r
     }
 }
 
+/* --- softmax ------------------------------------------------------------------------------------------- */
+
+/* The lane's key, counted from the first key of the vector. */
+FV_ALWAYS_INLINE fv_i32x8 lane_keys(const int32_t num_rows)
+{
+    fv_i32x8 keys;
+    for (int32_t i = 0; i < FV_LANES; i++) keys[i] = i / num_rows;
+    return keys;
+}
+
+FV_ALWAYS_INLINE fv_f32x8 lane_values(const float *of_keys, const int32_t num_rows)
+{
+    fv_f32x8 values;
+    for (int32_t i = 0; i < FV_LANES; i++) values[i] = of_keys[i / num_rows];
+    return values;
+}
+
+FV_ALWAYS_INLINE fv_i32x8 lane_positions(const fv_context_parallel *context_parallel, fv_i32x8 keys)
+{
+    if (context_parallel->world <= 1) return keys;
+    for (int32_t i = 0; i < FV_LANES; i++) keys[i] = (int32_t)fv_key_position(context_parallel, keys[i]);
+    return keys;
+}
+
+static fv_i32x8 tree_visible(const fv_attend_job *job, int32_t first_row, int32_t num_rows, fv_i32x8 positions)
+{
+    fv_i32x8 visible;
+    for (int32_t i = 0; i < FV_LANES; i++) {
+        const int32_t row = fv_min_i32(first_row + i % num_rows, job->num_rows - 1);
+        visible[i] = -fv_attend_tree_sees(job, row, positions[i]);
+    }
+    return visible;
+}
+
+/* A call of the softmax: which keys of which group. */
+typedef struct softmax_span {
+    const fv_attend_job *job;
+    const tile_rows *tile;
+    int32_t first, end; /* keys, from the tile's first */
+    int32_t first_row;  /* of the group */
+    int32_t is_edge;    /* some lane of the vectors is not to be seen */
+    fv_score_scale scale;
+} softmax_span;
+
+/* The score of one vector of dot products, after scales, mask and ALiBi. */
+FV_ALWAYS_INLINE fv_f32x8 full_score(fv_f32x8 dot_product, const row_group *group, const softmax_span *span,
+                                     int32_t first_key, const int32_t num_rows)
+{
+    const fv_attend_params *params = span->job->params;
+    const tile_rows *tile = span->tile;
+    if (tile->k_scales) dot_product *= lane_values(tile->k_scales + first_key, num_rows);
+    fv_f32x8 score = fv_attend_score(dot_product, span->scale);
+    const fv_i32x8 keys = lane_keys(num_rows) + (tile->first_key + first_key);
+    const fv_i32x8 positions = lane_positions(&params->context_parallel, keys);
+    fv_i32x8 visible = (fv_i32x8)(keys >= group->first) & (fv_i32x8)(keys < group->end);
+    if (params->tree_mask) visible &= tree_visible(span->job, span->first_row, num_rows, positions);
+    score = fv_select(visible, score, fv_splat(-INFINITY));
+    if (params->alibi == FV_ALIBI_NONE) return score;
+    return score + fv_attend_alibi(positions - group->position, group->slope, params->alibi);
+}
+
+/* Dot products to weights 2^(s - max), with the group brought up to date. rescale[r] = 2^(old max - new
+ * max); returns 0 if all are 1. is_plain: neither mask nor ALiBi nor scales of single keys. */
+FV_ALWAYS_INLINE int32_t softmax_as(row_group *group, float *scores, float rescale[FV_LANES], const softmax_span *span,
+                                    const int32_t num_rows, const int32_t is_plain)
+{
+    const int32_t num_keys = FV_LANES / num_rows;
+    const int32_t first = span->first / num_keys * num_keys;
+    const float *v_scales = is_plain ? NULL : span->tile->v_scales;
+
+    fv_f32x8 max = group->max;
+    for (int32_t key = first; key < span->end; key += num_keys) {
+        float *at = scores + key * num_rows;
+        const fv_f32x8 score = is_plain ? fv_attend_score(fv_load_f32(at), span->scale)
+                                        : full_score(fv_load_f32(at), group, span, key, num_rows);
+        fv_store_f32(at, score);
+        max = fv_max(max, score);
+    }
+    max = fv_max_by_period(max, num_rows);
+
+    /* Where no key was seen yet, any finite number serves: 2^(-inf - 0) is 0. */
+    const fv_f32x8 base = fv_select((fv_i32x8)(max == -INFINITY), fv_splat(0.0f), max);
+    const fv_f32x8 shrink = fv_exp2(group->max - base);
+    fv_f32x8 sum = group->sum * shrink;
+    for (int32_t key = first; key < span->end; key += num_keys) {
+        float *at = scores + key * num_rows;
+        fv_f32x8 weight = fv_exp2(fv_load_f32(at) - base);
+        sum += weight;
+        if (v_scales) {
+            const fv_f32x8 scaled = weight * lane_values(v_scales + key, num_rows);
+            weight = fv_select((fv_i32x8)(weight == 0.0f), weight, scaled);
+        }
+        fv_store_f32(at, weight);
+    }
+    group->max = max;
+    group->sum = sum;
+    fv_store_f32(rescale, shrink);
+    return fv_any((fv_i32x8)(shrink != 1.0f));
+}
+
+FV_ALWAYS_INLINE int32_t softmax(row_group *group, float *scores, float rescale[FV_LANES], const softmax_span *span,
+                                 const int32_t num_rows)
+{
+    const tile_rows *tile = span->tile;
+    const int32_t is_plain = !span->is_edge && !tile->k_scales && !tile->v_scales &&
+                             span->job->params->alibi == FV_ALIBI_NONE;
+    return is_plain ? softmax_as(group, scores, rescale, span, num_rows, 1)
+                    : softmax_as(group, scores, rescale, span, num_rows, 0);
+}
+
 /* --- one compiled form for each dtype and R -------------------------------------------------------------- */
+
+typedef struct few_kernels {
+    void (*dot)(float *scores, const float *q, const tile_rows *tile, int32_t first, int32_t end, int32_t head_size);
+    int32_t (*softmax)(row_group *group, float *scores, float rescale[FV_LANES], const softmax_span *span);
+    accumulate_fn accumulate;
+    accumulate_fn accumulate_masked;
+} few_kernels;
 
 #define DEFINE_KERNELS(NAME, DTYPE, ROWS)                                                                             \
     static void dot_##NAME##_##ROWS(float *scores, const float *q, const tile_rows *tile, int32_t first, int32_t end, \
@@ -276,11 +385,19 @@ static void unblock_row(float *to, const float *sums, int32_t row, int32_t num_r
     {                                                                                                                 \
         accumulate(sums, weights, rescale, tile, first, end, v_head_size, ROWS, DTYPE, 1);                            \
     }
+#define DEFINE_SOFTMAX(ROWS)                                                                                          \
+    static int32_t softmax_##ROWS(row_group *group, float *scores, float rescale[FV_LANES], const softmax_span *span) \
+    {                                                                                                                 \
+        return softmax(group, scores, rescale, span, ROWS);                                                           \
+    }
 #define DEFINE_DTYPE(NAME, DTYPE)  \
     DEFINE_KERNELS(NAME, DTYPE, 1) \
     DEFINE_KERNELS(NAME, DTYPE, 2) \
     DEFINE_KERNELS(NAME, DTYPE, 4)
 
+DEFINE_SOFTMAX(1)
+DEFINE_SOFTMAX(2)
+DEFINE_SOFTMAX(4)
 DEFINE_DTYPE(f32, FV_DTYPE_F32)
 DEFINE_DTYPE(f16, FV_DTYPE_F16)
 DEFINE_DTYPE(bf16, FV_DTYPE_BF16)
@@ -288,9 +405,9 @@ DEFINE_DTYPE(e4m3, FV_DTYPE_F8_E4M3)
 DEFINE_DTYPE(e5m2, FV_DTYPE_F8_E5M2)
 DEFINE_DTYPE(i8, FV_DTYPE_I8)
 
-#define KERNELS_OF(NAME, ROWS)                                                             \
-    {                                                                                      \
-        dot_##NAME##_##ROWS, accumulate_##NAME##_##ROWS, accumulate_masked_##NAME##_##ROWS \
+#define KERNELS_OF(NAME, ROWS)                                                                             \
+    {                                                                                                      \
+        dot_##NAME##_##ROWS, softmax_##ROWS, accumulate_##NAME##_##ROWS, accumulate_masked_##NAME##_##ROWS \
     }
 #define KERNELS_OF_DTYPE(NAME)                                                          \
     {                                                                                   \
@@ -302,95 +419,6 @@ static const few_kernels kernels_of[][5] = {
     [FV_DTYPE_BF16] = KERNELS_OF_DTYPE(bf16),    [FV_DTYPE_F8_E4M3] = KERNELS_OF_DTYPE(e4m3),
     [FV_DTYPE_F8_E5M2] = KERNELS_OF_DTYPE(e5m2), [FV_DTYPE_I8] = KERNELS_OF_DTYPE(i8),
 };
-
-/* --- softmax ------------------------------------------------------------------------------------------- */
-
-/* The lane's key, counted from the first key of the vector. */
-static inline fv_i32x8 lane_keys(int32_t num_rows)
-{
-    fv_i32x8 keys;
-    for (int32_t i = 0; i < FV_LANES; i++) keys[i] = i / num_rows;
-    return keys;
-}
-
-static inline fv_f32x8 lane_values(const float *of_keys, int32_t num_rows)
-{
-    fv_f32x8 values;
-    for (int32_t i = 0; i < FV_LANES; i++) values[i] = of_keys[i / num_rows];
-    return values;
-}
-
-static inline fv_i32x8 lane_positions(const fv_context_parallel *context_parallel, fv_i32x8 keys)
-{
-    if (context_parallel->world <= 1) return keys;
-    for (int32_t i = 0; i < FV_LANES; i++) keys[i] = (int32_t)fv_key_position(context_parallel, keys[i]);
-    return keys;
-}
-
-static fv_i32x8 tree_visible(const fv_attend_job *job, int32_t first_row, int32_t num_rows, fv_i32x8 positions)
-{
-    fv_i32x8 visible;
-    for (int32_t i = 0; i < FV_LANES; i++) {
-        const int32_t row = fv_min_i32(first_row + i % num_rows, job->num_rows - 1);
-        visible[i] = -fv_attend_tree_sees(job, row, positions[i]);
-    }
-    return visible;
-}
-
-/* Dot products of the keys [first, end) to weights 2^(s - max), with the state brought up to date.
- * rescale[r] = 2^(old max - new max); returns 0 if all are 1. `is_edge`: some lane of the vectors is not
- * to be seen. */
-static int32_t softmax(row_group *group, float *scores, float rescale[4], const fv_attend_job *job,
-                       const tile_rows *tile, int32_t first, int32_t end, int32_t num_rows, int32_t first_row,
-                       fv_score_scale scale, int32_t is_edge)
-{
-    const fv_attend_params *params = job->params;
-    const int32_t num_keys = FV_LANES / num_rows;
-    const int32_t first_step = first / num_keys;
-    const int32_t end_step = (end + num_keys - 1) / num_keys;
-    const int32_t is_plain = !is_edge && !tile->k_scales && params->alibi == FV_ALIBI_NONE;
-    const fv_i32x8 in_vector = lane_keys(num_rows);
-
-    fv_f32x8 max = group->max;
-    for (int32_t step = first_step; step < end_step; step++) {
-        fv_f32x8 score = fv_load_f32(scores + step * FV_LANES);
-        if (is_plain) {
-            score = fv_attend_score(score, scale);
-        } else {
-            if (tile->k_scales) score *= lane_values(tile->k_scales + step * num_keys, num_rows);
-            score = fv_attend_score(score, scale);
-            const fv_i32x8 keys = in_vector + (tile->first_key + step * num_keys);
-            const fv_i32x8 positions = lane_positions(&params->context_parallel, keys);
-            fv_i32x8 visible = (fv_i32x8)(keys >= group->first) & (fv_i32x8)(keys < group->end);
-            if (params->tree_mask) visible &= tree_visible(job, first_row, num_rows, positions);
-            score = fv_select(visible, score, fv_splat(-INFINITY));
-            if (params->alibi != FV_ALIBI_NONE) {
-                score += fv_attend_alibi(positions - group->position, group->slope, params->alibi);
-            }
-        }
-        fv_store_f32(scores + step * FV_LANES, score);
-        max = fv_max(max, score);
-    }
-    max = fv_max_by_period(max, num_rows);
-
-    /* Where no key was seen yet, any finite number serves: 2^(-inf - 0) is 0. */
-    const fv_f32x8 base = fv_select((fv_i32x8)(max == -INFINITY), fv_splat(0.0f), max);
-    const fv_f32x8 shrink = fv_exp2(group->max - base);
-    fv_f32x8 sum = group->sum * shrink;
-    for (int32_t step = first_step; step < end_step; step++) {
-        fv_f32x8 weight = fv_exp2(fv_load_f32(scores + step * FV_LANES) - base);
-        sum += weight;
-        if (tile->v_scales) {
-            const fv_f32x8 scaled = weight * lane_values(tile->v_scales + step * num_keys, num_rows);
-            weight = fv_select((fv_i32x8)(weight == 0.0f), weight, scaled);
-        }
-        fv_store_f32(scores + step * FV_LANES, weight);
-    }
-    group->max = max;
-    group->sum = sum;
-    for (int32_t r = 0; r < num_rows; r++) rescale[r] = shrink[r];
-    return fv_any((fv_i32x8)(shrink != 1.0f));
-}
 
 /* Keys of a tile: those of the schedule, or an even part of them, so that this tile and the next, with
  * all KV heads, leave most of a core's L2 cache free. Not of the item's heads: the tiles must not depend
@@ -535,11 +563,11 @@ static void attend_tile_head(const few_item *few, tile_rows *tile, int32_t head)
         const int32_t num_keys = FV_LANES / num_rows;
         const int32_t is_edge = some_masked || first % num_keys != 0 || end % num_keys != 0;
 
-        float rescale[4];
+        const softmax_span span = {job, tile, first, end, g * num_rows, is_edge, scale};
+        float rescale[FV_LANES];
         few->kernels->dot(scratch->scores, scratch->q + first_row * params->head_size, tile, first, end,
                           params->head_size);
-        const int32_t max_grew = softmax(group, scratch->scores, rescale, job, tile, first, end, num_rows, g * num_rows,
-                                         scale, is_edge);
+        const int32_t max_grew = few->kernels->softmax(group, scratch->scores, rescale, &span);
         const accumulate_fn add = some_masked ? few->kernels->accumulate_masked : few->kernels->accumulate;
         add(scratch->sums + first_row * params->v_head_size, scratch->scores, max_grew ? rescale : NULL, tile, first,
             end, params->v_head_size);
