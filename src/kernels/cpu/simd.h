@@ -24,7 +24,7 @@
 
 /* Before a loop of few, constant steps over an array of vectors that is to live in registers. */
 #if defined(__clang__)
-#define FV_UNROLL _Pragma("unroll")
+#define FV_UNROLL _Pragma("clang loop unroll(full)")
 #else
 #define FV_UNROLL _Pragma("GCC unroll 16")
 #endif
