@@ -13,9 +13,9 @@ extern "C" {
  * lengths are optional: with them the schedule fits the step, without them it fits the bounds. On
  * the CPU both are the same memory and the copies need not be given. */
 typedef struct fv_batch {
-    uint32_t struct_size; /* sizeof(fv_batch) */
-    int32_t num_seqs;     /* R */
-    int32_t num_tokens;   /* T; may be below the rows of the tensors, the rest is padding */
+    uint32_t struct_size;  /* sizeof(fv_batch) */
+    int32_t num_seqs;      /* R */
+    int32_t num_tokens;    /* T; may be below the rows of the tensors, the rest is padding */
     int32_t max_query_len; /* upper bounds on the host; 0 = those of the plan */
     int32_t max_seq_len;
 

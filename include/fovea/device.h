@@ -33,8 +33,10 @@ FV_API fv_status fv_device_alloc_host(void **memory, fv_device *device, size_t b
 FV_API void fv_device_free_host(fv_device *device, void *memory);
 
 /* Copies in stream order; host memory must stay as it is until the stream has passed. */
-FV_API fv_status fv_device_copy_in(fv_device *device, void *device_dst, const void *host_src, size_t bytes, fv_stream stream);
-FV_API fv_status fv_device_copy_out(fv_device *device, void *host_dst, const void *device_src, size_t bytes, fv_stream stream);
+FV_API fv_status fv_device_copy_in(fv_device *device, void *device_dst, const void *host_src, size_t bytes,
+                                   fv_stream stream);
+FV_API fv_status fv_device_copy_out(fv_device *device, void *host_dst, const void *device_src, size_t bytes,
+                                    fv_stream stream);
 FV_API fv_status fv_device_fill(fv_device *device, void *device_dst, uint8_t value, size_t bytes, fv_stream stream);
 
 FV_API fv_status fv_stream_create(fv_stream *stream, fv_device *device);

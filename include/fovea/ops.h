@@ -34,8 +34,7 @@ FV_API fv_status fv_kv_gather(fv_device *device, const fv_tensor *k, const fv_te
  * out, a, b [T, H, D] and lse, lse_a, lse_b [T, H] fp32 (lse may be absent). An LSE of -inf, +inf or
  * NaN marks a side without keys; with both sides empty out is 0 and lse -inf. out may be a or b. */
 FV_API fv_status fv_merge_states(fv_device *device, const fv_tensor *out, const fv_tensor *lse, const fv_tensor *a,
-                                 const fv_tensor *lse_a, const fv_tensor *b, const fv_tensor *lse_b,
-                                 fv_stream stream);
+                                 const fv_tensor *lse_a, const fv_tensor *b, const fv_tensor *lse_b, fv_stream stream);
 
 #ifdef __cplusplus
 }

@@ -34,23 +34,23 @@ typedef enum fv_softmax_path {
 
 /* Zero means default in every field. */
 typedef struct fv_plan_options {
-    uint32_t struct_size;     /* sizeof(fv_plan_options) */
-    fv_device *device;        /* NULL = the CPU */
-    const char *backend;      /* a name of fv_backend_name; NULL or "auto" = the first that can */
-    int32_t batch_invariant;  /* 1: a row's bits do not depend on what else is in the batch */
-    int32_t static_grid;      /* 1: schedule from bounds only, as under a captured graph */
-    fv_softmax_path path;     /* what the planner would choose, fixed: for tests and benchmarks */
-    int32_t segment_keys;     /* keys of a segment on the 3D path; 0 = the planner's choice */
-    const char *variant;      /* name of a kernel variant; NULL = the planner's choice */
-    const char *kernels;      /* name of a kernel table, e.g. "reference", "portable"; NULL = the device's best */
+    uint32_t struct_size;    /* sizeof(fv_plan_options) */
+    fv_device *device;       /* NULL = the CPU */
+    const char *backend;     /* a name of fv_backend_name; NULL or "auto" = the first that can */
+    int32_t batch_invariant; /* 1: a row's bits do not depend on what else is in the batch */
+    int32_t static_grid;     /* 1: schedule from bounds only, as under a captured graph */
+    fv_softmax_path path;    /* what the planner would choose, fixed: for tests and benchmarks */
+    int32_t segment_keys;    /* keys of a segment on the 3D path; 0 = the planner's choice */
+    const char *variant;     /* name of a kernel variant; NULL = the planner's choice */
+    const char *kernels;     /* name of a kernel table, e.g. "reference", "portable"; NULL = the device's best */
 } fv_plan_options;
 
 typedef struct fv_plan fv_plan;
 
 /* Chooses backend, kernels and grid for `problem` within `bounds`; the choice never changes after.
  * FV_ERR_UNSUPPORTED: no backend can, or the named one cannot; the text lists the reasons. */
-FV_API fv_status fv_plan_create(fv_plan **plan, fv_context *context, const fv_problem *problem,
-                                const fv_bounds *bounds, const fv_plan_options *options);
+FV_API fv_status fv_plan_create(fv_plan **plan, fv_context *context, const fv_problem *problem, const fv_bounds *bounds,
+                                const fv_plan_options *options);
 FV_API void fv_plan_destroy(fv_plan *plan); /* takes NULL */
 
 /* Device memory that a run needs beside its tensors, 256-byte aligned. The caller brings it; one for
@@ -82,11 +82,11 @@ typedef struct fv_layer {
     fv_tensor k;          /* [T', Hkv, D] new keys; data NULL: already in the cache */
     fv_tensor v;          /* [T', Hkv, Dv] */
     fv_kv_view kv_cache;
-    fv_tensor out;              /* [T', Hq, Dv] */
-    fv_tensor lse;              /* [T', Hq] fp32, natural log, any strides; data NULL: not wanted */
-    const float *sinks;         /* [Hq] */
-    const float *alibi_slopes;  /* [Hq] */
-    const float *k_scale;       /* [1] or [Hkv], real = stored * scale */
+    fv_tensor out;             /* [T', Hq, Dv] */
+    fv_tensor lse;             /* [T', Hq] fp32, natural log, any strides; data NULL: not wanted */
+    const float *sinks;        /* [Hq] */
+    const float *alibi_slopes; /* [Hq] */
+    const float *k_scale;      /* [1] or [Hkv], real = stored * scale */
     const float *v_scale;
 } fv_layer;
 

@@ -38,7 +38,8 @@ static fv_status check_options(const fv_plan_options *options)
         return fv_fail(FV_ERR_INVALID, "path is %d; accepted: 0 (auto), 1 (2D), 2 (3D)", (int)options->path);
     }
     if (options->segment_keys < 0 || options->segment_keys > 1 << 30) {
-        return fv_fail(FV_ERR_INVALID, "segment_keys is %d; accepted: 0 (chosen) to %d", options->segment_keys, 1 << 30);
+        return fv_fail(FV_ERR_INVALID, "segment_keys is %d; accepted: 0 (chosen) to %d", options->segment_keys,
+                       1 << 30);
     }
     return FV_OK;
 }
@@ -80,7 +81,8 @@ static fv_status choose_kernels(fv_plan *plan, const char *name)
     for (int32_t i = 0; i < device->num_tables; i++) {
         if (!name || strcmp(device->tables[i]->name, name) == 0) plan->kernels = device->tables[i];
         if (used < sizeof(names)) {
-            used += (size_t)snprintf(names + used, sizeof(names) - used, "%s%s", i ? ", " : "", device->tables[i]->name);
+            used += (size_t)snprintf(names + used, sizeof(names) - used, "%s%s", i ? ", " : "",
+                                     device->tables[i]->name);
         }
     }
     if (plan->kernels) return FV_OK;
@@ -164,7 +166,8 @@ const char *fv_plan_describe(fv_plan *plan)
     const char *rule = plan->rule.batch_invariant ? "batch-invariant"
                        : plan->static_grid        ? "static grid"
                                                   : "equal cost";
-    int used = snprintf(plan->text, sizeof(plan->text), "%s on %s, kernels %s, attend_paged %s (Q block %d x %d, tile %d), "
+    int used = snprintf(plan->text, sizeof(plan->text),
+                        "%s on %s, kernels %s, attend_paged %s (Q block %d x %d, tile %d), "
                         "layout %s, path %s by %s",
                         plan->backend->name, plan->device->name, plan->kernels->name, plan->variant->name,
                         plan->rule.block_q, plan->group, plan->rule.tile_keys,

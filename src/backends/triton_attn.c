@@ -135,7 +135,8 @@ static void lay_out_workspace(fv_plan *plan)
     fv_workspace_layout *layout = &plan->workspace;
     size_t at = 0;
     layout->partial_out = at;
-    at += (size_t)fv_round_up((int64_t)(slots * (size_t)mha->num_heads * (size_t)mha->v_head_size * sizeof(float)), 256);
+    at += (size_t)fv_round_up((int64_t)(slots * (size_t)mha->num_heads * (size_t)mha->v_head_size * sizeof(float)),
+                              256);
     layout->partial_max = at;
     at += (size_t)fv_round_up((int64_t)(slots * (size_t)mha->num_heads * sizeof(float)), 256);
     layout->partial_sum = at;
@@ -207,7 +208,10 @@ static fv_status update(fv_plan *plan, const fv_step *step, fv_stream stream)
 }
 
 /* 1 where this step's schedule is the static grid. */
-static int32_t on_grid(const fv_plan *plan) { return plan->static_grid || (plan->num_items == 0 && plan->batch.num_seqs > 0); }
+static int32_t on_grid(const fv_plan *plan)
+{
+    return plan->static_grid || (plan->num_items == 0 && plan->batch.num_seqs > 0);
+}
 
 /* On a device the launch is sized by the bounds, so that a captured graph serves every step. */
 static int32_t launch_tokens(const fv_plan *plan)

@@ -99,8 +99,11 @@ fv_status fv_context_create(fv_context **out, const fv_context_options *options)
     const fv_allocator allocator = options->allocator.alloc ? options->allocator : plain;
     fv_context *context = allocator.alloc(allocator.user, sizeof(*context), FV_CACHE_LINE);
     if (!context) return fv_fail(FV_ERR_NO_MEMORY, "no memory for a context");
-    *context = (fv_context){.allocator = allocator, .log = options->log, .log_user = options->log_user,
-                            .isa = isa, .no_plugins = options->no_plugins};
+    *context = (fv_context){.allocator = allocator,
+                            .log = options->log,
+                            .log_user = options->log_user,
+                            .isa = isa,
+                            .no_plugins = options->no_plugins};
 
     const struct fv_kernel_table *const *tables;
     const int32_t num_tables = fv_cpu_tables(&tables, isa);

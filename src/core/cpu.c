@@ -80,11 +80,13 @@ void fv_cpu_features(char *features, size_t features_bytes)
         const char *name;
         uint32_t present;
     } all[] = {
-        {"sse4.2", c1 & bit_SSE4_2},   {"avx", c1 & bit_AVX},           {"f16c", c1 & bit_F16C},
-        {"fma", c1 & bit_FMA},         {"avx2", b7 & bit_AVX2},         {"avx512f", b7 & bit_AVX512F},
-        {"avx512bw", b7 & (1u << 30)}, {"avx512vl", b7 & (1u << 31)},   {"avx512_vnni", c7 & (1u << 11)},
-        {"avx512_bf16", a71 & (1u << 5)}, {"avx512_fp16", d7 & (1u << 23)}, {"amx_tile", d7 & (1u << 24)},
-        {"amx_bf16", d7 & (1u << 22)}, {"amx_int8", d7 & (1u << 25)},
+        {"sse4.2", c1 & bit_SSE4_2},      {"avx", c1 & bit_AVX},
+        {"f16c", c1 & bit_F16C},          {"fma", c1 & bit_FMA},
+        {"avx2", b7 & bit_AVX2},          {"avx512f", b7 & bit_AVX512F},
+        {"avx512bw", b7 & (1u << 30)},    {"avx512vl", b7 & (1u << 31)},
+        {"avx512_vnni", c7 & (1u << 11)}, {"avx512_bf16", a71 & (1u << 5)},
+        {"avx512_fp16", d7 & (1u << 23)}, {"amx_tile", d7 & (1u << 24)},
+        {"amx_bf16", d7 & (1u << 22)},    {"amx_int8", d7 & (1u << 25)},
     };
     size_t used = 0;
     for (int32_t i = 0; i < FV_ARRAY_LEN(all); i++) {

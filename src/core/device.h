@@ -32,7 +32,7 @@ typedef struct fv_device_ops {
 } fv_device_ops;
 
 struct fv_device {
-    const char *name;                           /* "cpu", "cuda:0" */
+    const char *name; /* "cpu", "cuda:0" */
     char description[256];
     const fv_device_ops *ops;
     const struct fv_kernel_table *const *tables; /* weakest to strongest, the last is the default */
@@ -52,7 +52,7 @@ typedef struct fv_launch {
 } fv_launch;
 
 /* The CPU device of a context: `tables` as in struct fv_device, kept. */
-fv_status fv_cpu_device_create(fv_device **device, fv_context *context,
-                               const struct fv_kernel_table *const *tables, int32_t num_tables);
+fv_status fv_cpu_device_create(fv_device **device, fv_context *context, const struct fv_kernel_table *const *tables,
+                               int32_t num_tables);
 
 #endif

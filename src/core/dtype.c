@@ -11,12 +11,23 @@ static const struct {
     fv_dtype dtype;
 } dtype_names[] = {
     /* the first name of each dtype is the one that is printed */
-    {"float32", FV_DTYPE_F32},      {"float16", FV_DTYPE_F16},    {"bfloat16", FV_DTYPE_BF16},
-    {"fp8_e4m3", FV_DTYPE_F8_E4M3}, {"fp8_e5m2", FV_DTYPE_F8_E5M2}, {"int8", FV_DTYPE_I8},
-    {"f32", FV_DTYPE_F32},          {"fp32", FV_DTYPE_F32},       {"float", FV_DTYPE_F32},
-    {"f16", FV_DTYPE_F16},          {"fp16", FV_DTYPE_F16},       {"half", FV_DTYPE_F16},
-    {"bf16", FV_DTYPE_BF16},        {"fp8", FV_DTYPE_F8_E4M3},    {"e4m3", FV_DTYPE_F8_E4M3},
-    {"e5m2", FV_DTYPE_F8_E5M2},     {"i8", FV_DTYPE_I8},
+    {"float32", FV_DTYPE_F32},
+    {"float16", FV_DTYPE_F16},
+    {"bfloat16", FV_DTYPE_BF16},
+    {"fp8_e4m3", FV_DTYPE_F8_E4M3},
+    {"fp8_e5m2", FV_DTYPE_F8_E5M2},
+    {"int8", FV_DTYPE_I8},
+    {"f32", FV_DTYPE_F32},
+    {"fp32", FV_DTYPE_F32},
+    {"float", FV_DTYPE_F32},
+    {"f16", FV_DTYPE_F16},
+    {"fp16", FV_DTYPE_F16},
+    {"half", FV_DTYPE_F16},
+    {"bf16", FV_DTYPE_BF16},
+    {"fp8", FV_DTYPE_F8_E4M3},
+    {"e4m3", FV_DTYPE_F8_E4M3},
+    {"e5m2", FV_DTYPE_F8_E5M2},
+    {"i8", FV_DTYPE_I8},
 };
 
 size_t fv_dtype_bytes(fv_dtype dtype)
@@ -49,5 +60,6 @@ fv_status fv_dtype_parse(fv_dtype *dtype, const char *name)
             return FV_OK;
         }
     }
-    return fv_fail(FV_ERR_INVALID, "no dtype '%s'; accepted: float32, float16, bfloat16, fp8_e4m3, fp8_e5m2, int8", name);
+    return fv_fail(FV_ERR_INVALID, "no dtype '%s'; accepted: float32, float16, bfloat16, fp8_e4m3, fp8_e5m2, int8",
+                   name);
 }

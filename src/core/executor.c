@@ -112,8 +112,10 @@ static void pool_parallel_for(void *user, int64_t num_tasks, fv_task_fn task, vo
     pool->open = 0;
     pthread_mutex_unlock(&pool->lock);
     for (int32_t i = 0; atomic_load_explicit(&pool->num_inside, memory_order_acquire) > 0; i++) {
-        if (i < SPIN_ROUNDS) relax();
-        else sched_yield();
+        if (i < SPIN_ROUNDS)
+            relax();
+        else
+            sched_yield();
     }
     pthread_mutex_unlock(&pool->caller);
 }

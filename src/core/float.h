@@ -129,10 +129,22 @@ static inline void fv_float_store(void *to, float value, fv_dtype dtype)
     uint8_t byte;
     switch (dtype) {
     case FV_DTYPE_F32: memcpy(to, &value, 4); return;
-    case FV_DTYPE_F16: half = fv_f16_of_f32(value); memcpy(to, &half, 2); return;
-    case FV_DTYPE_BF16: half = fv_bf16_of_f32(value); memcpy(to, &half, 2); return;
-    case FV_DTYPE_F8_E4M3: byte = fv_e4m3_of_f32(value); memcpy(to, &byte, 1); return;
-    case FV_DTYPE_F8_E5M2: byte = fv_e5m2_of_f32(value); memcpy(to, &byte, 1); return;
+    case FV_DTYPE_F16:
+        half = fv_f16_of_f32(value);
+        memcpy(to, &half, 2);
+        return;
+    case FV_DTYPE_BF16:
+        half = fv_bf16_of_f32(value);
+        memcpy(to, &half, 2);
+        return;
+    case FV_DTYPE_F8_E4M3:
+        byte = fv_e4m3_of_f32(value);
+        memcpy(to, &byte, 1);
+        return;
+    case FV_DTYPE_F8_E5M2:
+        byte = fv_e5m2_of_f32(value);
+        memcpy(to, &byte, 1);
+        return;
     case FV_DTYPE_I8: { /* rounds half away from zero, as the per-token-head int8 caches do */
         const float clamped = value > 127.0f ? 127.0f : value < -128.0f ? -128.0f : value;
         byte = (uint8_t)(int8_t)(clamped + (clamped < 0 ? -0.5f : 0.5f));

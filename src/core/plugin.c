@@ -11,10 +11,6 @@
 #include "core/context.h"
 #include "core/error.h"
 
-#ifndef FV_BUILD_ID
-#define FV_BUILD_ID FV_VERSION
-#endif
-
 /* Tries one folder; 1 when the file is there. */
 static int32_t plugin_in(char *path, size_t path_bytes, const char *folder, int32_t folder_len, const char *device)
 {

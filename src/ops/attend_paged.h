@@ -124,8 +124,8 @@ static inline int64_t fv_key_position(const fv_context_parallel *cp, int64_t key
 }
 
 /* The run of keys of the query token at global position `position` of a sequence of `seq_len`. */
-static inline fv_key_range fv_row_keys(const fv_context_parallel *cp, int32_t seq_len, int64_t position,
-                                       int32_t causal, int32_t window)
+static inline fv_key_range fv_row_keys(const fv_context_parallel *cp, int32_t seq_len, int64_t position, int32_t causal,
+                                       int32_t window)
 {
     int64_t end = seq_len, first = 0;
     if (causal && position + 1 < end) end = position + 1;
@@ -166,8 +166,8 @@ typedef struct fv_attend_variant {
     const char *name;
     int32_t block_m;   /* rows of a Q block that it likes: tokens x heads of a KV head */
     int32_t tile_keys; /* keys of one online-softmax step */
-    const char *(*why_not)(const fv_problem *problem);        /* NULL: serves it */
-    size_t (*scratch_bytes)(const fv_attend_params *params);  /* for each worker; uses problem and schedule sizes */
+    const char *(*why_not)(const fv_problem *problem);       /* NULL: serves it */
+    size_t (*scratch_bytes)(const fv_attend_params *params); /* for each worker; uses problem and schedule sizes */
     fv_status (*launch)(const fv_launch *launch, const fv_attend_params *params);
 } fv_attend_variant;
 

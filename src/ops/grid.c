@@ -9,8 +9,10 @@ int32_t fv_grid_find_seq(const int32_t *query_start, int32_t num_seqs, int32_t b
     int32_t low = 0, high = num_seqs;
     while (high - low > 1) {
         const int32_t middle = low + (high - low) / 2;
-        if (query_start[middle] / block_q + middle <= q_block) low = middle;
-        else high = middle;
+        if (query_start[middle] / block_q + middle <= q_block)
+            low = middle;
+        else
+            high = middle;
     }
     return low;
 }
@@ -49,9 +51,7 @@ int32_t fv_grid_item(fv_work_item *item, const fv_attend_params *params, int32_t
         .num_kv_heads = 1,
         .first_key = (int32_t)fv_min_i64((int64_t)segment * segment_keys, local_len),
         .end_key = (int32_t)fv_min_i64(((int64_t)segment + 1) * segment_keys, local_len),
-        .partial = params->num_segments == 1
-                       ? -1
-                       : (start + first_token) * params->num_segments + segment * num_tokens,
+        .partial = params->num_segments == 1 ? -1 : (start + first_token) * params->num_segments + segment * num_tokens,
     };
     return 1;
 }

@@ -9,7 +9,7 @@
 #include "ops/mla_decode.h"
 
 typedef struct fv_kernel_table {
-    const char *name; /* "reference", "portable", "avx2", ... */
+    const char *name;                      /* "reference", "portable", "avx2", ... */
     const fv_attend_variant *attend_paged; /* the variants; the planner picks one */
     int32_t num_attend_paged;
     fv_reduce_segments_fn reduce_segments;

@@ -16,7 +16,7 @@ typedef struct fv_kv_write_params {
     const int64_t *slot_mapping; /* [T]; negative: skip; at or past num_blocks * block_size: skip */
     int32_t num_tokens;
     const int32_t *num_tokens_at; /* where the kernel reads the number, at most num_tokens; NULL: num_tokens */
-    const float *k_scale; /* stored = real / scale; [num_kv_scales] or NULL */
+    const float *k_scale;         /* stored = real / scale; [num_kv_scales] or NULL */
     const float *v_scale;
     int32_t num_kv_scales; /* 0 none, 1 per tensor, Hkv per head */
 } fv_kv_write_params;

@@ -12,7 +12,8 @@
 #include "ops/attend_paged.h"
 
 typedef struct fv_mla_decode_params {
-    fv_attend_params attend; /* head_size = lora + rope, v_head_size = lora, num_kv_heads 1, layout LATENT or LATENT_FP8_DS */
+    fv_attend_params
+        attend; /* head_size = lora + rope, v_head_size = lora, num_kv_heads 1, layout LATENT or LATENT_FP8_DS */
     int32_t rope_dim;
     const float *cos; /* [positions, rope_dim / 2] or NULL: keys are rotated already */
     const float *sin; /* half-rotation: element i pairs with i + rope_dim / 2 */

@@ -118,7 +118,7 @@ fv_status fv_kv_gather(fv_device *device, const fv_tensor *k, const fv_tensor *v
 
 static fv_merge_side side_of(const fv_tensor *out, const fv_tensor *lse)
 {
-    return (fv_merge_side){out->data,  out->stride_bytes[0], out->stride_bytes[1],
+    return (fv_merge_side){out->data, out->stride_bytes[0], out->stride_bytes[1],
                            lse->data, lse->stride_bytes[0], lse->stride_bytes[1]};
 }
 

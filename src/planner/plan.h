@@ -31,8 +31,8 @@ struct fv_plan {
     fv_plan_options options; /* strings are not kept: backend, variant and kernels are resolved */
 
     const fv_attend_variant *variant;
-    int32_t group;       /* query heads of a KV head */
-    int32_t static_grid; /* 1: launches are sized by the bounds, counts are read from the step header */
+    int32_t group;        /* query heads of a KV head */
+    int32_t static_grid;  /* 1: launches are sized by the bounds, counts are read from the step header */
     int32_t num_segments; /* of the static grid */
     fv_split_rule rule;
     fv_work_list room; /* capacities */

@@ -59,17 +59,17 @@ static fv_status check_lengths(const fv_plan *plan, const fv_batch *batch, const
                            step->query_start[seq + 1], step->query_start[seq]);
         }
         if (seq_len < query_len && !(seq_len == 0)) {
-            return fv_fail(FV_ERR_INVALID, "seq_lens[%d] is %lld, below its query length %lld", seq,
-                           (long long)seq_len, (long long)query_len);
+            return fv_fail(FV_ERR_INVALID, "seq_lens[%d] is %lld, below its query length %lld", seq, (long long)seq_len,
+                           (long long)query_len);
         }
         if (query_len > bounds->max_query_len) return needs_plan("a query length", query_len, bounds->max_query_len);
         if (seq_len > bounds->max_seq_len) return needs_plan("a sequence length", seq_len, bounds->max_seq_len);
         const int64_t local = fv_local_keys(&plan->problem.context_parallel, seq_len);
         const int64_t blocks = fv_ceil_div(local, plan->problem.block_size);
         if (query_len > 0 && blocks > batch->block_table_width) {
-            return fv_fail(FV_ERR_INVALID, "sequence %d has %lld keys in %lld blocks of %d; the block table has %d a row",
-                           seq, (long long)local, (long long)blocks, plan->problem.block_size,
-                           batch->block_table_width);
+            return fv_fail(FV_ERR_INVALID,
+                           "sequence %d has %lld keys in %lld blocks of %d; the block table has %d a row", seq,
+                           (long long)local, (long long)blocks, plan->problem.block_size, batch->block_table_width);
         }
     }
     if (step->query_start[step->num_seqs] > batch->num_tokens) {
@@ -118,8 +118,9 @@ static fv_status check_tensor(const fv_tensor *tensor, const tensor_rule *rule, 
     }
     if (tensor->num_dims != num_dims || tensor->shape[0] < num_tokens || tensor->shape[1] != rule->heads ||
         (num_dims == 3 && tensor->shape[2] != rule->elements)) {
-        return fv_fail(FV_ERR_INVALID, "%s has %d dimensions [%lld, %lld, %lld]; accepted: %d, [%lld or more, %lld, %lld]",
-                       rule->name, tensor->num_dims, (long long)tensor->shape[0], (long long)tensor->shape[1],
+        return fv_fail(FV_ERR_INVALID,
+                       "%s has %d dimensions [%lld, %lld, %lld]; accepted: %d, [%lld or more, %lld, %lld]", rule->name,
+                       tensor->num_dims, (long long)tensor->shape[0], (long long)tensor->shape[1],
                        (long long)(tensor->num_dims > 2 ? tensor->shape[2] : 1), num_dims, (long long)num_tokens,
                        (long long)rule->heads, (long long)(num_dims == 3 ? rule->elements : 1));
     }
@@ -145,11 +146,12 @@ static fv_status check_cache(const fv_plan *plan, const fv_kv_view *cache)
     if (cache->dtype != problem->kv_dtype || cache->block_size != problem->block_size ||
         cache->num_kv_heads != problem->mha.num_kv_heads || cache->head_size != problem->mha.head_size ||
         cache->v_head_size != problem->mha.v_head_size) {
-        return fv_fail(FV_ERR_INVALID,
-                       "the KV cache is %s, %d slots x %d heads x %d and %d; the plan was made for %s, %d x %d x %d and %d",
-                       fv_dtype_name(cache->dtype), cache->block_size, cache->num_kv_heads, cache->head_size,
-                       cache->v_head_size, fv_dtype_name(problem->kv_dtype), problem->block_size,
-                       problem->mha.num_kv_heads, problem->mha.head_size, problem->mha.v_head_size);
+        return fv_fail(
+            FV_ERR_INVALID,
+            "the KV cache is %s, %d slots x %d heads x %d and %d; the plan was made for %s, %d x %d x %d and %d",
+            fv_dtype_name(cache->dtype), cache->block_size, cache->num_kv_heads, cache->head_size, cache->v_head_size,
+            fv_dtype_name(problem->kv_dtype), problem->block_size, problem->mha.num_kv_heads, problem->mha.head_size,
+            problem->mha.v_head_size);
     }
     if (plan->max_block >= cache->num_blocks) {
         return fv_fail(FV_ERR_INVALID, "the block table names block %lld; the KV cache has %lld blocks",
@@ -161,12 +163,13 @@ static fv_status check_cache(const fv_plan *plan, const fv_kv_view *cache)
 static fv_status check_pointers(const fv_plan *plan, const fv_layer *layer)
 {
     const fv_problem *problem = &plan->problem;
-    if (problem->sinks && !layer->sinks) return fv_fail(FV_ERR_INVALID, "the problem has sinks; fv_layer.sinks is NULL");
+    if (problem->sinks && !layer->sinks)
+        return fv_fail(FV_ERR_INVALID, "the problem has sinks; fv_layer.sinks is NULL");
     if (problem->alibi && !layer->alibi_slopes) {
         return fv_fail(FV_ERR_INVALID, "the problem has ALiBi; fv_layer.alibi_slopes is NULL");
     }
-    const int32_t scaled =
-        problem->kv_scaling == FV_KV_SCALING_PER_TENSOR || problem->kv_scaling == FV_KV_SCALING_PER_HEAD;
+    const int32_t scaled = problem->kv_scaling == FV_KV_SCALING_PER_TENSOR ||
+                           problem->kv_scaling == FV_KV_SCALING_PER_HEAD;
     if (scaled && (!layer->k_scale || !layer->v_scale)) {
         return fv_fail(FV_ERR_INVALID, "the problem has KV scales; fv_layer.k_scale or v_scale is NULL");
     }

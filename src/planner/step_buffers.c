@@ -73,7 +73,4 @@ fv_status fv_step_buffers_commit(fv_step_buffers *buffers, int32_t num_items, in
     return FV_OK;
 }
 
-fv_step_view fv_step_buffers_on_device(const fv_step_buffers *buffers)
-{
-    return view_of(buffers, buffers->on_device);
-}
+fv_step_view fv_step_buffers_on_device(const fv_step_buffers *buffers) { return view_of(buffers, buffers->on_device); }

@@ -10,8 +10,8 @@
 #ifndef FV_PLANNER_STEP_BUFFERS_H
 #define FV_PLANNER_STEP_BUFFERS_H
 
-#include "ops/work_item.h"
 #include "core/device.h"
+#include "ops/work_item.h"
 
 #define FV_STAGING_RING 3
 

@@ -15,8 +15,8 @@
 #define KEY_COST 4
 #define ITEMS_PER_WORKER 8
 #define MIN_SEGMENT_KEYS 256
-#define TRITON_SEGMENTS 16                /* of the forced 3D path, as in the Triton attention paper */
-#define INVARIANT_SEGMENTS 8              /* at most, of a sequence at the maximal length */
+#define TRITON_SEGMENTS 16   /* of the forced 3D path, as in the Triton attention paper */
+#define INVARIANT_SEGMENTS 8 /* at most, of a sequence at the maximal length */
 #define SLOTS_LIMIT_BYTES (64ll << 20)
 
 static int32_t group_of(const fv_problem *problem) { return problem->mha.num_heads / problem->mha.num_kv_heads; }
@@ -39,9 +39,9 @@ static q_block block_at(const fv_split_rule *rule, const fv_step *step, int32_t 
     const int32_t whole = is_short(rule, query_len);
     const int32_t num_tokens = whole ? query_len : fv_min_i32(rule->block_q, query_len - first_token);
     const int32_t causal = step->causal ? step->causal[seq] : 1;
-    const fv_key_range keys =
-        fv_block_keys(&rule->problem->context_parallel, step->seq_lens[seq], step->seq_lens[seq] - query_len,
-                      first_token, num_tokens, causal, rule->problem->window);
+    const fv_key_range keys = fv_block_keys(&rule->problem->context_parallel, step->seq_lens[seq],
+                                            step->seq_lens[seq] - query_len, first_token, num_tokens, causal,
+                                            rule->problem->window);
     return (q_block){seq, first_token, num_tokens, keys.first / rule->tile_keys * rule->tile_keys, keys.end, whole};
 }
 
@@ -104,8 +104,8 @@ static block_cut choose_cut(const fv_split_rule *rule, const q_block *block, int
     return cut_keys(rule, block, segment_keys ? segment_keys : fv_ceil_div(span, segments), head_run);
 }
 
-static fv_status append_block(fv_work_list *list, const fv_split_rule *rule, const fv_step *step,
-                              const q_block *block, block_cut cut)
+static fv_status append_block(fv_work_list *list, const fv_split_rule *rule, const fv_step *step, const q_block *block,
+                              block_cut cut)
 {
     const int32_t num_kv_heads = rule->problem->mha.num_kv_heads;
     if (cut.num_segments > 1 && list->num_slots + cut.num_segments * block->num_tokens > list->slot_capacity) {

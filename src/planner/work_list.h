@@ -26,8 +26,8 @@ typedef struct fv_split_rule {
     int32_t tile_keys;
     int32_t num_workers;
     fv_softmax_path path;
-    int32_t batch_invariant;       /* 1: cut by the sequence's own lengths only */
-    int32_t segment_keys;          /* keys of a segment, where the rule does not follow the load; 0: follow it */
+    int32_t batch_invariant; /* 1: cut by the sequence's own lengths only */
+    int32_t segment_keys;    /* keys of a segment, where the rule does not follow the load; 0: follow it */
 } fv_split_rule;
 
 typedef struct fv_work_list {

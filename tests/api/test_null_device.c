@@ -121,7 +121,8 @@ static fv_layer layer_of(device_side *side)
     return layer;
 }
 
-static void open_side(device_side *side, fv_context *context, const char *device, const char *kernels, int32_t static_grid)
+static void open_side(device_side *side, fv_context *context, const char *device, const char *kernels,
+                      int32_t static_grid)
 {
     const fv_problem problem = {
         .struct_size = sizeof(problem),
@@ -133,8 +134,12 @@ static void open_side(device_side *side, fv_context *context, const char *device
     };
     const fv_bounds bounds = {sizeof(bounds), MAX_SEQS, MAX_TOKENS, 0, MAX_SEQ_LEN};
     must(fv_device_find(&side->device, context, device));
-    const fv_plan_options options = {.struct_size = sizeof(options), .device = side->device, .kernels = kernels,
-                                     .static_grid = static_grid, .path = FV_PATH_3D, .segment_keys = 32};
+    const fv_plan_options options = {.struct_size = sizeof(options),
+                                     .device = side->device,
+                                     .kernels = kernels,
+                                     .static_grid = static_grid,
+                                     .path = FV_PATH_3D,
+                                     .segment_keys = 32};
     must(fv_plan_create(&side->plan, context, &problem, &bounds, &options));
     must(fv_stream_create(&side->stream, side->device));
     must(fv_device_alloc((void **)&side->arrays, side->device, sizeof(step_arrays)));
@@ -238,8 +243,8 @@ static void test_graph_replay_over_200_steps(void **state)
     for (int32_t i = 0; i < 200; i++) {
         int32_t ids[MAX_SEQS], query_lens[MAX_SEQS], seq_lens[MAX_SEQS], num_seqs = 0;
         for (int32_t id = 0; id < MAX_SEQS; id++) {
-            if (lens[id] > 0 && next_random(&random) % 16 == 0) lens[id] = 0;   /* leaves */
-            if (lens[id] == 0 && next_random(&random) % 4 != 0) continue;       /* joins now and then */
+            if (lens[id] > 0 && next_random(&random) % 16 == 0) lens[id] = 0; /* leaves */
+            if (lens[id] == 0 && next_random(&random) % 4 != 0) continue;     /* joins now and then */
             const int32_t query_len = 1 + (int32_t)(next_random(&random) % 5);
             if (lens[id] + query_len > MAX_SEQ_LEN) lens[id] = 0;
             lens[id] += query_len;
@@ -356,7 +361,8 @@ static void test_single_operations(void **state)
     const fv_tensor k = fv_tensor_3d(gathered, FV_DTYPE_F32, 9, KV_HEADS, HEAD_SIZE);
     const fv_tensor v = fv_tensor_3d(gathered + KV_FLOATS, FV_DTYPE_F32, 9, KV_HEADS, HEAD_SIZE);
     const fv_batch batch = batch_of(null.arrays, &step, 0);
-    must(fv_kv_gather(null.device, &k, &v, &layer.kv_cache, &batch, lengths, lengths + 1, 9, NULL, NULL, 0, null.stream));
+    must(fv_kv_gather(null.device, &k, &v, &layer.kv_cache, &batch, lengths, lengths + 1, 9, NULL, NULL, 0,
+                      null.stream));
     const size_t bytes = 9 * KV_HEADS * HEAD_SIZE * sizeof(float);
     must(fv_device_copy_out(null.device, back, gathered, bytes, null.stream));
     must(fv_device_copy_out(null.device, back_v, gathered + KV_FLOATS, bytes, null.stream));

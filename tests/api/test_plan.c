@@ -34,9 +34,13 @@ static int make(void **state)
 {
     fixture *f = calloc(1, sizeof(*f));
     if (fv_context_create(&f->context, NULL) != FV_OK) return -1;
-    f->problem = (fv_problem){.struct_size = sizeof(fv_problem), .kind = FV_ATTENTION_MHA,
-                              .mha = {HEADS, KV_HEADS, D, 0}, .q_dtype = FV_DTYPE_F32, .block_size = BS,
-                              .kv_layout = FV_KV_LAYOUT_NB_2_BS_H_D, .returns_lse = 1};
+    f->problem = (fv_problem){.struct_size = sizeof(fv_problem),
+                              .kind = FV_ATTENTION_MHA,
+                              .mha = {HEADS, KV_HEADS, D, 0},
+                              .q_dtype = FV_DTYPE_F32,
+                              .block_size = BS,
+                              .kv_layout = FV_KV_LAYOUT_NB_2_BS_H_D,
+                              .returns_lse = 1};
     f->bounds = (fv_bounds){sizeof(f->bounds), 2, TOKENS, 0, WIDTH * BS};
     f->query_start[1] = 3;
     f->query_start[2] = 4;
@@ -48,16 +52,23 @@ static int make(void **state)
     f->slot_mapping[3] = (int64_t)f->block_table[WIDTH + 99 / BS] * BS + 99 % BS;
     for (int32_t i = 0; i < TOKENS * HEADS * D; i++) f->q[i] = (float)(i % 17) / 17.0f;
     for (int32_t i = 0; i < TOKENS * KV_HEADS * D; i++) f->k[i] = f->v[i] = (float)(i % 13) / 13.0f;
-    f->batch = (fv_batch){.struct_size = sizeof(fv_batch), .num_seqs = 2, .num_tokens = TOKENS,
-                          .query_start = f->query_start, .seq_lens = f->seq_lens, .block_table = f->block_table,
-                          .block_table_stride = WIDTH, .block_table_width = WIDTH, .slot_mapping = f->slot_mapping};
+    f->batch = (fv_batch){.struct_size = sizeof(fv_batch),
+                          .num_seqs = 2,
+                          .num_tokens = TOKENS,
+                          .query_start = f->query_start,
+                          .seq_lens = f->seq_lens,
+                          .block_table = f->block_table,
+                          .block_table_stride = WIDTH,
+                          .block_table_width = WIDTH,
+                          .slot_mapping = f->slot_mapping};
     f->layer = (fv_layer){.struct_size = sizeof(fv_layer),
                           .q = fv_tensor_3d(f->q, FV_DTYPE_F32, TOKENS, HEADS, D),
                           .k = fv_tensor_3d(f->k, FV_DTYPE_F32, TOKENS, KV_HEADS, D),
                           .v = fv_tensor_3d(f->v, FV_DTYPE_F32, TOKENS, KV_HEADS, D),
                           .out = fv_tensor_3d(f->out, FV_DTYPE_F32, TOKENS, HEADS, D),
                           .lse = fv_tensor_2d(f->lse, FV_DTYPE_F32, TOKENS, HEADS)};
-    if (fv_kv_view_init(&f->layer.kv_cache, f->cache, f->problem.kv_layout, FV_DTYPE_F32, NB, BS, KV_HEADS, D) != FV_OK) {
+    if (fv_kv_view_init(&f->layer.kv_cache, f->cache, f->problem.kv_layout, FV_DTYPE_F32, NB, BS, KV_HEADS, D) !=
+        FV_OK) {
         return -1;
     }
     if (fv_plan_create(&f->plan, f->context, &f->problem, &f->bounds, NULL) != FV_OK) return -1;
@@ -104,10 +115,10 @@ static void test_problems_are_refused(void **state)
     fixture *f = *state;
     fv_plan *plan = NULL;
     fv_problem problem;
-#define REFUSED(change, expected, says)                                                                              \
-    problem = f->problem;                                                                                            \
-    problem.change;                                                                                                  \
-    assert_refused(fv_plan_create(&plan, f->context, &problem, &f->bounds, NULL), expected, says);                   \
+#define REFUSED(change, expected, says)                                                            \
+    problem = f->problem;                                                                          \
+    problem.change;                                                                                \
+    assert_refused(fv_plan_create(&plan, f->context, &problem, &f->bounds, NULL), expected, says); \
     assert_null(plan)
     REFUSED(struct_size = 7, FV_ERR_INVALID, "struct_size is 7");
     REFUSED(kind = (fv_attention_kind)9, FV_ERR_INVALID, "kind is 9");
@@ -128,7 +139,8 @@ static void test_problems_are_refused(void **state)
     problem = f->problem;
     problem.kind = FV_ATTENTION_MLA;
     problem.mla = (fv_mla_shape){16, 512, 64, 128, 128, 0};
-    assert_refused(fv_plan_create(&plan, f->context, &problem, &f->bounds, NULL), FV_ERR_UNSUPPORTED, "MLA not supported");
+    assert_refused(fv_plan_create(&plan, f->context, &problem, &f->bounds, NULL), FV_ERR_UNSUPPORTED,
+                   "MLA not supported");
 
     fv_plan_options options = {.struct_size = sizeof(options), .backend = "FLASHINFER"};
     assert_refused(fv_plan_create(&plan, f->context, &f->problem, &f->bounds, &options), FV_ERR_INVALID,
@@ -136,7 +148,8 @@ static void test_problems_are_refused(void **state)
     options = (fv_plan_options){.struct_size = sizeof(options), .kernels = "sse"};
     assert_refused(fv_plan_create(&plan, f->context, &f->problem, &f->bounds, &options), FV_ERR_INVALID, "reference");
     options = (fv_plan_options){.struct_size = sizeof(options), .variant = "huge"};
-    assert_refused(fv_plan_create(&plan, f->context, &f->problem, &f->bounds, &options), FV_ERR_INVALID, "no variant 'huge'");
+    assert_refused(fv_plan_create(&plan, f->context, &f->problem, &f->bounds, &options), FV_ERR_INVALID,
+                   "no variant 'huge'");
     const fv_bounds bounds = {sizeof(bounds), 0, TOKENS, 0, 64};
     assert_refused(fv_plan_create(&plan, f->context, &f->problem, &bounds, NULL), FV_ERR_INVALID, "max_num_seqs is 0");
 }
@@ -145,10 +158,10 @@ static void test_batches_are_refused(void **state)
 {
     fixture *f = *state;
     fv_batch batch;
-#define REFUSED(change, expected, says)                                                                              \
-    batch = f->batch;                                                                                                \
-    change;                                                                                                          \
-    assert_refused(fv_plan_update(f->plan, &batch, NULL), expected, says);                                           \
+#define REFUSED(change, expected, says)                                    \
+    batch = f->batch;                                                      \
+    change;                                                                \
+    assert_refused(fv_plan_update(f->plan, &batch, NULL), expected, says); \
     assert_refused(fv_plan_run(f->plan, &f->layer, f->workspace, NULL), FV_ERR_INVALID, "before a successful")
     REFUSED(batch.num_seqs = 3, FV_NEEDS_PLAN, "num_seqs is 3; the plan was made for up to 2");
     REFUSED(batch.num_tokens = 5, FV_NEEDS_PLAN, "num_tokens is 5");
@@ -156,7 +169,8 @@ static void test_batches_are_refused(void **state)
     REFUSED(batch.max_seq_len = 4000, FV_NEEDS_PLAN, "max_seq_len is 4000");
     REFUSED(batch.num_seqs = -1, FV_ERR_INVALID, "-1 sequences");
     REFUSED(batch.block_table = NULL, FV_ERR_INVALID, "block_table is NULL");
-    REFUSED(batch.block_table_width = 3, FV_ERR_INVALID, "sequence 1 has 100 keys in 7 blocks of 16; the block table has 3 a row");
+    REFUSED(batch.block_table_width = 3, FV_ERR_INVALID,
+            "sequence 1 has 100 keys in 7 blocks of 16; the block table has 3 a row");
     REFUSED(batch.block_table_stride = 2, FV_ERR_INVALID, "block_table_stride 2");
     REFUSED(batch.causal = f->causal; f->causal[1] = 0, FV_ERR_INVALID, "causal[1] is 0");
     f->causal[1] = 1;
@@ -177,9 +191,9 @@ static void test_layers_are_refused(void **state)
     fixture *f = *state;
     assert_int_equal(fv_plan_update(f->plan, &f->batch, NULL), FV_OK);
     fv_layer layer;
-#define REFUSED(change, says)                                                                                        \
-    layer = f->layer;                                                                                                \
-    layer.change;                                                                                                    \
+#define REFUSED(change, says) \
+    layer = f->layer;         \
+    layer.change;             \
     assert_refused(fv_plan_run(f->plan, &layer, f->workspace, NULL), FV_ERR_INVALID, says)
     REFUSED(struct_size = 1, "struct_size is 1");
     REFUSED(q.data = NULL, "q has no data");

@@ -151,13 +151,17 @@ static void counting_free(void *user, void *memory)
 static void test_out_of_memory_at_every_allocation(void **state)
 {
     (void)state;
-    const fv_problem problem = {.struct_size = sizeof(problem), .kind = FV_ATTENTION_MHA, .mha = {4, 2, 64, 0},
-                                .q_dtype = FV_DTYPE_F32, .block_size = 16, .kv_layout_any = 1};
+    const fv_problem problem = {.struct_size = sizeof(problem),
+                                .kind = FV_ATTENTION_MHA,
+                                .mha = {4, 2, 64, 0},
+                                .q_dtype = FV_DTYPE_F32,
+                                .block_size = 16,
+                                .kv_layout_any = 1};
     const fv_bounds bounds = {sizeof(bounds), 4, 64, 0, 1024};
     for (int32_t fail_after = 0;; fail_after++) {
         counting_allocator counted = {.fail_after = fail_after};
-        const fv_context_options options = {.struct_size = sizeof(options), .num_threads = 1,
-                                            .allocator = {counting_alloc, counting_free, &counted}};
+        const fv_context_options options = {
+            .struct_size = sizeof(options), .num_threads = 1, .allocator = {counting_alloc, counting_free, &counted}};
         fv_context *context = NULL;
         fv_plan *plan = NULL;
         fv_status status = fv_context_create(&context, &options);
@@ -195,12 +199,9 @@ static void test_wrong_options_are_refused(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_loops_run_each_task_once),
-        cmocka_unit_test(test_loops_after_idle_time),
-        cmocka_unit_test(test_two_threads_share_a_context),
-        cmocka_unit_test(test_loops_in_a_forked_child),
-        cmocka_unit_test(test_out_of_memory_at_every_allocation),
-        cmocka_unit_test(test_wrong_options_are_refused),
+        cmocka_unit_test(test_loops_run_each_task_once),          cmocka_unit_test(test_loops_after_idle_time),
+        cmocka_unit_test(test_two_threads_share_a_context),       cmocka_unit_test(test_loops_in_a_forked_child),
+        cmocka_unit_test(test_out_of_memory_at_every_allocation), cmocka_unit_test(test_wrong_options_are_refused),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -24,19 +24,27 @@ static void test_every_pattern_decodes(void **state)
     (void)state;
     for (uint32_t i = 0; i < 256; i++) {
         const uint32_t magnitude = i & 0x7f;
-        if (magnitude == 0x7f) assert_true(isnan(fv_f32_of_e4m3((uint8_t)i)));
-        else assert_true((double)fv_f32_of_e4m3((uint8_t)i) == value_by_definition(i, 4, 3, 7));
+        if (magnitude == 0x7f)
+            assert_true(isnan(fv_f32_of_e4m3((uint8_t)i)));
+        else
+            assert_true((double)fv_f32_of_e4m3((uint8_t)i) == value_by_definition(i, 4, 3, 7));
         const float e5m2 = fv_f32_of_e5m2((uint8_t)i);
-        if (magnitude > 0x7c) assert_true(isnan(e5m2));
-        else if (magnitude == 0x7c) assert_true(isinf(e5m2) && (e5m2 < 0) == (i > 127));
-        else assert_true((double)e5m2 == value_by_definition(i, 5, 2, 15));
+        if (magnitude > 0x7c)
+            assert_true(isnan(e5m2));
+        else if (magnitude == 0x7c)
+            assert_true(isinf(e5m2) && (e5m2 < 0) == (i > 127));
+        else
+            assert_true((double)e5m2 == value_by_definition(i, 5, 2, 15));
     }
     for (uint32_t i = 0; i < 65536; i++) {
         const float half = fv_f32_of_f16((uint16_t)i);
         const uint32_t magnitude = i & 0x7fff;
-        if (magnitude > 0x7c00) assert_true(isnan(half));
-        else if (magnitude == 0x7c00) assert_true(isinf(half));
-        else assert_true((double)half == value_by_definition(i, 5, 10, 15));
+        if (magnitude > 0x7c00)
+            assert_true(isnan(half));
+        else if (magnitude == 0x7c00)
+            assert_true(isinf(half));
+        else
+            assert_true((double)half == value_by_definition(i, 5, 10, 15));
     }
     assert_true(fv_f32_of_e4m3(0x7e) == 448.0f);
     assert_true(fv_f32_of_e5m2(0x7b) == 57344.0f);

@@ -91,7 +91,8 @@ static void test_latent_entries(void **state)
     assert_int_equal(bytes, 10 * 7 * 656);
     char memory[1];
     fv_kv_view view;
-    assert_int_equal(fv_kv_view_init(&view, memory, FV_KV_LAYOUT_LATENT_FP8_DS, FV_DTYPE_F8_E4M3, 10, 7, 1, 576), FV_OK);
+    assert_int_equal(fv_kv_view_init(&view, memory, FV_KV_LAYOUT_LATENT_FP8_DS, FV_DTYPE_F8_E4M3, 10, 7, 1, 576),
+                     FV_OK);
     assert_int_equal(fv_kv_row_offset(&view.k, 3, 0, 2), (3 * 7 + 2) * 656);
     assert_int_equal(view.v_head_size, 512);
 }
@@ -102,7 +103,8 @@ static void test_offsets_are_64_bit(void **state)
     (void)state;
     char memory[1];
     fv_kv_view view;
-    assert_int_equal(fv_kv_view_init(&view, memory, FV_KV_LAYOUT_NB_2_BS_H_D, FV_DTYPE_BF16, 1 << 20, 128, 8, 128), FV_OK);
+    assert_int_equal(fv_kv_view_init(&view, memory, FV_KV_LAYOUT_NB_2_BS_H_D, FV_DTYPE_BF16, 1 << 20, 128, 8, 128),
+                     FV_OK);
     assert_true(fv_kv_offset(&view.k, (1 << 20) - 1, 7, 127, 127) ==
                 (((int64_t)((1 << 20) - 1) * 2 * 128 + 127) * 8 + 7) * 256 + 254);
 }
@@ -140,8 +142,10 @@ static void test_wrong_sizes_are_refused_by_name(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_each_layout_is_a_bijection), cmocka_unit_test(test_published_orders),
-        cmocka_unit_test(test_latent_entries),             cmocka_unit_test(test_offsets_are_64_bit),
+        cmocka_unit_test(test_each_layout_is_a_bijection),
+        cmocka_unit_test(test_published_orders),
+        cmocka_unit_test(test_latent_entries),
+        cmocka_unit_test(test_offsets_are_64_bit),
         cmocka_unit_test(test_wrong_sizes_are_refused_by_name),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

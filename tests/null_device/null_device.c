@@ -313,10 +313,7 @@ static void null_graph_destroy(fv_device *device, fv_graph graph)
 
 #define TO_HOST(pointer) ((pointer) = (pointer) ? to_host(pointer) : NULL)
 
-static fv_launch serial_launch(fv_device *device)
-{
-    return (fv_launch){device, &state_of(device)->serial, NULL};
-}
+static fv_launch serial_launch(fv_device *device) { return (fv_launch){device, &state_of(device)->serial, NULL}; }
 
 static void cache_to_host(fv_kv_view *cache)
 {
@@ -535,14 +532,14 @@ static fv_status null_device_open(fv_device **out, const fv_plugin_host *host, i
     return FV_OK;
 }
 
-#ifndef FV_BUILD_ID
-#define FV_BUILD_ID FV_VERSION
+#ifndef FV_NULL_BUILD_ID
+#define FV_NULL_BUILD_ID FV_BUILD_ID
 #endif
 
 __attribute__((visibility("default"))) const fv_plugin *fv_plugin_entry(void);
 
 const fv_plugin *fv_plugin_entry(void)
 {
-    static const fv_plugin plugin = {FV_PLUGIN_ABI, FV_BUILD_ID, null_device_open};
+    static const fv_plugin plugin = {FV_PLUGIN_ABI, FV_NULL_BUILD_ID, null_device_open};
     return &plugin;
 }

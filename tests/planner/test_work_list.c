@@ -26,11 +26,11 @@ typedef struct fixture {
 static fixture *make(int32_t heads, int32_t kv_heads, int32_t workers)
 {
     fixture *f = calloc(1, sizeof(*f));
-    f->problem = (fv_problem){.kind = FV_ATTENTION_MHA, .mha = {heads, kv_heads, 128, 128},
-                              .context_parallel = {1, 0, 1}};
+    f->problem = (fv_problem){
+        .kind = FV_ATTENTION_MHA, .mha = {heads, kv_heads, 128, 128}, .context_parallel = {1, 0, 1}};
     f->bounds = (fv_bounds){sizeof(f->bounds), MAX_SEQS, MAX_TOKENS, MAX_TOKENS, MAX_SEQ_LEN};
-    f->rule = (fv_split_rule){.problem = &f->problem, .block_q = 64 / (heads / kv_heads), .tile_keys = 64,
-                              .num_workers = workers};
+    f->rule = (fv_split_rule){
+        .problem = &f->problem, .block_q = 64 / (heads / kv_heads), .tile_keys = 64, .num_workers = workers};
     f->step = (fv_step){0, f->query_start, f->seq_lens, NULL};
     return f;
 }
@@ -78,7 +78,8 @@ static void check_cover(const fixture *f)
         assert_int_equal(item->first_key % f->rule.tile_keys, 0);
         for (int32_t t = 0; t < item->num_tokens; t++) {
             for (int32_t h = 0; h < item->num_kv_heads; h++) {
-                const int32_t row = (f->query_start[item->seq] + item->first_token + t) * kv_heads + item->first_kv_head + h;
+                const int32_t row = (f->query_start[item->seq] + item->first_token + t) * kv_heads +
+                                    item->first_kv_head + h;
                 covered[row] += item->end_key - item->first_key;
                 first[row] = fv_min_i32(first[row], item->first_key);
                 last[row] = fv_max_i32(last[row], item->end_key);
@@ -136,8 +137,9 @@ static void test_random_steps_are_covered(void **state)
         const int32_t num_seqs = 1 + (int32_t)(next_random(&random) % 20);
         for (int32_t seq = 0; seq < num_seqs; seq++) {
             const int32_t kind = (int32_t)(next_random(&random) % 4);
-            const int32_t query_len = kind == 0 ? 1 : kind == 1 ? (int32_t)(next_random(&random) % 9)
-                                                                : (int32_t)(next_random(&random) % 200);
+            const int32_t query_len = kind == 0   ? 1
+                                      : kind == 1 ? (int32_t)(next_random(&random) % 9)
+                                                  : (int32_t)(next_random(&random) % 200);
             add(f, query_len, query_len + (int32_t)(next_random(&random) % (kind == 3 ? 60000 : 2000)));
         }
         assert_int_equal(fv_work_list_build(&f->list, &f->rule, &f->step), FV_OK);
@@ -240,8 +242,12 @@ static void test_grid_search(void **state)
     for (int32_t i = 0; i < 8; i++) query_start[i + 1] = query_start[i] + query_lens[i];
     const int32_t seq_lens[] = {9, 5, 300, 0, 4, 17, 40, 0};
     for (int32_t block_q = 1; block_q <= 8; block_q++) {
-        const fv_attend_params params = {.num_seqs = 8, .query_start = query_start, .seq_lens = seq_lens,
-                                         .context_parallel = {1, 0, 1}, .block_q = block_q, .tile_keys = 16,
+        const fv_attend_params params = {.num_seqs = 8,
+                                         .query_start = query_start,
+                                         .seq_lens = seq_lens,
+                                         .context_parallel = {1, 0, 1},
+                                         .block_q = block_q,
+                                         .tile_keys = 16,
                                          .num_segments = 1};
         int32_t seen[32] = {0};
         for (int32_t q_block = 0; q_block < query_start[8] / block_q + 8; q_block++) {
@@ -260,12 +266,9 @@ static void test_grid_search(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_random_steps_are_covered),
-        cmocka_unit_test(test_one_long_sequence_among_short_ones),
-        cmocka_unit_test(test_short_queries_are_cut_too),
-        cmocka_unit_test(test_nothing_jumps),
-        cmocka_unit_test(test_batch_invariant_cuts),
-        cmocka_unit_test(test_grid_search),
+        cmocka_unit_test(test_random_steps_are_covered),  cmocka_unit_test(test_one_long_sequence_among_short_ones),
+        cmocka_unit_test(test_short_queries_are_cut_too), cmocka_unit_test(test_nothing_jumps),
+        cmocka_unit_test(test_batch_invariant_cuts),      cmocka_unit_test(test_grid_search),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
