@@ -1,6 +1,6 @@
 # FOVEA_ENGINE and the interface library fovea_engine_dependencies: oneDNN for GEMM, PCRE2 for the
-# tokenizers' regular expressions, cJSON. Without them the library and the program still build; the
-# program then has no `generate`.
+# tokenizers' regular expressions. Without them the library and the program still build; the program
+# then has no `generate`.
 find_package(PkgConfig QUIET)
 # Not by oneDNN's own CMake package: Debian's asks for OpenCL, which we do not use.
 find_path(DNNL_INCLUDE_DIR oneapi/dnnl/dnnl.h)
@@ -8,7 +8,6 @@ find_library(DNNL_LIBRARY dnnl)
 mark_as_advanced(DNNL_INCLUDE_DIR DNNL_LIBRARY)
 if(PkgConfig_FOUND)
   pkg_check_modules(pcre2 QUIET IMPORTED_TARGET libpcre2-8)
-  pkg_check_modules(cjson QUIET IMPORTED_TARGET libcjson)
 endif()
 
 set(engine_missing "")
@@ -20,9 +19,6 @@ if(NOT DNNL_INCLUDE_DIR OR NOT DNNL_LIBRARY)
 endif()
 if(NOT pcre2_FOUND)
   list(APPEND engine_missing libpcre2-dev)
-endif()
-if(NOT cjson_FOUND)
-  list(APPEND engine_missing libcjson-dev)
 endif()
 
 set(engine_default ON)
@@ -42,6 +38,6 @@ else()
   add_library(fovea_engine_dependencies INTERFACE)
   # gomp: the OpenMP that Debian's oneDNN is built with; gemm.c holds it to one thread.
   target_include_directories(fovea_engine_dependencies SYSTEM INTERFACE ${DNNL_INCLUDE_DIR})
-  target_link_libraries(fovea_engine_dependencies INTERFACE ${DNNL_LIBRARY} gomp PkgConfig::pcre2 PkgConfig::cjson)
+  target_link_libraries(fovea_engine_dependencies INTERFACE ${DNNL_LIBRARY} gomp PkgConfig::pcre2)
   target_compile_definitions(fovea_engine_dependencies INTERFACE PCRE2_CODE_UNIT_WIDTH=8)
 endif()

@@ -176,17 +176,18 @@ static void test_one_long_sequence_among_short_ones(void **state)
     destroy(f);
 }
 
-/* Decodes of 1 to 4 tokens (16 rows) are cut as well as single tokens. */
+/* Verification of up to 16 tokens is cut as well as single tokens. */
 static void test_short_queries_are_cut_too(void **state)
 {
     (void)state;
-    for (int32_t query_len = 1; query_len <= 4; query_len++) {
+    for (int32_t query_len = 1; query_len <= 16; query_len++) {
         fixture *f = make(32, 8, 4);
         allocate(f);
         add(f, query_len, 16384);
         assert_int_equal(fv_work_list_build(&f->list, &f->rule, &f->step), FV_OK);
         assert_int_equal(f->list.num_reduces, 1);
-        assert_true(f->list.reduces[0].num_segments >= 16);
+        /* More rows than FV_DECODE_ROWS: an item for each of the 8 KV heads, so fewer segments do. */
+        assert_true(f->list.reduces[0].num_segments >= (query_len <= 4 ? 16 : 4));
         destroy(f);
     }
 }
