@@ -24,6 +24,7 @@ run: setup
 
 test: setup
 	@scripts/setup.sh model >/dev/null
+	@scripts/setup.sh model gemma >/dev/null
 	@$(MAKE) all
 	@ctest --preset release
 
@@ -43,7 +44,7 @@ help:
 	@echo "make          build the library, the engine and build/fovea"
 	@echo "make setup    install the packages that are missing (Debian, as root)"
 	@echo "make run      setup, get the model, build, and write text with it; PROMPT=..."
-	@echo "make test     setup, get the model, build, and run all tests"
+	@echo "make test     setup, get the two models, build, and run all tests"
 	@echo "make bench    time the attention kernels; BENCH=\"q1s8k q2k\"; see fovea bench --help"
 	@echo "make install  PREFIX=$(PREFIX)"
 	@echo "make format   lay out the sources with clang-format"

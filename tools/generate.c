@@ -138,7 +138,8 @@ static fv_status write_replies(generate_run *run)
 
 static fv_status report(generate_run *run)
 {
-    generate_summary summary = {.model = run->options->model, .attention = fv_session_describe(run->session)};
+    generate_summary summary = {.model = run->options->model};
+    for (int32_t i = 0; i < FV_MAX_LAYER_GROUPS; i++) summary.attention[i] = fv_session_describe(run->session, i);
     summary.engine.struct_size = sizeof(summary.engine);
     summary.session.struct_size = sizeof(summary.session);
     fv_status status = fv_engine_get_info(&summary.engine, run->engine);

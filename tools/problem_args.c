@@ -1,5 +1,6 @@
 #include "problem_args.h"
 
+#include <stdarg.h>
 #include <stdio.h>
 #include <string.h>
 
@@ -8,17 +9,29 @@
 #include "core/error.h"
 
 #define SCALING_BY_DTYPE (-1) /* until fv_problem_args_finish */
+#define MAX_WORKSPACE_KIB (1ll << 30)
 
-void fv_problem_args_init(fv_problem *problem)
+/* In the order of their enums. */
+static const char *const type_names[] = {"decoder", "encoder", "cross"};
+static const char *const scaling_names[] = {"none", "tensor", "head", "token-head"};
+static const char *const alibi_names[] = {"linear", "sqrt"}; /* from FV_ALIBI_LINEAR on */
+static const char *const cascade_names[] = {"auto", "off", "always"};
+static const char *const path_names[] = {"auto", "2d", "3d"};
+
+void fv_problem_args_init(fv_problem_args *args)
 {
-    *problem = (fv_problem){
-        .struct_size = sizeof(*problem),
-        .kind = FV_ATTENTION_MHA,
-        .mha = {.num_heads = 32, .num_kv_heads = 8, .head_size = 128},
-        .q_dtype = FV_DTYPE_BF16,
-        .kv_layout_any = 1,
-        .block_size = 16,
-        .kv_scaling = (fv_kv_scaling)SCALING_BY_DTYPE,
+    *args = (fv_problem_args){
+        .problem =
+            {
+                .struct_size = sizeof(args->problem),
+                .kind = FV_ATTENTION_MHA,
+                .mha = {.num_heads = 32, .num_kv_heads = 8, .head_size = 128},
+                .q_dtype = FV_DTYPE_BF16,
+                .kv_layout_any = 1,
+                .block_size = 16,
+                .kv_scaling = (fv_kv_scaling)SCALING_BY_DTYPE,
+            },
+        .plan = {.struct_size = sizeof(args->plan)},
     };
 }
 
@@ -34,12 +47,28 @@ static fv_status set_layout(fv_problem *problem, const char *text)
     return FV_OK;
 }
 
+static fv_status set_type(fv_problem *problem, const char *text)
+{
+    int32_t index = 0;
+    const fv_status status = fv_args_choice(&index, "--type", text, type_names, FV_ARRAY_LEN(type_names));
+    problem->type = (fv_attention_type)index;
+    return status;
+}
+
 static fv_status set_scaling(fv_problem *problem, const char *text)
 {
-    static const char *const names[] = {"none", "tensor", "head", "token-head"};
     int32_t index = 0;
-    const fv_status status = fv_args_choice(&index, "--kv-scaling", text, names, FV_ARRAY_LEN(names));
-    problem->kv_scaling = (fv_kv_scaling)index; /* in the order of fv_kv_scaling */
+    const fv_status status = fv_args_choice(&index, "--kv-scaling", text, scaling_names, FV_ARRAY_LEN(scaling_names));
+    problem->kv_scaling = (fv_kv_scaling)index;
+    return status;
+}
+
+static fv_status set_alibi(fv_problem *problem, const char *text)
+{
+    int32_t index = 0;
+    fv_status status = FV_OK;
+    if (text) status = fv_args_choice(&index, "--alibi", text, alibi_names, FV_ARRAY_LEN(alibi_names));
+    problem->alibi = (fv_alibi)(FV_ALIBI_LINEAR + index);
     return status;
 }
 
@@ -51,7 +80,7 @@ static fv_status set_soft_cap(fv_problem *problem, const char *text)
     return status;
 }
 
-fv_status fv_problem_args_set(fv_problem *problem, int value, const char *text)
+static fv_status set_problem(fv_problem *problem, int value, const char *text)
 {
     fv_mha_shape *mha = &problem->mha;
     switch (value) {
@@ -59,25 +88,71 @@ fv_status fv_problem_args_set(fv_problem *problem, int value, const char *text)
     case FV_OPTION_HEAD_SIZE: return fv_args_i32(&mha->head_size, "--head-size", text, 1, 8192);
     case FV_OPTION_V_HEAD_SIZE: return fv_args_i32(&mha->v_head_size, "--v-head-size", text, 1, 8192);
     case FV_OPTION_BLOCK_SIZE: return fv_args_i32(&problem->block_size, "--block-size", text, 1, 1 << 20);
+    case FV_OPTION_TYPE: return set_type(problem, text);
     case FV_OPTION_DTYPE: return fv_args_dtype(&problem->q_dtype, "--dtype", text);
     case FV_OPTION_KV_CACHE_DTYPE: return fv_args_dtype(&problem->kv_dtype, "--kv-cache-dtype", text);
     case FV_OPTION_KV_SCALING: return set_scaling(problem, text);
     case FV_OPTION_LAYOUT: return set_layout(problem, text);
     case FV_OPTION_WINDOW: return fv_args_i32(&problem->window, "--window", text, 0, INT32_MAX);
     case FV_OPTION_SOFT_CAP: return set_soft_cap(problem, text);
-    case FV_OPTION_ALIBI: problem->alibi = FV_ALIBI_LINEAR; return FV_OK;
+    case FV_OPTION_ALIBI: return set_alibi(problem, text);
     case FV_OPTION_SINKS: problem->sinks = 1; return FV_OK;
     case FV_OPTION_NOT_CAUSAL: problem->not_causal = 1; return FV_OK;
+    case FV_OPTION_TREE_MASK: problem->tree_mask = 1; return FV_OK;
     case FV_OPTION_MLA: problem->kind = FV_ATTENTION_MLA; return FV_OK;
     default: return fv_fail(FV_ERR_INTERNAL, "option %d is not one of a problem", value);
     }
 }
 
-fv_status fv_problem_args_finish(fv_problem *problem)
+static fv_status set_cascade(fv_plan_options *plan, const char *text)
 {
+    int32_t index = 0;
+    const fv_status status = fv_args_choice(&index, "--cascade", text, cascade_names, FV_ARRAY_LEN(cascade_names));
+    plan->cascade = (fv_cascade)index;
+    return status;
+}
+
+static fv_status set_max_workspace(fv_plan_options *plan, const char *text)
+{
+    int64_t kib = 0;
+    const fv_status status = fv_args_i64(&kib, "--max-workspace", text, 1, MAX_WORKSPACE_KIB);
+    plan->max_workspace_bytes = (size_t)kib * 1024;
+    return status;
+}
+
+static fv_status set_path(fv_plan_options *plan, const char *text)
+{
+    int32_t index = 0;
+    const fv_status status = fv_args_choice(&index, "--path", text, path_names, FV_ARRAY_LEN(path_names));
+    plan->path = (fv_softmax_path)index;
+    return status;
+}
+
+fv_status fv_problem_args_set(fv_problem_args *args, int value, const char *text)
+{
+    fv_plan_options *plan = &args->plan;
+    switch (value) {
+    case FV_OPTION_CASCADE: return set_cascade(plan, text);
+    case FV_OPTION_DECODE_THRESHOLD:
+        return fv_args_i32(&plan->decode_threshold, "--decode-threshold", text, 1, 1 << 24);
+    case FV_OPTION_MAX_WORKSPACE: return set_max_workspace(plan, text);
+    case FV_OPTION_VARIANT: plan->variant = text; return FV_OK;
+    case FV_OPTION_PATH: return set_path(plan, text);
+    case FV_OPTION_SEGMENT_KEYS: return fv_args_i32(&plan->segment_keys, "--segment-keys", text, 1, 1 << 24);
+    case FV_OPTION_BATCH_INVARIANT: plan->batch_invariant = 1; return FV_OK;
+    case FV_OPTION_STATIC_GRID: plan->static_grid = 1; return FV_OK;
+    case FV_OPTION_SHARED_PREFIX: return fv_args_i32(&args->shared_prefix, "--shared-prefix", text, 0, 1 << 24);
+    default: args->num_of_problem++; return set_problem(&args->problem, value, text);
+    }
+}
+
+fv_status fv_problem_args_finish(fv_problem_args *args)
+{
+    fv_problem *problem = &args->problem;
     if ((int)problem->kv_scaling == SCALING_BY_DTYPE) {
         const int32_t fp8 = problem->kv_dtype == FV_DTYPE_F8_E4M3 || problem->kv_dtype == FV_DTYPE_F8_E5M2;
-        problem->kv_scaling = fp8 ? FV_KV_SCALING_PER_TENSOR : FV_KV_SCALING_NONE;
+        const int32_t int8 = problem->kv_dtype == FV_DTYPE_I8;
+        problem->kv_scaling = fp8 ? FV_KV_SCALING_PER_TENSOR : int8 ? FV_KV_SCALING_PER_TOKEN_HEAD : FV_KV_SCALING_NONE;
     }
     if (problem->kind == FV_ATTENTION_MLA) {
         problem->mla = (fv_mla_shape){.num_heads = problem->mha.num_heads,
@@ -89,19 +164,36 @@ fv_status fv_problem_args_finish(fv_problem *problem)
     return fv_problem_normalize(problem, problem);
 }
 
+static void append(char *text, size_t text_bytes, const char *format, ...) FV_PRINTF(3, 4);
+static void append(char *text, size_t text_bytes, const char *format, ...)
+{
+    const size_t used = strlen(text);
+    va_list args;
+    va_start(args, format);
+    vsnprintf(text + used, text_bytes - used, format, args);
+    va_end(args);
+}
+
 void fv_problem_args_describe(char *text, size_t text_bytes, const fv_problem *problem)
 {
-    char shape[64], window[32] = "", soft_cap[32] = "";
+    const fv_mha_shape *mha = &problem->mha;
+    text[0] = '\0';
     if (problem->kind == FV_ATTENTION_MLA) {
-        snprintf(shape, sizeof(shape), "MLA, %d heads, latents of %d + %d", problem->mla.num_heads,
-                 problem->mla.kv_lora_rank, problem->mla.qk_rope_head_dim);
+        append(text, text_bytes, "MLA, %d heads, latents of %d + %d", problem->mla.num_heads, problem->mla.kv_lora_rank,
+               problem->mla.qk_rope_head_dim);
     } else {
-        snprintf(shape, sizeof(shape), "%d/%d heads of %d", problem->mha.num_heads, problem->mha.num_kv_heads,
-                 problem->mha.head_size);
+        append(text, text_bytes, "%d/%d heads of %d", mha->num_heads, mha->num_kv_heads, mha->head_size);
+        if (mha->v_head_size != mha->head_size) append(text, text_bytes, ", values of %d", mha->v_head_size);
     }
-    if (problem->window) snprintf(window, sizeof(window), ", window %d", problem->window);
-    if (problem->soft_cap > 0) snprintf(soft_cap, sizeof(soft_cap), ", soft cap %g", (double)problem->soft_cap);
-    snprintf(text, text_bytes, "%s, %s, cache %s, blocks of %d%s%s%s%s%s", shape, fv_dtype_name(problem->q_dtype),
-             fv_dtype_name(problem->kv_dtype), problem->block_size, window, soft_cap, problem->alibi ? ", ALiBi" : "",
-             problem->sinks ? ", sinks" : "", problem->not_causal ? ", not causal" : "");
+    append(text, text_bytes, ", %s, cache %s", fv_dtype_name(problem->q_dtype), fv_dtype_name(problem->kv_dtype));
+    if (problem->kv_scaling) append(text, text_bytes, " with %s scales", scaling_names[problem->kv_scaling]);
+    append(text, text_bytes, ", blocks of %d", problem->block_size);
+    if (!problem->kv_layout_any) append(text, text_bytes, ", layout %s", fv_kv_layout_name(problem->kv_layout));
+    if (problem->type) append(text, text_bytes, ", %s", type_names[problem->type]);
+    if (problem->window) append(text, text_bytes, ", window %d", problem->window);
+    if (problem->soft_cap > 0) append(text, text_bytes, ", soft cap %g", (double)problem->soft_cap);
+    if (problem->alibi) append(text, text_bytes, ", ALiBi %s", alibi_names[problem->alibi - FV_ALIBI_LINEAR]);
+    if (problem->sinks) append(text, text_bytes, ", sinks");
+    if (problem->not_causal) append(text, text_bytes, ", not causal");
+    if (problem->tree_mask) append(text, text_bytes, ", tree mask");
 }

@@ -42,7 +42,8 @@ FV_API fv_status fv_engine_create(fv_engine **engine, const char *path, const fv
 FV_API void fv_engine_destroy(fv_engine *engine);
 
 typedef struct fv_engine_info {
-    uint32_t struct_size; /* sizeof(fv_engine_info) */
+    uint32_t struct_size;     /* sizeof(fv_engine_info) */
+    const char *architecture; /* "llama", "gemma3"; static text */
     int32_t vocabulary_size;
     int32_t context_length; /* tokens that the model was made for */
     int32_t num_layers;
@@ -89,7 +90,8 @@ typedef struct fv_session_options {
     const char *kernels;           /* name of a kernel table as in fv_plan_options; NULL = the best */
     int32_t block_size;            /* tokens of a cache block; 0 = 16 */
     fv_dtype kv_cache_dtype;       /* F32, F16, BF16, F8_E4M3, F8_E5M2; NONE = F16 */
-    int32_t cache_tokens;          /* tokens that the cache holds, rounded up to whole blocks; 0 = the context length */
+    int32_t cache_tokens;          /* tokens that the cache holds, rounded up to whole blocks; 0 = the context length.
+                                      Layers with a window take no more than their window needs */
     int32_t max_batched_tokens;    /* of a step; longer prompts are cut into chunks; 0 = 512 */
     int32_t max_num_seqs;          /* requests that run at once, at most max_batched_tokens; 0 = 16 */
     int32_t batch_invariant;       /* 1: a request's results do not depend, bit for bit, on the others */
@@ -135,7 +137,8 @@ typedef struct fv_request {
     const int32_t *forced; /* [num_forced]: written in place of what was sampled, for measuring; copied */
     int32_t num_forced;
     fv_token_fn on_token;
-    fv_logits_fn on_logits; /* given: called for every position, prompt and output */
+    fv_logits_fn on_logits; /* given: called for every position from first_logits on, prompt and output */
+    int32_t first_logits;
     void *user;
 } fv_request;
 
@@ -148,6 +151,19 @@ FV_API fv_status fv_session_add(int32_t *id, fv_session *session, const fv_reque
  * *num_unfinished is how many requests are not done. After a failure the session can only be
  * destroyed. */
 FV_API fv_status fv_session_step(int32_t *num_unfinished, fv_session *session);
+
+/* Layers with the same window share a block table and an attention plan, and have a cache of their own.
+ * Layers that see all keys come first. */
+#define FV_MAX_LAYER_GROUPS 2
+
+typedef struct fv_layer_group_stats {
+    int32_t num_layers;
+    int32_t window;          /* keys that a token sees, its own included; 0 = all */
+    int32_t num_blocks;      /* of the cache, without the null block */
+    int32_t num_used_blocks; /* that requests hold now */
+    int32_t max_used_blocks; /* the most that they held at one time */
+    uint64_t cache_bytes;    /* of all layers of the group */
+} fv_layer_group_stats;
 
 typedef struct fv_session_stats {
     uint32_t struct_size; /* sizeof(fv_session_stats) */
@@ -163,13 +179,13 @@ typedef struct fv_session_stats {
     int32_t num_waiting;
     int32_t num_running;
     int32_t max_running;
-    int64_t cache_tokens;          /* that the cache holds */
-    int64_t max_cache_tokens_used; /* the most that were reserved at one time, in whole blocks */
-    uint64_t cache_bytes;
+    int64_t cache_tokens;      /* that the cache holds */
+    uint64_t cache_bytes;      /* of all groups */
     uint64_t activation_bytes; /* and the workspace of the attention */
     int32_t block_size;
-    int32_t num_blocks; /* without the null block */
     fv_dtype kv_cache_dtype;
+    int32_t num_groups;
+    fv_layer_group_stats groups[FV_MAX_LAYER_GROUPS];
     int64_t prompt_tokens_done; /* of prompts, so far, for progress */
     int64_t prompt_tokens_total;
 } fv_session_stats;
@@ -177,8 +193,9 @@ typedef struct fv_session_stats {
 /* Fills what `stats->struct_size` says. */
 FV_API fv_status fv_session_get_stats(fv_session_stats *stats, const fv_session *session);
 
-/* One line: backend, kernels and schedule of the last step's attention. Valid until the next step. */
-FV_API const char *fv_session_describe(fv_session *session);
+/* One line: backend, kernels and schedule of the last step's attention in a layer group. Valid until the
+ * next step; NULL for a group that is not there. */
+FV_API const char *fv_session_describe(fv_session *session, int32_t group);
 
 #ifdef __cplusplus
 }

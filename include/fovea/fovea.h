@@ -8,6 +8,7 @@
 #include "fovea/backend.h"
 #include "fovea/batch.h"
 #include "fovea/context.h"
+#include "fovea/context_parallel.h"
 #include "fovea/device.h"
 #include "fovea/dtype.h"
 #include "fovea/ops.h"

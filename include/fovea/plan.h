@@ -32,17 +32,28 @@ typedef enum fv_softmax_path {
     FV_PATH_3D = 2, /* keys cut into segments, then a reduction */
 } fv_softmax_path;
 
+/* Cascade attention: sequences that follow each other in a batch and share their first blocks have those
+ * keys read once for all of them. */
+typedef enum fv_cascade {
+    FV_CASCADE_AUTO = 0, /* where it saves more than the merge costs */
+    FV_CASCADE_OFF = 1,
+    FV_CASCADE_ALWAYS = 2, /* wherever two sequences share a block: for tests */
+} fv_cascade;
+
 /* Zero means default in every field. */
 typedef struct fv_plan_options {
-    uint32_t struct_size;    /* sizeof(fv_plan_options) */
-    fv_device *device;       /* NULL = the CPU */
-    const char *backend;     /* a name of fv_backend_name; NULL or "auto" = the first that can */
-    int32_t batch_invariant; /* 1: a row's bits do not depend on what else is in the batch */
-    int32_t static_grid;     /* 1: schedule from bounds only, as under a captured graph */
-    fv_softmax_path path;    /* what the planner would choose, fixed: for tests and benchmarks */
-    int32_t segment_keys;    /* keys of a segment on the 3D path; 0 = the planner's choice */
-    const char *variant;     /* name of a kernel variant; NULL = the planner's choice */
-    const char *kernels;     /* name of a kernel table, e.g. "reference", "portable"; NULL = the device's best */
+    uint32_t struct_size;       /* sizeof(fv_plan_options) */
+    fv_device *device;          /* NULL = the CPU */
+    const char *backend;        /* a name of fv_backend_name; NULL or "auto" = the first that can */
+    int32_t batch_invariant;    /* 1: a row's bits do not depend on what else is in the batch */
+    int32_t static_grid;        /* 1: schedule from bounds only, as under a captured graph */
+    fv_softmax_path path;       /* what the planner would choose, fixed: for tests and benchmarks */
+    int32_t segment_keys;       /* keys of a segment on the 3D path; 0 = the planner's choice */
+    const char *variant;        /* name of a variant of attend_paged; NULL = the planner's choice */
+    const char *kernels;        /* name of a kernel table, e.g. "reference", "portable"; NULL = the device's best */
+    fv_cascade cascade;         /* not with batch_invariant or static_grid; needs the block table on the host */
+    int32_t decode_threshold;   /* longest query that ROCM_AITER_FA serves as decode; 0 = what 16 rows hold */
+    size_t max_workspace_bytes; /* 0 = the planner's choice. Less leads to more chunks and fewer segments */
 } fv_plan_options;
 
 typedef struct fv_plan fv_plan;

@@ -61,10 +61,11 @@ typedef struct fv_kv_plane {
     int32_t element_chunk;
 } fv_kv_plane;
 
-/* Where fp32 scales of cache entries are: one for each (block, slot, head), byte strides; a stride
- * of 0 repeats. May point into the cache block itself. data == NULL: none. */
+/* Where fp32 scales of cache entries are: one for each (block, slot, head), byte strides. Readers
+ * multiply by it; kv_write computes it and stores it here, so for a writer no stride may be 0. May
+ * point into the cache block itself, at any alignment. data == NULL: none. */
 typedef struct fv_scale_plane {
-    const void *data;
+    void *data;
     int64_t block_stride;
     int64_t slot_stride;
     int64_t head_stride;
@@ -97,6 +98,20 @@ FV_API fv_status fv_kv_view_bytes(size_t *bytes, fv_kv_layout layout, fv_dtype d
  * (LATENT: head_size is the whole entry and v_head_size = head_size - 64). Any named layout. */
 FV_API fv_status fv_kv_view_init(fv_kv_view *view, void *data, fv_kv_layout layout, fv_dtype dtype, int64_t num_blocks,
                                  int32_t block_size, int32_t num_kv_heads, int32_t head_size);
+
+/* The same with the per-token-head scales inside the block, as vLLM lays them: the entry of one slot
+ * and head is
+ *
+ *   K, head_size bytes | scale of K, fp32 | V, head_size bytes | scale of V, fp32
+ *
+ * with head_size rounded up to a multiple of 4. `order` says how entries follow each other:
+ * FV_KV_LAYOUT_PACKED_NHD (slot, head) or FV_KV_LAYOUT_PACKED_HND (head, slot). dtype int8, fp8_e4m3 or
+ * fp8_e5m2. The view's layout is FV_KV_LAYOUT_STRIDED, its planes and scale planes are all set. */
+FV_API fv_status fv_kv_view_inline_scales_bytes(size_t *bytes, fv_kv_layout order, fv_dtype dtype, int64_t num_blocks,
+                                                int32_t block_size, int32_t num_kv_heads, int32_t head_size);
+FV_API fv_status fv_kv_view_init_inline_scales(fv_kv_view *view, void *data, fv_kv_layout order, fv_dtype dtype,
+                                               int64_t num_blocks, int32_t block_size, int32_t num_kv_heads,
+                                               int32_t head_size);
 
 #ifdef __cplusplus
 }

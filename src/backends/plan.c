@@ -41,10 +41,17 @@ static fv_status check_options(const fv_plan_options *options)
         return fv_fail(FV_ERR_INVALID, "segment_keys is %d; accepted: 0 (chosen) to %d", options->segment_keys,
                        1 << 30);
     }
+    if (options->cascade < FV_CASCADE_AUTO || options->cascade > FV_CASCADE_ALWAYS) {
+        return fv_fail(FV_ERR_INVALID, "cascade is %d; accepted: 0 (auto), 1 (off), 2 (always)", (int)options->cascade);
+    }
+    if (options->decode_threshold < 0) {
+        return fv_fail(FV_ERR_INVALID, "decode_threshold is %d; accepted: 0 (chosen) or more",
+                       options->decode_threshold);
+    }
     return FV_OK;
 }
 
-/* The named backend if it can, or the first of all that can. */
+/* The named backend if it can, or the first of those preferred that can. */
 static fv_status choose_backend(fv_plan *plan, const char *name)
 {
     char text[1024] = "";
@@ -58,10 +65,9 @@ static fv_status choose_backend(fv_plan *plan, const char *name)
                        plan->backend->name, text);
     }
     size_t used = 0;
-    for (int32_t i = 0; i < fv_backend_count(); i++) {
+    for (int32_t i = 0; (plan->backend = fv_backend_preferred(i, plan->device, &plan->problem)); i++) {
         char reason[512] = "";
         fv_reasons reasons = {reason, sizeof(reason), 0};
-        plan->backend = fv_backend_at(i);
         plan->backend->why_not(&reasons, plan->device, &plan->problem);
         if (reasons.used == 0) return FV_OK;
         if (used < sizeof(text)) {
@@ -125,11 +131,12 @@ void fv_plan_destroy(fv_plan *plan)
 {
     if (!plan) return;
     fv_step_buffers_deinit(&plan->buffers);
+    fv_context_free(plan->context, plan->schedule_memory);
     fv_context_free(plan->context, plan);
 }
 
 size_t fv_plan_workspace_bytes(const fv_plan *plan) { return plan->workspace.bytes; }
-size_t fv_plan_buffer_bytes(const fv_plan *plan) { return sizeof(*plan) + plan->buffers.bytes; }
+size_t fv_plan_buffer_bytes(const fv_plan *plan) { return sizeof(*plan) + plan->schedule_bytes + plan->buffers.bytes; }
 fv_kv_layout fv_plan_kv_layout(const fv_plan *plan) { return plan->problem.kv_layout; }
 
 uint64_t fv_plan_graph_key(const fv_plan *plan)
@@ -138,11 +145,13 @@ uint64_t fv_plan_graph_key(const fv_plan *plan)
     const fv_batch *batch = &plan->batch;
     const uint64_t parts[] = {
         (uint64_t)(uintptr_t)plan,
-        (uint64_t)(uintptr_t)plan->variant,
+        (uint64_t)(uintptr_t)plan->paged,
+        (uint64_t)(uintptr_t)plan->dense,
         (uint64_t)plan->static_grid,
         (uint64_t)plan->num_segments,
-        plan->static_grid ? 0 : (uint64_t)plan->num_items,
-        plan->static_grid ? 0 : (uint64_t)plan->num_reduces,
+        plan->static_grid ? 0 : (uint64_t)plan->used.num_items,
+        plan->static_grid ? 0 : (uint64_t)plan->used.num_reduces,
+        (uint64_t)plan->num_calls,
         (uint64_t)(uintptr_t)batch->query_start,
         (uint64_t)(uintptr_t)batch->seq_lens,
         (uint64_t)(uintptr_t)batch->block_table,
@@ -160,38 +169,13 @@ uint64_t fv_plan_graph_key(const fv_plan *plan)
     return hash;
 }
 
-const char *fv_plan_describe(fv_plan *plan)
-{
-    static const char *const paths[] = {"auto", "2D", "3D"};
-    const char *rule = plan->rule.batch_invariant ? "batch-invariant"
-                       : plan->static_grid        ? "static grid"
-                                                  : "equal cost";
-    int used = snprintf(plan->text, sizeof(plan->text),
-                        "%s on %s, kernels %s, attend_paged %s (Q block %d x %d, tile %d), "
-                        "layout %s, path %s by %s",
-                        plan->backend->name, plan->device->name, plan->kernels->name, plan->variant->name,
-                        plan->rule.block_q, plan->group, plan->rule.tile_keys,
-                        fv_kv_layout_name(plan->problem.kv_layout), paths[plan->rule.path], rule);
-    if (plan->updated && used > 0 && (size_t)used < sizeof(plan->text)) {
-        if (plan->num_items > 0) {
-            snprintf(plan->text + used, sizeof(plan->text) - (size_t)used,
-                     "; last step: %d sequences, %d tokens, %d items, %d Q blocks cut", plan->batch.num_seqs,
-                     plan->batch.num_tokens, plan->num_items, plan->num_reduces);
-        } else {
-            snprintf(plan->text + used, sizeof(plan->text) - (size_t)used,
-                     "; last step: %d sequences, %d tokens, static grid, %d segments", plan->batch.num_seqs,
-                     plan->batch.num_tokens, plan->num_segments);
-        }
-    }
-    return plan->text;
-}
-
 /* Largest block id that the step uses: one pass over the used part of the table, on the host. A
  * negative id is reported at once. */
 static fv_status find_max_block(fv_plan *plan, const fv_step *step)
 {
     plan->max_block = -1;
-    if (!step->query_start || !plan->device->host_is_device) return FV_OK;
+    const int32_t is_encoder = plan->problem.type == FV_ATTENTION_ENCODER;
+    if (!step->query_start || !plan->device->host_is_device || is_encoder) return FV_OK;
     for (int32_t seq = 0; seq < step->num_seqs; seq++) {
         if (step->query_start[seq + 1] == step->query_start[seq]) continue;
         const int32_t query_len = step->query_start[seq + 1] - step->query_start[seq];
@@ -222,7 +206,7 @@ fv_status fv_plan_update(fv_plan *plan, const fv_batch *batch, fv_stream stream)
     if (status != FV_OK) return status;
     plan->batch = *batch;
     status = find_max_block(plan, &step);
-    if (status == FV_OK) status = plan->backend->update(plan, &step, stream);
+    if (status == FV_OK) status = fv_schedule_step(plan, &step, stream);
     plan->updated = status == FV_OK;
     return status;
 }
@@ -237,5 +221,5 @@ fv_status fv_plan_run(fv_plan *plan, const fv_layer *layer, void *workspace, fv_
     const fv_status status = fv_plan_check_layer(plan, layer);
     if (status != FV_OK) return status;
     if (plan->batch.num_seqs == 0 && !plan->static_grid) return FV_OK;
-    return plan->backend->run(plan, layer, workspace, stream);
+    return fv_schedule_run(plan, layer, workspace, stream);
 }

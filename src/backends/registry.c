@@ -1,5 +1,4 @@
 /* The backends there are, and why one cannot serve a problem. */
-#include <stdarg.h>
 #include <stdio.h>
 #include <string.h>
 
@@ -7,7 +6,8 @@
 #include "core/error.h"
 #include "fovea/backend.h"
 
-static const fv_backend *const backends[] = {&fv_triton_attn};
+static const fv_backend *const backends[] = {&fv_triton_attn, &fv_rocm_aiter_unified_attn, &fv_rocm_attn,
+                                             &fv_rocm_aiter_fa};
 
 int32_t fv_backend_count(void) { return FV_ARRAY_LEN(backends); }
 
@@ -40,20 +40,6 @@ const fv_backend *fv_backend_find(const char *name)
     }
     fv_fail(FV_ERR_INVALID, "Unknown attention backend: '%.64s'. Valid options are: %s", name, names);
     return NULL;
-}
-
-void fv_reasons_add(fv_reasons *reasons, const char *format, ...)
-{
-    if (reasons->used >= reasons->capacity) return;
-    if (reasons->used > 0) {
-        reasons->used += (size_t)snprintf(reasons->text + reasons->used, reasons->capacity - reasons->used, "; ");
-        if (reasons->used >= reasons->capacity) return;
-    }
-    va_list args;
-    va_start(args, format);
-    const int written = vsnprintf(reasons->text + reasons->used, reasons->capacity - reasons->used, format, args);
-    va_end(args);
-    if (written > 0) reasons->used += (size_t)written;
 }
 
 fv_status fv_backend_why_not(char *text, size_t text_bytes, const char *name, fv_device *device,

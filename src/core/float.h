@@ -145,8 +145,9 @@ static inline void fv_float_store(void *to, float value, fv_dtype dtype)
         byte = fv_e5m2_of_f32(value);
         memcpy(to, &byte, 1);
         return;
-    case FV_DTYPE_I8: { /* rounds half away from zero, as the per-token-head int8 caches do */
-        const float clamped = value > 127.0f ? 127.0f : value < -128.0f ? -128.0f : value;
+    case FV_DTYPE_I8: { /* symmetric, rounds half away from zero, as the per-token-head int8 caches do; NaN is 0 */
+        const float number = value == value ? value : 0.0f;
+        const float clamped = number > 127.0f ? 127.0f : number < -127.0f ? -127.0f : number;
         byte = (uint8_t)(int8_t)(clamped + (clamped < 0 ? -0.5f : 0.5f));
         memcpy(to, &byte, 1);
         return;

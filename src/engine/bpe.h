@@ -1,5 +1,7 @@
-/* Byte-pair encoding: a piece of text starts as one token per byte, and the pair of neighbours whose
- * merge was learned first becomes one token, until no pair has a merge. */
+/* Byte-pair encoding: a text starts as small symbols, and of all pairs of neighbours that may become one
+ * symbol the first in the model's order does, until no pair may. Which pairs these are and what their
+ * order is, is the model's: the list of merges of a byte-level model (merge_table.h), or the scores of
+ * the tokens of a SentencePiece model (sentencepiece.h). */
 #ifndef FV_ENGINE_BPE_H
 #define FV_ENGINE_BPE_H
 
@@ -15,37 +17,41 @@ typedef struct fv_token_list {
 fv_status fv_token_list_append(fv_token_list *list, int32_t id);
 void fv_token_list_deinit(fv_token_list *list);
 
-/* A pair of tokens and what they become. `rank` is the place in the list of merges: lower first. */
-typedef struct fv_merge {
-    uint64_t pair; /* left id in the upper half; FV_MERGE_EMPTY in an unused slot */
-    int32_t rank;
+/* Some bytes of the text, one after the other. */
+typedef struct fv_bpe_symbol {
+    int32_t id;     /* FV_NO_TOKEN: bytes that are no token */
+    int32_t begin;  /* in the text */
+    int32_t length; /* 0: merged into the symbol on its left */
+    int32_t previous;
+    int32_t next; /* -1 at the ends */
+} fv_bpe_symbol;
+
+/* What two neighbours may become. */
+typedef struct fv_bpe_pair {
+    double order; /* the lowest goes first, of equal ones the leftmost */
     int32_t merged;
-} fv_merge;
+} fv_bpe_pair;
 
-#define FV_MERGE_EMPTY UINT64_MAX
+/* False: they stay two. `model` is that of fv_bpe_merge. */
+typedef bool fv_bpe_find_pair(fv_bpe_pair *pair, const void *model, const fv_bpe_symbol *left,
+                              const fv_bpe_symbol *right);
 
-typedef struct fv_merge_table {
-    fv_merge *slots; /* open addressing */
-    uint64_t slot_mask;
-} fv_merge_table;
-
-/* Reads tokenizer.ggml.merges: "left right" in the stored form. FV_ERR_IO when one is malformed or
- * names a token that the vocabulary lacks. On failure nothing is left to free. */
-fv_status fv_merge_table_init(fv_merge_table *merges, const fv_gguf *gguf, const fv_vocabulary *vocabulary);
-void fv_merge_table_deinit(fv_merge_table *merges);
-
-/* Memory for one piece at a time; grows to the longest. Zero-initialised is empty. */
-typedef struct fv_bpe_scratch {
-    struct fv_bpe_symbol *symbols;
+/* The symbols of one text at a time; memory grows to the longest. Zero-initialised is empty. */
+typedef struct fv_bpe {
+    fv_bpe_symbol *symbols;
+    int32_t num_symbols;
     struct fv_bpe_candidate *heap;
-    size_t capacity; /* bytes of text that both have room for */
-} fv_bpe_scratch;
+    size_t capacity; /* symbols */
+} fv_bpe;
 
-void fv_bpe_scratch_deinit(fv_bpe_scratch *scratch);
+void fv_bpe_deinit(fv_bpe *bpe);
 
-/* Appends the tokens of `piece`. Bytes without a token in the vocabulary are left out and added to
- * *num_dropped. Time grows as n log n with the length of the piece. */
-fv_status fv_bpe_encode(fv_token_list *list, int64_t *num_dropped, fv_bpe_scratch *scratch,
-                        const fv_merge_table *merges, const fv_vocabulary *vocabulary, fv_text piece);
+/* Starts a text of up to max_symbols symbols, then takes them from left to right. */
+fv_status fv_bpe_begin(fv_bpe *bpe, size_t max_symbols);
+void fv_bpe_append(fv_bpe *bpe, int32_t id, int32_t begin, int32_t length);
+
+/* Merges to the end. The symbols left are those from the first one along `next`. Time grows as
+ * n log n with the number of symbols. */
+void fv_bpe_merge(fv_bpe *bpe, fv_bpe_find_pair *find, const void *model);
 
 #endif

@@ -1,5 +1,5 @@
 /* Rows of a model file as fp32 or bf16. Values are exactly those of the format's definition in fp32
- * arithmetic (one multiplication, then one addition, each rounded), so that another reader of the
+ * arithmetic (multiplications first, then one addition or subtraction, each rounded), so that another reader of the
  * same file has the same weights bit for bit. */
 #ifndef FV_ENGINE_DEQUANTIZE_H
 #define FV_ENGINE_DEQUANTIZE_H
@@ -7,7 +7,8 @@
 #include "engine/gguf.h"
 
 /* Converts `num` elements of `row`, stored as `type` (one that fv_gguf_type_is_usable), to `out`.
- * `num` is a multiple of the block of the type: 32 for the Q types. `row` needs no alignment.
+ * `num` is a multiple of the block of the type: 32 for Q4_0 to Q8_0, 256 for the K types. `row` needs
+ * no alignment.
  * FV_ERR_UNSUPPORTED for another type, FV_ERR_INVALID for a wrong `num`; then `out` is untouched. */
 fv_status fv_dequantize_row(float *out, const void *row, int32_t type, int64_t num);
 

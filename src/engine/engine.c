@@ -85,6 +85,7 @@ fv_status fv_engine_get_info(fv_engine_info *info, const fv_engine *engine)
     const fv_model_config *config = &engine->model->config;
     *info = (fv_engine_info){
         .struct_size = sizeof(*info),
+        .architecture = config->architecture,
         .vocabulary_size = config->vocabulary_size,
         .context_length = config->context_length,
         .num_layers = config->num_layers,
@@ -121,7 +122,8 @@ fv_status fv_engine_encode(int32_t **tokens, int32_t *num_tokens, const fv_engin
     *tokens = NULL;
     *num_tokens = 0;
     fv_token_list list = {0};
-    const fv_status status = fv_tokenizer_encode(&list, NULL, engine->tokenizer, (fv_text){text, bytes}, FV_ENCODE_BOS);
+    const fv_status status = fv_tokenizer_encode(&list, NULL, engine->tokenizer, (fv_text){text, bytes},
+                                                 FV_ENCODE_BEGIN);
     return hand_over(tokens, num_tokens, &list, status);
 }
 

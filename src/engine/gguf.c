@@ -12,8 +12,6 @@
 
 #include "engine/gguf_private.h"
 
-static const char *const usable_types = "F32, F16, BF16, Q8_0, Q4_0, Q4_1";
-
 fv_printable fv_text_printable(fv_text text)
 {
     fv_printable result;
@@ -271,6 +269,15 @@ bool fv_gguf_array_next_i32(int32_t *value, fv_gguf_array *array)
     return true;
 }
 
+bool fv_gguf_array_next_f32(float *value, fv_gguf_array *array)
+{
+    if (array->element_type != FV_GGUF_VALUE_F32 || array->bytes < sizeof(*value)) return false;
+    memcpy(value, array->position, sizeof(*value));
+    array->position += sizeof(*value);
+    array->bytes -= sizeof(*value);
+    return true;
+}
+
 int64_t fv_gguf_num_keys(const fv_gguf *gguf) { return gguf->num_keys; }
 
 fv_text fv_gguf_key(const fv_gguf *gguf, int64_t index) { return gguf->keys[index].key; }
@@ -291,7 +298,7 @@ fv_status fv_gguf_find_tensor(const fv_gguf_tensor **tensor, const fv_gguf *gguf
     if (!found) return fv_gguf_malformed(gguf, "tensor '%s' is missing", name);
     if (!fv_gguf_type_is_usable(found->type)) {
         return fv_fail(FV_ERR_UNSUPPORTED, "%s: tensor '%s' has type %s (%d); accepted: %s", gguf->path, name,
-                       fv_gguf_type_name(found->type), found->type, usable_types);
+                       fv_gguf_type_name(found->type), found->type, FV_GGUF_USABLE_TYPES);
     }
     *tensor = found;
     return FV_OK;

@@ -27,15 +27,24 @@ typedef struct fv_printable {
 /* As in fv_fail(FV_ERR_IO, "'%s'", fv_text_printable(name).text). */
 fv_printable fv_text_printable(fv_text text);
 
-/* Storage types of tensors that can be used. The values are those of the file. */
+/* Storage types of tensors that can be used. The values are those of the file. In the formulas q is an
+ * integer of 4, 5, 6 or 8 bits; dequantize.c says where its bits are. */
 typedef enum fv_gguf_type {
     FV_GGUF_F32 = 0,
     FV_GGUF_F16 = 1,
-    FV_GGUF_Q4_0 = 2, /* 32 values: fp16 scale, 16 bytes of nibbles; scale * (q - 8) */
-    FV_GGUF_Q4_1 = 3, /* 32 values: fp16 scale, fp16 minimum, 16 bytes of nibbles; scale * q + minimum */
-    FV_GGUF_Q8_0 = 8, /* 32 values: fp16 scale, 32 int8; scale * q */
+    FV_GGUF_Q4_0 = 2,  /* 32 values, 18 bytes: fp16 scale; scale * (q - 8) */
+    FV_GGUF_Q4_1 = 3,  /* 32 values, 20 bytes: fp16 scale, fp16 minimum; scale * q + minimum */
+    FV_GGUF_Q5_0 = 6,  /* 32 values, 22 bytes: fp16 scale; scale * (q - 16) */
+    FV_GGUF_Q5_1 = 7,  /* 32 values, 24 bytes: fp16 scale, fp16 minimum; scale * q + minimum */
+    FV_GGUF_Q8_0 = 8,  /* 32 values, 34 bytes: fp16 scale; scale * q */
+    FV_GGUF_Q4_K = 12, /* 8 x 32 values, 144 bytes: scale * s[8] * q - minimum * m[8], s and m of 6 bits */
+    FV_GGUF_Q5_K = 13, /* 8 x 32 values, 176 bytes: the same */
+    FV_GGUF_Q6_K = 14, /* 16 x 16 values, 210 bytes: scale * s[16] * (q - 32), s of 8 bits */
     FV_GGUF_BF16 = 30,
 } fv_gguf_type;
+
+/* Their names, for error messages. */
+#define FV_GGUF_USABLE_TYPES "F32, F16, BF16, Q4_0, Q4_1, Q5_0, Q5_1, Q8_0, Q4_K, Q5_K, Q6_K"
 
 /* Types of metadata values. The values are those of the file. */
 typedef enum fv_gguf_value_type {
@@ -106,9 +115,10 @@ fv_status fv_gguf_find_string(fv_text *value, const fv_gguf *gguf, const char *k
 fv_status fv_gguf_find_array(fv_gguf_array *array, const fv_gguf *gguf, const char *key,
                              fv_gguf_value_type element_type);
 
-/* Takes the next element; false at the end. The array must be one of strings, or of I32. */
+/* Takes the next element; false at the end. The array must be one of strings, of I32, or of F32. */
 bool fv_gguf_array_next_string(fv_text *value, fv_gguf_array *array);
 bool fv_gguf_array_next_i32(int32_t *value, fv_gguf_array *array);
+bool fv_gguf_array_next_f32(float *value, fv_gguf_array *array);
 
 /* Metadata and tensors by position, in the order of their names: for listings. */
 int64_t fv_gguf_num_keys(const fv_gguf *gguf);

@@ -11,10 +11,10 @@ typedef struct type_info {
 
 static const type_info types[] = {
     {"F32", 0, 1, 4, true},          {"F16", 1, 1, 2, true},          {"Q4_0", 2, 32, 18, true},
-    {"Q4_1", 3, 32, 20, true},       {"Q5_0", 6, 32, 22, false},      {"Q5_1", 7, 32, 24, false},
+    {"Q4_1", 3, 32, 20, true},       {"Q5_0", 6, 32, 22, true},       {"Q5_1", 7, 32, 24, true},
     {"Q8_0", 8, 32, 34, true},       {"Q8_1", 9, 32, 40, false},      {"Q2_K", 10, 256, 84, false},
-    {"Q3_K", 11, 256, 110, false},   {"Q4_K", 12, 256, 144, false},   {"Q5_K", 13, 256, 176, false},
-    {"Q6_K", 14, 256, 210, false},   {"Q8_K", 15, 256, 292, false},   {"IQ2_XXS", 16, 256, 66, false},
+    {"Q3_K", 11, 256, 110, false},   {"Q4_K", 12, 256, 144, true},    {"Q5_K", 13, 256, 176, true},
+    {"Q6_K", 14, 256, 210, true},    {"Q8_K", 15, 256, 292, false},   {"IQ2_XXS", 16, 256, 66, false},
     {"IQ2_XS", 17, 256, 74, false},  {"IQ3_XXS", 18, 256, 98, false}, {"IQ1_S", 19, 256, 50, false},
     {"IQ4_NL", 20, 32, 18, false},   {"IQ3_S", 21, 256, 110, false},  {"IQ2_S", 22, 256, 82, false},
     {"IQ4_XS", 23, 256, 136, false}, {"I8", 24, 1, 1, false},         {"I16", 25, 1, 2, false},

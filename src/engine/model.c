@@ -7,6 +7,7 @@
 
 #include "core/compiler.h"
 #include "engine/dequantize.h"
+#include "engine/rows.h"
 
 enum { max_parts = 3 };
 
@@ -71,24 +72,21 @@ static fv_status find_tensor(const fv_gguf_tensor **tensor, const loader *from, 
 
 static void tell_progress(loader *from)
 {
-    enum { weights_of_layer = 6, weights_beside = 2 };
+    enum { weights_of_layer = 4, weights_beside = 1 };
     from->num_done++;
     if (!from->progress) return;
     from->progress(from->progress_user, from->num_done,
                    from->model->config.num_layers * weights_of_layer + weights_beside);
 }
 
-static fv_status load_vector(float **vector, loader *from, const char *name)
+static fv_status load_vector(float **vector, loader *from, const char *name, int32_t length)
 {
-    const int32_t length = from->model->config.hidden_size;
     const fv_gguf_tensor *tensor;
     fv_status status = find_tensor(&tensor, from, name, length, 1);
     if (status != FV_OK) return status;
     *vector = malloc((size_t)length * sizeof(float));
     if (!*vector) return fv_fail(FV_ERR_NO_MEMORY, "no memory for %s", name);
-    status = fv_dequantize_row(*vector, tensor->data, tensor->type, length);
-    tell_progress(from);
-    return status;
+    return fv_dequantize_row(*vector, tensor->data, tensor->type, length);
 }
 
 static fv_status load_stack(fv_gemm_weight **weight, loader *from, const stacked_rows *stack)
@@ -117,6 +115,31 @@ static fv_status load_weight(fv_gemm_weight **weight, loader *from, int32_t laye
     return load_stack(weight, from, &stack);
 }
 
+static fv_status load_norms(fv_model_layer *layer, loader *from, int32_t index)
+{
+    const fv_model_config *config = &from->model->config;
+    const struct {
+        float **vector;
+        const char *suffix;
+        int32_t length;
+        bool is_there;
+    } norms[] = {
+        {&layer->attention_norm, "attn_norm", config->hidden_size, true},
+        {&layer->q_norm, "attn_q_norm", config->head_size, config->has_qk_norms},
+        {&layer->k_norm, "attn_k_norm", config->head_size, config->has_qk_norms},
+        {&layer->post_attention_norm, "post_attention_norm", config->hidden_size, config->has_post_norms},
+        {&layer->ffn_norm, "ffn_norm", config->hidden_size, true},
+        {&layer->post_ffn_norm, "post_ffw_norm", config->hidden_size, config->has_post_norms},
+    };
+    fv_status status = FV_OK;
+    for (int32_t i = 0; i < FV_ARRAY_LEN(norms) && status == FV_OK; i++) {
+        char name[64];
+        snprintf(name, sizeof(name), "blk.%d.%s.weight", index, norms[i].suffix);
+        if (norms[i].is_there) status = load_vector(norms[i].vector, from, name, norms[i].length);
+    }
+    return status;
+}
+
 static fv_status load_layer(fv_model_layer *layer, loader *from, int32_t index)
 {
     const fv_model_config *config = &from->model->config;
@@ -128,14 +151,9 @@ static fv_status load_layer(fv_model_layer *layer, loader *from, int32_t index)
     const part_name gate_up[] = {{"ffn_gate.weight", ffn}, {"ffn_up.weight", ffn}};
     const part_name down[] = {{"ffn_down.weight", hidden}};
 
-    char name[64];
-    snprintf(name, sizeof(name), "blk.%d.attn_norm.weight", index);
-    fv_status status = load_vector(&layer->attention_norm, from, name);
+    fv_status status = load_norms(layer, from, index);
     if (status == FV_OK) status = load_weight(&layer->qkv, from, index, hidden, qkv, 3);
     if (status == FV_OK) status = load_weight(&layer->output, from, index, q_size, output, 1);
-    if (status != FV_OK) return status;
-    snprintf(name, sizeof(name), "blk.%d.ffn_norm.weight", index);
-    status = load_vector(&layer->ffn_norm, from, name);
     if (status == FV_OK) status = load_weight(&layer->gate_up, from, index, hidden, gate_up, 2);
     if (status == FV_OK) status = load_weight(&layer->down, from, index, ffn, down, 1);
     return status;
@@ -180,7 +198,9 @@ fv_status fv_model_load(fv_model **model, const fv_gguf *gguf, fv_gemm *gemm, fv
     for (int32_t i = 0; i < made->config.num_layers && status == FV_OK; i++) {
         status = load_layer(&made->layers[i], &from, i);
     }
-    if (status == FV_OK) status = load_vector(&made->output_norm, &from, "output_norm.weight");
+    if (status == FV_OK) {
+        status = load_vector(&made->output_norm, &from, "output_norm.weight", made->config.hidden_size);
+    }
     if (status == FV_OK) status = load_embedding_and_head(&from);
     if (status != FV_OK) goto fail;
     *model = made;
@@ -197,7 +217,11 @@ void fv_model_destroy(fv_model *model)
     for (int32_t i = 0; model->layers && i < model->config.num_layers; i++) {
         fv_model_layer *layer = &model->layers[i];
         free(layer->attention_norm);
+        free(layer->q_norm);
+        free(layer->k_norm);
+        free(layer->post_attention_norm);
         free(layer->ffn_norm);
+        free(layer->post_ffn_norm);
         fv_gemm_weight_destroy(layer->qkv);
         fv_gemm_weight_destroy(layer->output);
         fv_gemm_weight_destroy(layer->gate_up);
@@ -211,5 +235,11 @@ void fv_model_destroy(fv_model *model)
 
 fv_status fv_model_embed(float *out, const fv_model *model, int32_t token)
 {
-    return fv_dequantize_row(out, row_data(model->embedding, token), model->embedding->type, model->config.hidden_size);
+    const fv_model_config *config = &model->config;
+    const fv_status status = fv_dequantize_row(out, row_data(model->embedding, token), model->embedding->type,
+                                               config->hidden_size);
+    if (status == FV_OK && config->embedding_scale != 1.0f) {
+        fv_scale_row(out, config->embedding_scale, config->hidden_size);
+    }
+    return status;
 }

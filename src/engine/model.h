@@ -7,12 +7,16 @@
 #include "engine/model_config.h"
 
 typedef struct fv_model_layer {
-    float *attention_norm;   /* [hidden] */
-    float *ffn_norm;         /* [hidden] */
-    fv_gemm_weight *qkv;     /* [(Hq + 2 Hkv) D, hidden]: rows of q, then k, then v */
-    fv_gemm_weight *output;  /* [hidden, Hq D] */
-    fv_gemm_weight *gate_up; /* [2 ffn, hidden]: rows of gate, then up */
-    fv_gemm_weight *down;    /* [hidden, ffn] */
+    float *attention_norm;      /* [hidden] */
+    float *q_norm;              /* [D], or NULL: as the next */
+    float *k_norm;              /* [D] */
+    float *post_attention_norm; /* [hidden], or NULL */
+    float *ffn_norm;            /* [hidden] */
+    float *post_ffn_norm;       /* [hidden], or NULL */
+    fv_gemm_weight *qkv;        /* [(Hq + 2 Hkv) D, hidden]: rows of q, then k, then v */
+    fv_gemm_weight *output;     /* [hidden, Hq D] */
+    fv_gemm_weight *gate_up;    /* [2 ffn, hidden]: rows of gate, then up */
+    fv_gemm_weight *down;       /* [hidden, ffn] */
 } fv_model_layer;
 
 typedef struct fv_model {
@@ -33,7 +37,7 @@ fv_status fv_model_load(fv_model **model, const fv_gguf *gguf, fv_gemm *gemm, fv
                         void *progress_user);
 void fv_model_destroy(fv_model *model); /* takes NULL */
 
-/* Values of the embedding of `token`, which is in the vocabulary: out [hidden]. */
+/* Values of the embedding of `token`, which is in the vocabulary, scaled as the model wants: out [hidden]. */
 fv_status fv_model_embed(float *out, const fv_model *model, int32_t token);
 
 #endif

@@ -24,18 +24,18 @@ void fv_rms_norm_row(float *y, const float *x, const float *weight, int32_t size
     for (int32_t i = 0; i < size; i++) y[i] = x[i] * scale * weight[i];
 }
 
-void fv_rope_angles(float *cosines, float *sines, int32_t position, int32_t rope_size, float base)
+void fv_rope_angles(float *cosines, float *sines, double position, int32_t rope_size, float base)
 {
     const double step = -2.0 / (double)rope_size * log((double)base);
     for (int32_t i = 0; i < rope_size / 2; i++) {
-        const double angle = (double)position * exp(step * (double)i);
+        const double angle = position * exp(step * (double)i);
         cosines[i] = (float)cos(angle);
         sines[i] = (float)sin(angle);
     }
 }
 
-void fv_rope_row(float *heads, const float *cosines, const float *sines, int32_t num_heads, int32_t head_size,
-                 int32_t rope_size)
+void fv_rope_row_neighbours(float *heads, const float *cosines, const float *sines, int32_t num_heads,
+                            int32_t head_size, int32_t rope_size)
 {
     for (int32_t head = 0; head < num_heads; head++, heads += head_size) {
         for (int32_t i = 0; i < rope_size / 2; i++) {
@@ -46,10 +46,40 @@ void fv_rope_row(float *heads, const float *cosines, const float *sines, int32_t
     }
 }
 
+void fv_rope_row_halves(float *heads, const float *cosines, const float *sines, int32_t num_heads, int32_t head_size,
+                        int32_t rope_size)
+{
+    const int32_t half = rope_size / 2;
+    for (int32_t head = 0; head < num_heads; head++, heads += head_size) {
+        for (int32_t i = 0; i < half; i++) {
+            const float a = heads[i], b = heads[i + half];
+            heads[i] = a * cosines[i] - b * sines[i];
+            heads[i + half] = a * sines[i] + b * cosines[i];
+        }
+    }
+}
+
 void fv_swiglu_row(float *y, const float *gate_up, int32_t size)
 {
     const float *up = gate_up + size;
     for (int32_t i = 0; i < size; i++) y[i] = gate_up[i] / (1.0f + expf(-gate_up[i])) * up[i];
+}
+
+/* (1 + tanh(u)) / 2 = 1 / (1 + e^(-2u)), so one exponential does. */
+void fv_geglu_row(float *y, const float *gate_up, int32_t size)
+{
+    const float two_sqrt_2_over_pi = 1.5957691216057308f;
+    const float *up = gate_up + size;
+    for (int32_t i = 0; i < size; i++) {
+        const float x = gate_up[i];
+        const float two_u = two_sqrt_2_over_pi * (x + 0.044715f * x * x * x);
+        y[i] = x / (1.0f + expf(-two_u)) * up[i];
+    }
+}
+
+void fv_scale_row(float *x, float factor, int32_t size)
+{
+    for (int32_t i = 0; i < size; i++) x[i] *= factor;
 }
 
 void fv_add_row(float *x, const float *y, int32_t size)

@@ -34,6 +34,9 @@ static fv_status check_request(const fv_session *session, const fv_request *aske
                        "num_prompt_tokens is %d, max_tokens %d, num_forced %d; accepted: at least 1, 0 and 0",
                        asked->num_prompt_tokens, asked->max_tokens, asked->num_forced);
     }
+    if (asked->first_logits < 0) {
+        return fv_fail(FV_ERR_INVALID, "first_logits is %d; accepted: 0 or more", asked->first_logits);
+    }
     if (asked->num_prompt_tokens > context_length) {
         return fv_fail(FV_ERR_INVALID, "the prompt has %d tokens, more than the model's context length of %d",
                        asked->num_prompt_tokens, context_length);
@@ -67,6 +70,7 @@ static fv_status create_request(fv_session_request **out, const fv_session *sess
     made->ignore_eos = asked->ignore_eos != 0;
     made->on_token = asked->on_token;
     made->on_logits = asked->on_logits;
+    made->first_logits = asked->first_logits;
     made->user = asked->user;
     made->tokens = copy_tokens(asked->prompt, asked->num_prompt_tokens, made->num_prompt + made->max_written);
     made->forced = copy_tokens(asked->forced, asked->num_forced, asked->num_forced + 1);

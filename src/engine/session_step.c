@@ -8,24 +8,37 @@
 #include "engine/clock.h"
 #include "engine/session.h"
 
+/* Slots and block table of a part in one layer group; its tokens begin at row `first_row`. */
+static void fill_group(fv_session *session, int32_t group, int32_t index, int32_t first_row)
+{
+    const fv_step_part *part = &session->step.parts[index];
+    const fv_session_group *to = &session->groups[group];
+    const int32_t *blocks = part->sequence->rows[group].blocks;
+    const int32_t block_size = session->scheduler.limits.block_size, width = session->step.table_width;
+    const int32_t seq_len = part->first_token + part->num_tokens;
+    for (int32_t i = 0; i < part->num_tokens; i++) {
+        const int32_t position = part->first_token + i;
+        to->slots[first_row + i] = (int64_t)blocks[position / block_size] * block_size + position % block_size;
+    }
+    memcpy(to->block_table + (size_t)index * (size_t)width, blocks,
+           (size_t)fv_ceil_div(seq_len, block_size) * sizeof(*blocks));
+}
+
 /* The part's tokens at the end of the step's arrays. */
 static void append_part(fv_session *session, int32_t index)
 {
     fv_step_arrays *step = &session->step;
     const fv_step_part *part = &step->parts[index];
     const fv_session_request *from = (const fv_session_request *)part->sequence;
-    const int32_t block_size = session->scheduler.limits.block_size;
     const int32_t seq_len = part->first_token + part->num_tokens;
+    for (int32_t i = 0; i < session->num_groups; i++) fill_group(session, i, index, step->num_tokens);
     for (int32_t position = part->first_token; position < seq_len; position++) {
         const int32_t row = step->num_tokens++;
         step->tokens[row] = from->tokens[position];
         step->positions[row] = position;
-        step->slots[row] = (int64_t)part->sequence->blocks[position / block_size] * block_size + position % block_size;
     }
     step->seq_lens[index] = seq_len;
     step->query_start[index + 1] = step->num_tokens;
-    memcpy(step->block_table + (size_t)index * (size_t)step->table_width, part->sequence->blocks,
-           (size_t)fv_ceil_div(seq_len, block_size) * sizeof(int32_t));
 }
 
 /* Returns whether the step has a part of a prompt. */
@@ -47,7 +60,7 @@ static bool fill_step(fv_session *session)
     return has_prefill;
 }
 
-static fv_status run_forward(fv_session *session)
+static fv_status update_plan(fv_session *session, int32_t group)
 {
     const fv_step_arrays *step = &session->step;
     const fv_batch batch = {
@@ -56,25 +69,42 @@ static fv_status run_forward(fv_session *session)
         .num_tokens = step->num_tokens,
         .query_start = step->query_start,
         .seq_lens = step->seq_lens,
-        .block_table = step->block_table,
+        .block_table = session->groups[group].block_table,
         .block_table_stride = step->table_width,
         .block_table_width = step->table_width,
-        .slot_mapping = step->slots,
+        .slot_mapping = session->groups[group].slots,
     };
-    const fv_status status = fv_plan_update(session->plan, &batch, NULL);
-    if (status == FV_NEEDS_PLAN)
-        return fv_fail(FV_ERR_INTERNAL, "a step of %d tokens outside its plan", step->num_tokens);
-    if (status != FV_OK) return status;
-    const fv_llama_step forward = {
-        .tokens = step->tokens,
-        .positions = step->positions,
-        .num_tokens = step->num_tokens,
-        .plan = session->plan,
+    const fv_status status = fv_plan_update(session->groups[group].plan, &batch, NULL);
+    if (status != FV_NEEDS_PLAN) return status;
+    return fv_fail(FV_ERR_INTERNAL, "a step of %d tokens outside its plan", step->num_tokens);
+}
+
+static fv_status run_forward(fv_session *session)
+{
+    fv_forward_step forward = {
+        .tokens = session->step.tokens,
+        .positions = session->step.positions,
+        .num_tokens = session->step.num_tokens,
         .workspace = session->workspace,
         .caches = session->cache_views,
         .batch_invariant = session->batch_invariant,
     };
-    return fv_llama_forward(&session->llama, &forward);
+    for (int32_t i = 0; i < session->num_groups; i++) {
+        const fv_status status = update_plan(session, i);
+        if (status != FV_OK) return status;
+        forward.plans[i] = session->groups[i].plan;
+    }
+    return fv_forward_run(&session->forward, &forward);
+}
+
+/* The first row of a part whose logits the request asks for; `end` is the one after its last. */
+static int32_t first_asked_row(const fv_session *session, int32_t part, int32_t end)
+{
+    const fv_step_part *of = &session->step.parts[part];
+    const fv_session_request *from = (const fv_session_request *)of->sequence;
+    if (!from->on_logits) return end;
+    const int32_t skipped = fv_max_i32(from->first_logits - of->first_token, 0);
+    return fv_min_i32(session->step.query_start[part] + skipped, end);
 }
 
 /* Lists the rows whose logits are wanted: the last of a part that ends at the last known token, all
@@ -84,10 +114,9 @@ static int32_t list_logit_rows(fv_session *session)
     fv_step_arrays *step = &session->step;
     int32_t count = 0;
     for (int32_t i = 0; i < step->num_parts; i++) {
-        const fv_session_request *from = (const fv_session_request *)step->parts[i].sequence;
         const int32_t end = step->query_start[i + 1];
         const int32_t last = step->parts[i].is_last ? end - 1 : end;
-        for (int32_t row = from->on_logits ? step->query_start[i] : last; row < end; row++) {
+        for (int32_t row = fv_min_i32(first_asked_row(session, i, end), last); row < end; row++) {
             step->logit_rows[count] = row;
             step->logit_parts[count++] = i;
         }
@@ -144,15 +173,16 @@ static fv_status write_tokens(fv_session *session)
     const fv_step_arrays *step = &session->step;
     const int32_t vocabulary_size = session->engine->model->config.vocabulary_size;
     const int32_t num_rows = list_logit_rows(session);
-    for (int32_t first = 0; first < num_rows; first += session->llama.max_logit_rows) {
-        const int32_t count = fv_min_i32(session->llama.max_logit_rows, num_rows - first);
-        fv_status status = fv_llama_compute_logits(&session->llama, step->logit_rows + first, count,
-                                                   session->batch_invariant);
+    for (int32_t first = 0; first < num_rows; first += session->forward.max_logit_rows) {
+        const int32_t count = fv_min_i32(session->forward.max_logit_rows, num_rows - first);
+        fv_status status = fv_forward_compute_logits(&session->forward, step->logit_rows + first, count,
+                                                     session->batch_invariant);
         for (int32_t i = 0; i < count && status == FV_OK; i++) {
             const int32_t row = step->logit_rows[first + i], index = step->logit_parts[first + i];
-            const float *logits = session->llama.logits + (int64_t)i * vocabulary_size;
+            const float *logits = session->forward.logits + (int64_t)i * vocabulary_size;
             fv_session_request *to = (fv_session_request *)step->parts[index].sequence;
-            if (to->on_logits) to->on_logits(to->user, to->id, step->positions[row], logits, vocabulary_size);
+            const bool is_asked = to->on_logits && step->positions[row] >= to->first_logits;
+            if (is_asked) to->on_logits(to->user, to->id, step->positions[row], logits, vocabulary_size);
             const bool is_last = step->parts[index].is_last && row == step->query_start[index + 1] - 1;
             if (is_last) status = write_token(session, to, logits);
         }
@@ -161,11 +191,11 @@ static fv_status write_tokens(fv_session *session)
     return FV_OK;
 }
 
-static void count_step(fv_session *session, bool has_prefill, double seconds, const fv_llama_profile *before)
+static void count_step(fv_session *session, bool has_prefill, double seconds, const fv_forward_profile *before)
 {
     fv_session_stats *stats = &session->stats;
-    const double gemm = session->llama.profile.gemm - before->gemm;
-    const double attention = session->llama.profile.attention - before->attention;
+    const double gemm = session->forward.profile.gemm - before->gemm;
+    const double attention = session->forward.profile.attention - before->attention;
     stats->num_steps++;
     if (has_prefill) {
         stats->prefill_tokens += session->step.num_tokens;
@@ -184,14 +214,14 @@ fv_status fv_session_step(int32_t *num_unfinished, fv_session *session)
 {
     if (session->failure != FV_OK) return fv_fail(session->failure, "an earlier step of this session has failed");
     const double start = fv_clock_seconds();
-    const fv_llama_profile before = session->llama.profile;
+    const fv_forward_profile before = session->forward.profile;
     session->step.num_parts = fv_scheduler_next(session->step.parts, &session->scheduler);
     session->stats.max_running = fv_max_i32(session->stats.max_running, session->scheduler.num_running);
     if (session->step.num_parts > 0) {
         const bool has_prefill = fill_step(session);
         fv_status status = run_forward(session);
         if (status == FV_OK) {
-            fv_scheduler_commit(session->step.parts, session->step.num_parts);
+            fv_scheduler_commit(&session->scheduler, session->step.parts, session->step.num_parts);
             status = write_tokens(session);
         }
         session->failure = status;

@@ -1,13 +1,15 @@
-/* Byte-level BPE tokenizer as a GGUF file stores it: vocabulary, merges, kinds of tokens, name of the
- * pre-tokenizer. Text goes through three stages:
+/* The tokenizer of a model as its GGUF file stores it. There are two kinds, both byte-pair encoding:
  *
- *   "Hi<|im_end|> you"  --special tokens-->  "Hi" [<|im_end|>] " you"
- *                       --pre-tokenizer-->   pieces that no token crosses
- *                       --BPE-->             tokens
+ *   tokenizer.ggml.model   gpt2: byte-level                 llama: SentencePiece
+ *   "Hi<|im_end|> you"     "Hi" [<|im_end|>] " you"         the same     special tokens (special_tokens.h)
+ *   text between           pieces that no token crosses     one piece    pre-tokenizer (pre_tokenizer.h)
+ *   a piece                merges by rank, from bytes       merges by score, from characters
+ *                          (merge_table.h)                  (sentencepiece.h)
  *
- * Text is bytes; it needs not be valid UTF-8, and decoding gives back the bytes that were encoded,
- * except those that the vocabulary has no token for (some control characters and bytes that no
- * UTF-8 text contains: they are left out, as Hugging Face's tokenizers do, and counted). */
+ * Text is bytes; it needs not be valid UTF-8, and decoding gives back the bytes that were encoded, with
+ * two exceptions. Bytes that the vocabulary has no token for are left out and counted: in byte-level
+ * ones some control characters and bytes that no UTF-8 text contains, as Hugging Face's tokenizers do.
+ * And to SentencePiece the character U+2581 is a space. */
 #ifndef FV_ENGINE_TOKENIZER_H
 #define FV_ENGINE_TOKENIZER_H
 
@@ -16,7 +18,7 @@
 typedef struct fv_tokenizer fv_tokenizer;
 
 /* Copies what it needs; the file may be closed after. FV_ERR_IO when a key is missing or wrong,
- * FV_ERR_UNSUPPORTED for another tokenizer model or pre-tokenizer, with those accepted. */
+ * FV_ERR_UNSUPPORTED for another tokenizer model, pre-tokenizer or normalizer, with those accepted. */
 fv_status fv_tokenizer_create(fv_tokenizer **tokenizer, const fv_gguf *gguf);
 
 /* Takes NULL. */
@@ -43,43 +45,27 @@ int32_t fv_tokenizer_find_special(const fv_tokenizer *tokenizer, const char *tex
 /* What a token stands for. Bytes, not always whole characters; empty for an id outside the
  * vocabulary. Belongs to the tokenizer. */
 fv_text fv_tokenizer_token_bytes(const fv_tokenizer *tokenizer, int32_t id);
+size_t fv_tokenizer_max_token_bytes(const fv_tokenizer *tokenizer);
 bool fv_tokenizer_is_control(const fv_tokenizer *tokenizer, int32_t id);
 
 typedef enum fv_encode_flags {
     FV_ENCODE_PLAIN = 0,
     FV_ENCODE_SPECIAL = 1, /* control tokens written in the text, such as <|im_end|>, become that token;
                               never for text from users. User-defined tokens are always found. */
-    FV_ENCODE_BOS = 2,     /* begin with BOS if the model wants it */
+    FV_ENCODE_BEGIN = 2,   /* the text begins a document: BOS and a space come before it, each if the model
+                              wants it */
 } fv_encode_flags;
 
-/* Appends the tokens of `text` to `list`. `num_dropped` (may be NULL) is how many bytes had no token.
+/* Appends the tokens of `text` to `list`. `flags`: fv_encode_flags. `num_dropped` (may be NULL) is how many
+ * bytes had no token.
  * On failure the list may hold part of the tokens. */
 fv_status fv_tokenizer_encode(fv_token_list *list, int64_t *num_dropped, const fv_tokenizer *tokenizer, fv_text text,
                               uint32_t flags);
 
-/* Appends nothing for control tokens unless `with_control`. *text is zero-terminated memory of
- * `length` bytes and one more, which the caller frees. */
+/* The text of a document, without the space that FV_ENCODE_BEGIN put before it. Nothing for control
+ * tokens unless `with_control`. *text is zero-terminated memory of `length` bytes and one more, which the
+ * caller frees. */
 fv_status fv_tokenizer_decode(char **text, size_t *length, const fv_tokenizer *tokenizer, const int32_t *ids,
                               int64_t num, bool with_control);
-
-/* Decodes token by token for a display that takes whole UTF-8 characters only: an unfinished character
- * at the end of a token is held back until the next one. Bytes that can never become valid UTF-8
- * pass through. */
-typedef struct fv_text_stream {
-    const fv_tokenizer *tokenizer; /* borrowed */
-    bool with_control;
-    char *buffer; /* what is held back, then the next token */
-    size_t num_held;
-    size_t num_shown; /* bytes at the front of the buffer that the caller has seen */
-} fv_text_stream;
-
-fv_status fv_text_stream_init(fv_text_stream *stream, const fv_tokenizer *tokenizer, bool with_control);
-void fv_text_stream_deinit(fv_text_stream *stream);
-
-/* The text that is complete now, maybe empty; valid until the next call on this stream. */
-fv_text fv_text_stream_push(fv_text_stream *stream, int32_t id);
-
-/* What is still held back: the text has ended inside a character. */
-fv_text fv_text_stream_flush(fv_text_stream *stream);
 
 #endif

@@ -1,6 +1,7 @@
 /* Tokens live in one array, their bytes in one block of memory; a hash table finds ids by bytes. */
 #include "engine/vocabulary.h"
 
+#include <math.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -94,67 +95,147 @@ static fv_status allocate(fv_vocabulary *vocabulary, int64_t num_tokens, size_t 
     return FV_OK;
 }
 
-/* Writes the bytes of a token to `end`, the free part of the texts, and returns the new end. */
-static char *store_token(fv_token *token, char *end, fv_text text, int32_t kind)
+/* A token's bytes, written to `out`: at most text.length. Returns how many; 0: not in this spelling. */
+static size_t undo_byte_level(char *out, fv_text text, fv_token_kind kind)
 {
-    token->kind = (fv_token_kind)kind;
-    size_t length = fv_token_is_special(token) ? 0 : fv_vocabulary_unmap(end, text);
-    if (length == 0 && text.length > 0) { /* special, or outside the mapping: taken as it is */
+    const bool is_special = kind == FV_TOKEN_CONTROL || kind == FV_TOKEN_USER_DEFINED;
+    return is_special ? 0 : fv_vocabulary_unmap(out, text);
+}
+
+static int32_t hex_digit(char digit)
+{
+    if (digit >= '0' && digit <= '9') return digit - '0';
+    if (digit >= 'A' && digit <= 'F') return digit - 'A' + 10;
+    return digit >= 'a' && digit <= 'f' ? digit - 'a' + 10 : -1;
+}
+
+static size_t undo_byte_token(char *out, fv_text text)
+{
+    if (text.length != 6 || memcmp(text.data, "<0x", 3) != 0 || text.data[5] != '>') return 0;
+    const int32_t high = hex_digit(text.data[3]), low = hex_digit(text.data[4]);
+    if (high < 0 || low < 0) return 0;
+    *out = (char)(high << 4 | low);
+    return 1;
+}
+
+static size_t undo_sentencepiece(char *out, fv_text text, fv_token_kind kind)
+{
+    if (kind == FV_TOKEN_CONTROL) return 0;
+    if (kind == FV_TOKEN_BYTE) return undo_byte_token(out, text);
+    const size_t space_length = strlen(FV_SENTENCEPIECE_SPACE);
+    size_t length = 0;
+    for (size_t i = 0; i < text.length;) {
+        const bool is_space = text.length - i >= space_length &&
+                              memcmp(text.data + i, FV_SENTENCEPIECE_SPACE, space_length) == 0;
+        out[length++] = is_space ? ' ' : text.data[i];
+        i += is_space ? space_length : 1;
+    }
+    return length;
+}
+
+/* Writes the bytes of a token to `end`, the free part of the texts, and returns the new end. */
+static char *store_token(fv_token *token, char *end, fv_text text, fv_token_kind kind, fv_spelling spelling)
+{
+    size_t length = spelling == FV_SPELLING_BYTE_LEVEL ? undo_byte_level(end, text, kind)
+                                                       : undo_sentencepiece(end, text, kind);
+    if (length == 0 && text.length > 0) { /* taken as it is */
         memcpy(end, text.data, text.length);
         length = text.length;
     }
+    token->kind = kind;
     token->bytes = (fv_text){end, length};
     return end + length;
 }
 
-static fv_status fill(fv_vocabulary *vocabulary, fv_gguf_array texts, const fv_gguf_array *kinds, const fv_gguf *gguf)
+/* Whether text can become this token. */
+static bool is_text(const fv_token *token, fv_spelling spelling)
+{
+    if (spelling == FV_SPELLING_BYTE_LEVEL) return true;
+    return token->kind == FV_TOKEN_NORMAL || fv_token_is_special(token);
+}
+
+/* The arrays of the file that describe tokens; the last two may be empty. */
+typedef struct token_arrays {
+    fv_gguf_array texts, kinds, scores;
+} token_arrays;
+
+static fv_status fill(fv_vocabulary *vocabulary, token_arrays from, const fv_gguf *gguf, fv_spelling spelling)
 {
     fv_text text;
-    fv_gguf_array kinds_left = *kinds;
     char *end = vocabulary->texts;
-    for (int32_t id = 0; id < vocabulary->num_tokens && fv_gguf_array_next_string(&text, &texts); id++) {
+    for (int32_t id = 0; id < vocabulary->num_tokens && fv_gguf_array_next_string(&text, &from.texts); id++) {
         fv_token *token = &vocabulary->tokens[id];
         int32_t kind = FV_TOKEN_NORMAL;
-        fv_gguf_array_next_i32(&kind, &kinds_left);
+        fv_gguf_array_next_i32(&kind, &from.kinds);
         if (kind < 0 || kind > FV_TOKEN_BYTE) {
             return fv_fail(FV_ERR_IO, "%s: token %d has kind %d; accepted: 0 to %d", fv_gguf_path(gguf), id, kind,
                            FV_TOKEN_BYTE);
         }
-        end = store_token(token, end, text, kind);
+        fv_gguf_array_next_f32(&token->score, &from.scores);
+        if (!isfinite(token->score)) {
+            return fv_fail(FV_ERR_IO, "%s: the score of token %d is no number", fv_gguf_path(gguf), id);
+        }
+        end = store_token(token, end, text, (fv_token_kind)kind, spelling);
         if (token->bytes.length > vocabulary->max_token_bytes) vocabulary->max_token_bytes = token->bytes.length;
+        if (!is_text(token, spelling)) continue;
         const uint32_t slot = find_slot(vocabulary, token->bytes, fv_token_is_special(token));
         if (vocabulary->slots[slot] == FV_NO_TOKEN) vocabulary->slots[slot] = id; /* of equal ones the first */
     }
     return FV_OK;
 }
 
-fv_status fv_vocabulary_init(fv_vocabulary *vocabulary, const fv_gguf *gguf)
+static void list_byte_tokens(fv_vocabulary *vocabulary, fv_spelling spelling)
+{
+    for (uint32_t byte = 0; byte < 256; byte++) {
+        const char single = (char)byte;
+        vocabulary->byte_tokens[byte] = FV_NO_TOKEN;
+        if (spelling == FV_SPELLING_SENTENCEPIECE) continue;
+        vocabulary->byte_tokens[byte] = fv_vocabulary_find(vocabulary, (fv_text){&single, 1}, false);
+    }
+    for (int32_t id = 0; spelling == FV_SPELLING_SENTENCEPIECE && id < vocabulary->num_tokens; id++) {
+        const fv_token *token = &vocabulary->tokens[id];
+        if (token->kind != FV_TOKEN_BYTE || token->bytes.length != 1) continue;
+        vocabulary->byte_tokens[(unsigned char)token->bytes.data[0]] = id;
+    }
+}
+
+/* An optional array with an element for each token. */
+static fv_status find_optional(fv_gguf_array *array, const fv_gguf *gguf, const char *key, fv_gguf_value_type type,
+                               int64_t num_tokens)
+{
+    *array = (fv_gguf_array){0};
+    if (!fv_gguf_has(gguf, key)) return FV_OK;
+    const fv_status status = fv_gguf_find_array(array, gguf, key, type);
+    if (status != FV_OK || array->count == num_tokens || array->count == 0) return status;
+    return fv_fail(FV_ERR_IO, "%s: %s has %lld elements for %lld tokens", fv_gguf_path(gguf), key,
+                   (long long)array->count, (long long)num_tokens);
+}
+
+fv_status fv_vocabulary_init(fv_vocabulary *vocabulary, const fv_gguf *gguf, fv_spelling spelling)
 {
     *vocabulary = (fv_vocabulary){0};
-    fv_gguf_array texts, kinds = {0};
-    fv_status status = fv_gguf_find_array(&texts, gguf, "tokenizer.ggml.tokens", FV_GGUF_VALUE_STRING);
-    if (status == FV_OK && fv_gguf_has(gguf, "tokenizer.ggml.token_type")) {
-        status = fv_gguf_find_array(&kinds, gguf, "tokenizer.ggml.token_type", FV_GGUF_VALUE_I32);
-    }
+    token_arrays from = {0};
+    fv_status status = fv_gguf_find_array(&from.texts, gguf, "tokenizer.ggml.tokens", FV_GGUF_VALUE_STRING);
     if (status != FV_OK) return status;
-    if (texts.count < 1 || texts.count > INT32_MAX / 4) {
+    const int64_t num_tokens = from.texts.count;
+    if (num_tokens < 1 || num_tokens > INT32_MAX / 4) {
         return fv_fail(FV_ERR_IO, "%s: a vocabulary of %lld tokens; accepted: 1 to %d", fv_gguf_path(gguf),
-                       (long long)texts.count, INT32_MAX / 4);
+                       (long long)num_tokens, INT32_MAX / 4);
     }
-    if (kinds.count != 0 && kinds.count != texts.count) {
-        return fv_fail(FV_ERR_IO, "%s: %lld token types for %lld tokens", fv_gguf_path(gguf), (long long)kinds.count,
-                       (long long)texts.count);
+    status = find_optional(&from.kinds, gguf, "tokenizer.ggml.token_type", FV_GGUF_VALUE_I32, num_tokens);
+    if (status == FV_OK && spelling == FV_SPELLING_SENTENCEPIECE) {
+        status = find_optional(&from.scores, gguf, "tokenizer.ggml.scores", FV_GGUF_VALUE_F32, num_tokens);
+        if (status == FV_OK && from.scores.count == 0) {
+            status = fv_fail(FV_ERR_IO, "%s: tokenizer.ggml.scores is missing or empty", fv_gguf_path(gguf));
+        }
     }
-    status = allocate(vocabulary, texts.count, texts.bytes);
-    if (status == FV_OK) status = fill(vocabulary, texts, &kinds, gguf);
+    if (status == FV_OK) status = allocate(vocabulary, num_tokens, from.texts.bytes);
+    if (status == FV_OK) status = fill(vocabulary, from, gguf, spelling);
     if (status != FV_OK) {
         fv_vocabulary_deinit(vocabulary);
         return status;
     }
-    for (uint32_t byte = 0; byte < 256; byte++) {
-        const char single = (char)byte;
-        vocabulary->byte_tokens[byte] = fv_vocabulary_find(vocabulary, (fv_text){&single, 1}, false);
-    }
+    list_byte_tokens(vocabulary, spelling);
     return FV_OK;
 }
 

@@ -1,6 +1,5 @@
-/* The tokens of a model: their bytes, their kinds, and the way back from text to id. Byte-level
- * vocabularies store each byte as a printable character (GPT-2's mapping); that is undone once, at
- * loading, so that everything else handles plain bytes. */
+/* The tokens of a model: their bytes, their kinds, and the way back from text to id. Files store tokens in
+ * a spelling that is undone once, at loading, so that everything else handles plain bytes. */
 #ifndef FV_ENGINE_VOCABULARY_H
 #define FV_ENGINE_VOCABULARY_H
 
@@ -18,9 +17,17 @@ typedef enum fv_token_kind {
 
 #define FV_NO_TOKEN (-1)
 
+typedef enum fv_spelling {
+    FV_SPELLING_BYTE_LEVEL = 0, /* each byte is a printable character, by GPT-2's mapping */
+    FV_SPELLING_SENTENCEPIECE,  /* a space is U+2581; tokens of kind BYTE are written <0x0A> */
+} fv_spelling;
+
+#define FV_SENTENCEPIECE_SPACE "\xe2\x96\x81" /* U+2581 */
+
 typedef struct fv_token {
     fv_text bytes; /* what it stands for */
     fv_token_kind kind;
+    float score; /* SentencePiece: of two merges the higher one goes first */
 } fv_token;
 
 typedef struct fv_vocabulary {
@@ -33,13 +40,14 @@ typedef struct fv_vocabulary {
     uint32_t slot_mask;
 } fv_vocabulary;
 
-/* Copies tokenizer.ggml.tokens and tokenizer.ggml.token_type; the file may be closed after. On
- * failure nothing is left to free. */
-fv_status fv_vocabulary_init(fv_vocabulary *vocabulary, const fv_gguf *gguf);
+/* Copies tokenizer.ggml.tokens and tokenizer.ggml.token_type, and for SentencePiece
+ * tokenizer.ggml.scores; the file may be closed after. On failure nothing is left to free. */
+fv_status fv_vocabulary_init(fv_vocabulary *vocabulary, const fv_gguf *gguf, fv_spelling spelling);
 void fv_vocabulary_deinit(fv_vocabulary *vocabulary);
 
 /* The id of the token with these bytes, or FV_NO_TOKEN. Special tokens (control and user-defined) and
- * the others are apart: the letters of "<|im_end|>" may be text, too. */
+ * the others are apart: the letters of "<|im_end|>" may be text, too. SentencePiece's tokens for bytes
+ * and for unknown text are not found: no text is merged into them. */
 int32_t fv_vocabulary_find(const fv_vocabulary *vocabulary, fv_text bytes, bool special);
 
 bool fv_token_is_special(const fv_token *token);

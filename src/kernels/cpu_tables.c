@@ -6,10 +6,15 @@
 #include "reference/reference.h"
 
 #define FV_KERNEL(operation, params, LEVEL, level) [FV_ISA_##LEVEL].operation = fv_##operation##_##level,
-#define FV_KERNEL_VARIANTS(operation, variant, LEVEL, level)                               \
-    [FV_ISA_##LEVEL].name = #level, [FV_ISA_##LEVEL].operation = fv_##operation##_##level, \
+#define FV_KERNEL_VARIANTS(operation, variant, LEVEL, level) \
+    [FV_ISA_##LEVEL].operation = fv_##operation##_##level,   \
     [FV_ISA_##LEVEL].num_##operation = FV_NUM_VARIANTS_##operation,
 static const fv_kernel_table kernels[] = {
+    [FV_ISA_PORTABLE].name = "portable",
+#if defined(__x86_64__)
+    [FV_ISA_AVX2].name = "avx2",
+    [FV_ISA_AVX512].name = "avx512",
+#endif
 #include "kernels/kernels.def"
 };
 #undef FV_KERNEL

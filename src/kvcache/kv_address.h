@@ -5,6 +5,9 @@
 #include "core/compiler.h"
 #include "fovea/view.h"
 
+/* An entry of FV_KV_LAYOUT_LATENT_FP8_DS: 512 e4m3, 4 fp32 scales, 64 bf16. */
+#define FV_KV_DS_ENTRY_BYTES 656
+
 static inline int64_t fv_kv_slot_offset(const fv_kv_plane *plane, int64_t slot)
 {
     if (plane->slot_chunk <= 0) return slot * plane->slot_stride;
@@ -29,15 +32,32 @@ static inline int64_t fv_kv_offset(const fv_kv_plane *plane, int64_t block, int6
     return fv_kv_row_offset(plane, block, head, slot) + fv_kv_element_offset(plane, element);
 }
 
+static inline void *fv_scale_address(const fv_scale_plane *plane, int64_t block, int64_t slot, int64_t head)
+{
+    return (char *)plane->data + block * plane->block_stride + slot * plane->slot_stride + head * plane->head_stride;
+}
+
 /* Scale of one (block, slot, head); 1 where there are none. */
 static inline float fv_scale_at(const fv_scale_plane *plane, int64_t block, int64_t slot, int64_t head)
 {
     if (!plane->data) return 1.0f;
-    const char *at = (const char *)plane->data + block * plane->block_stride + slot * plane->slot_stride +
-                     head * plane->head_stride;
     float scale;
-    __builtin_memcpy(&scale, at, sizeof(scale));
+    __builtin_memcpy(&scale, fv_scale_address(plane, block, slot, head), sizeof(scale));
     return scale;
+}
+
+/* The scale of a row whose largest finite magnitude is `largest`, so that it becomes the largest number
+ * of the entry's type (int8 127, e4m3 448, e5m2 57344). Rows of zeros, and tiny ones, get 1e-6; the
+ * types that need no scale get 1. */
+static inline float fv_scale_of_largest(float largest, fv_dtype dtype)
+{
+    const float limit = dtype == FV_DTYPE_I8        ? 127.0f
+                        : dtype == FV_DTYPE_F8_E4M3 ? 448.0f
+                        : dtype == FV_DTYPE_F8_E5M2 ? 57344.0f
+                                                    : 0.0f;
+    if (limit == 0.0f) return 1.0f;
+    const float scale = largest / limit;
+    return scale > 1e-6f ? scale : 1e-6f;
 }
 
 #endif

@@ -1,5 +1,5 @@
 /* attend_paged: softmax(scale Q K^T) V of Q blocks against the paged KV cache, whole or one segment of
- * the keys; and reduce_segments, which merges the segments.
+ * the keys; attend_dense: the same against dense rows; and reduce_segments, which merges the segments.
  *
  * Per row (query token i of sequence r, query head h) with p = the token's global position,
  * context + i, over the keys j of the sequence (global position g(j) under context parallelism):
@@ -20,6 +20,23 @@
 #include "fovea/problem.h"
 #include "ops/work_item.h"
 
+/* Keys and values as dense rows k [N, Hkv, D] and v [N, Hkv, Dv], never scaled. Key j of sequence r is
+ *
+ *   key_row given   row key_row[r] + j: attend_dense over gathered context, no cache is read
+ *   key_row NULL    from the context on, row query_start[r] + j - context: the new tokens as they came,
+ *                   while the keys before them lie in the cache (attend_paged: prefix prefill; attend_dense:
+ *                   there are none, or the items leave them out)
+ *
+ * Only without context parallelism. `k` NULL: there are no dense rows. */
+typedef struct fv_dense_keys {
+    const void *k; /* strides in bytes, last dimension dense */
+    int64_t k_token_stride, k_head_stride;
+    const void *v;
+    int64_t v_token_stride, v_head_stride;
+    fv_dtype dtype;         /* q_dtype, or fp32 */
+    const int32_t *key_row; /* [R] or NULL */
+} fv_dense_keys;
+
 typedef struct fv_attend_params {
     /* tensors; strides in bytes, the last dimension dense */
     const void *q; /* [T', Hq, D] q_dtype */
@@ -28,7 +45,9 @@ typedef struct fv_attend_params {
     int64_t out_token_stride, out_head_stride;
     float *lse; /* [T', Hq] or NULL */
     int64_t lse_token_stride, lse_head_stride;
+    int32_t out_first_token; /* of the batch: row 0 of out and lse */
     fv_kv_view cache;
+    fv_dense_keys dense;
     const float *sinks;        /* [Hq] or NULL */
     const float *alibi_slopes; /* [Hq] or NULL */
     const float *k_scale;      /* [num_kv_scales] or NULL */
@@ -161,7 +180,7 @@ int32_t fv_grid_reduce_item(fv_reduce_item *item, const fv_reduce_params *params
 /* The sequence that owns Q block `q_block` of the static grid. */
 int32_t fv_grid_find_seq(const int32_t *query_start, int32_t num_seqs, int32_t block_q, int32_t q_block);
 
-/* One compiled form of attend_paged. */
+/* One compiled form of attend_paged, or of attend_dense. */
 typedef struct fv_attend_variant {
     const char *name;
     int32_t block_m;   /* rows of a Q block that it likes: tokens x heads of a KV head */

@@ -1,4 +1,13 @@
-/* kv_write: new K and V rows into the paged cache; kv_gather: cached keys and values to dense rows. */
+/* kv_write: new K and V rows into the paged cache; kv_gather: cached keys and values to dense rows.
+ *
+ * Where the cache has scale planes, kv_write computes the scale of each (token, head) and stores it:
+ *
+ *   scale = max(largest |real| / LIMIT, 1e-6)    LIMIT: int8 127, e4m3 448, e5m2 57344
+ *   stored = round(real / scale)                 int8: half away from zero, within +-127
+ *
+ * An infinite or NaN element does not count for the scale: infinity becomes +-LIMIT, NaN stays NaN in
+ * fp8 and becomes 0 in int8, and the rest of the row is what it would be without them. Scales given for
+ * the head as well (k_scale) divide first. All kernels give the same bits. */
 #ifndef FV_OPS_KV_WRITE_H
 #define FV_OPS_KV_WRITE_H
 

@@ -1,4 +1,5 @@
-/* merge_states: two partial results of the same rows into one, by their LSE (see fovea/ops.h). */
+/* merge_states: two partial results of the same rows into one, by their LSE (see fovea/ops.h). Kernels
+ * take element by element, so that out may be a side of the same dtype. */
 #ifndef FV_OPS_MERGE_STATES_H
 #define FV_OPS_MERGE_STATES_H
 
@@ -13,12 +14,14 @@ typedef struct fv_merge_side {
 } fv_merge_side;
 
 typedef struct fv_merge_params {
-    void *out; /* may be a's or b's */
+    void *out; /* may be a's or b's if the dtypes agree */
     int64_t token_stride, head_stride;
     float *lse; /* or NULL */
     int64_t lse_token_stride, lse_head_stride;
     fv_merge_side a, b;
-    fv_dtype dtype; /* of all three */
+    fv_dtype dtype;     /* of a and b */
+    fv_dtype out_dtype; /* of out */
+    const float *sinks; /* [H] or NULL: enters the denominator here, so that no side has to know it */
     int32_t num_tokens, num_heads, head_size;
 } fv_merge_params;
 

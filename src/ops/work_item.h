@@ -10,6 +10,15 @@
  *   segment 0, partial = 12    12 13 14
  *   segment 1, partial = 15    15 16 17     one fv_reduce_item: partial 12, num_segments 2
  *
+ * Sequences that share their first keys may share items too: their tokens follow each other in the batch,
+ * so one item takes them all, as tokens of the first of them. All keys of such an item lie before every
+ * member's new tokens, and it always writes a partial result:
+ *
+ *   seq 0, seq 1, 1 token each, 100 shared keys
+ *   item a   seq 0, tokens 0..1, keys 0..99       slots 0 1
+ *   item b   seq 0, token 0, keys 100..130        slot  2
+ *   item c   seq 1, token 0, keys 100..117        slot  3       one reduction: 2 tokens, 2 segments
+ *
  * A slot holds, for every query head, the unnormalised output (fp32), the maximum and the sum. */
 #ifndef FV_OPS_WORK_ITEM_H
 #define FV_OPS_WORK_ITEM_H
@@ -35,8 +44,14 @@ typedef struct fv_work_item {
 typedef struct fv_reduce_item {
     int32_t first_token; /* of the batch */
     int32_t num_tokens;
-    int32_t partial; /* slot of (segment 0, first token); segment g follows at + g * num_tokens */
+    int32_t partial; /* slot of (segment 0, first token); segment g follows at + g * segment_slots */
     int32_t num_segments;
+    int32_t segment_slots; /* 0: num_tokens */
 } fv_reduce_item;
+
+static inline int32_t fv_reduce_segment_slots(const fv_reduce_item *item)
+{
+    return item->segment_slots > 0 ? item->segment_slots : item->num_tokens;
+}
 
 #endif

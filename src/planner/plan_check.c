@@ -31,7 +31,8 @@ static fv_status check_counts(const fv_plan *plan, const fv_batch *batch)
         return needs_plan("max_seq_len", batch->max_seq_len, bounds->max_seq_len);
     }
     if (batch->num_seqs == 0) return FV_OK;
-    if (!batch->query_start || !batch->seq_lens || !batch->block_table) {
+    const int32_t needs_table = plan->problem.type != FV_ATTENTION_ENCODER;
+    if (!batch->query_start || !batch->seq_lens || (needs_table && !batch->block_table)) {
         return fv_fail(FV_ERR_INVALID, "query_start, seq_lens or block_table is NULL in a batch of %d sequences",
                        batch->num_seqs);
     }
@@ -58,7 +59,11 @@ static fv_status check_lengths(const fv_plan *plan, const fv_batch *batch, const
             return fv_fail(FV_ERR_INVALID, "query_start[%d] is %d after %d; it must not fall", seq + 1,
                            step->query_start[seq + 1], step->query_start[seq]);
         }
-        if (seq_len < query_len && !(seq_len == 0)) {
+        if (plan->problem.type == FV_ATTENTION_ENCODER && seq_len != query_len) {
+            return fv_fail(FV_ERR_INVALID, "seq_lens[%d] is %lld; accepted of an encoder: its query length, %lld", seq,
+                           (long long)seq_len, (long long)query_len);
+        }
+        if (seq_len < query_len && seq_len != 0 && plan->problem.type != FV_ATTENTION_CROSS) {
             return fv_fail(FV_ERR_INVALID, "seq_lens[%d] is %lld, below its query length %lld", seq, (long long)seq_len,
                            (long long)query_len);
         }
@@ -66,6 +71,7 @@ static fv_status check_lengths(const fv_plan *plan, const fv_batch *batch, const
         if (seq_len > bounds->max_seq_len) return needs_plan("a sequence length", seq_len, bounds->max_seq_len);
         const int64_t local = fv_local_keys(&plan->problem.context_parallel, seq_len);
         const int64_t blocks = fv_ceil_div(local, plan->problem.block_size);
+        if (plan->problem.type == FV_ATTENTION_ENCODER) continue;
         if (query_len > 0 && blocks > batch->block_table_width) {
             return fv_fail(FV_ERR_INVALID,
                            "sequence %d has %lld keys in %lld blocks of %d; the block table has %d a row", seq,
@@ -85,7 +91,7 @@ fv_status fv_plan_check_batch(fv_step *step, const fv_plan *plan, const fv_batch
     const fv_status status = check_counts(plan, batch);
     if (status != FV_OK || batch->num_seqs == 0) return status;
     const int32_t host = plan->device->host_is_device;
-    const fv_step lengths = {
+    fv_step lengths = {
         .num_seqs = batch->num_seqs,
         .query_start = batch->host_query_start || !host ? batch->host_query_start : batch->query_start,
         .seq_lens = batch->host_seq_lens || !host ? batch->host_seq_lens : batch->seq_lens,
@@ -93,7 +99,9 @@ fv_status fv_plan_check_batch(fv_step *step, const fv_plan *plan, const fv_batch
     };
     if (!lengths.query_start || !lengths.seq_lens) return FV_OK;
     if (batch->causal && !lengths.causal) return FV_OK; /* not enough is known for a list */
-    if (batch->causal && !plan->problem.not_causal) {
+    const int32_t is_decoder = plan->problem.type == FV_ATTENTION_DECODER;
+    if (!is_decoder && !batch->causal) lengths.causal = plan->not_causal;
+    if (batch->causal && is_decoder && !plan->problem.not_causal) {
         for (int32_t seq = 0; seq < batch->num_seqs; seq++) {
             if (lengths.causal[seq]) continue;
             return fv_fail(FV_ERR_INVALID, "causal[%d] is 0; the problem says all are causal (not_causal 0)", seq);
@@ -153,6 +161,10 @@ static fv_status check_cache(const fv_plan *plan, const fv_kv_view *cache)
             fv_dtype_name(problem->kv_dtype), problem->block_size, problem->mha.num_kv_heads, problem->mha.head_size,
             problem->mha.v_head_size);
     }
+    const int32_t of_tokens = problem->kv_scaling == FV_KV_SCALING_PER_TOKEN_HEAD;
+    if (of_tokens && (!cache->k_scales.data || !cache->v_scales.data)) {
+        return fv_fail(FV_ERR_INVALID, "the problem has scales of tokens and heads; the KV cache has no scale planes");
+    }
     if (plan->max_block >= cache->num_blocks) {
         return fv_fail(FV_ERR_INVALID, "the block table names block %lld; the KV cache has %lld blocks",
                        (long long)plan->max_block, (long long)cache->num_blocks);
@@ -177,7 +189,8 @@ static fv_status check_pointers(const fv_plan *plan, const fv_layer *layer)
         return fv_fail(FV_ERR_INVALID, "fv_layer.lse is given; the problem says returns_lse 0");
     }
     if (!layer->k.data != !layer->v.data) return fv_fail(FV_ERR_INVALID, "only one of k and v is given");
-    if (layer->k.data && !plan->batch.slot_mapping && plan->batch.num_tokens) {
+    const int32_t writes = layer->k.data && problem->type == FV_ATTENTION_DECODER;
+    if (writes && !plan->batch.slot_mapping && plan->batch.num_tokens) {
         return fv_fail(FV_ERR_INVALID, "new k and v are given; the batch's slot_mapping is NULL");
     }
     return FV_OK;
@@ -191,6 +204,7 @@ fv_status fv_plan_check_layer(const fv_plan *plan, const fv_layer *layer)
     }
     const fv_problem *problem = &plan->problem;
     const fv_mha_shape *mha = &problem->mha;
+    const int32_t is_encoder = problem->type == FV_ATTENTION_ENCODER;
     /* Under a captured graph a later step may have as many tokens as the bounds allow. */
     const int64_t num_tokens = plan->static_grid && !plan->device->host_is_device ? plan->bounds.max_num_tokens
                                                                                   : plan->batch.num_tokens;
@@ -200,8 +214,8 @@ fv_status fv_plan_check_layer(const fv_plan *plan, const fv_layer *layer)
         int32_t optional;
     } tensors[] = {
         {&layer->q, {"q", problem->q_dtype, mha->num_heads, mha->head_size}, 0},
-        {&layer->k, {"k", problem->q_dtype, mha->num_kv_heads, mha->head_size}, 1},
-        {&layer->v, {"v", problem->q_dtype, mha->num_kv_heads, mha->v_head_size}, 1},
+        {&layer->k, {"k", problem->q_dtype, mha->num_kv_heads, mha->head_size}, !is_encoder},
+        {&layer->v, {"v", problem->q_dtype, mha->num_kv_heads, mha->v_head_size}, !is_encoder},
         {&layer->out, {"out", problem->out_dtype, mha->num_heads, mha->v_head_size}, 0},
         {&layer->lse, {"lse", FV_DTYPE_F32, mha->num_heads, 0}, 1},
     };
@@ -211,6 +225,9 @@ fv_status fv_plan_check_layer(const fv_plan *plan, const fv_layer *layer)
         const fv_status status = check_tensor(tensors[i].tensor, &tensors[i].rule, num_tokens);
         if (status != FV_OK) return status;
     }
-    const fv_status status = check_cache(plan, &layer->kv_cache);
+    if (problem->type == FV_ATTENTION_CROSS && layer->k.data) {
+        return fv_fail(FV_ERR_INVALID, "k is given; cross attention reads keys that are in the cache already");
+    }
+    const fv_status status = is_encoder ? FV_OK : check_cache(plan, &layer->kv_cache);
     return status == FV_OK ? check_pointers(plan, layer) : status;
 }

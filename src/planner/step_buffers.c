@@ -5,23 +5,32 @@
 
 #include "core/compiler.h"
 
+static size_t after(size_t offset, int32_t count, size_t entry_bytes)
+{
+    return (size_t)fv_round_up((int64_t)offset + (int64_t)count * (int64_t)entry_bytes, FV_CACHE_LINE);
+}
+
 static size_t reduces_offset(const fv_step_buffers *buffers)
 {
-    return (size_t)fv_round_up(
-        (int64_t)sizeof(fv_step_header) + (int64_t)buffers->item_capacity * (int64_t)sizeof(fv_work_item), 64);
+    return after(sizeof(fv_step_header), buffers->room.num_items, sizeof(fv_work_item));
+}
+
+static size_t indices_offset(const fv_step_buffers *buffers)
+{
+    return after(reduces_offset(buffers), buffers->room.num_reduces, sizeof(fv_reduce_item));
 }
 
 static fv_step_view view_of(const fv_step_buffers *buffers, char *base)
 {
     return (fv_step_view){(fv_step_header *)(void *)base, (fv_work_item *)(void *)(base + sizeof(fv_step_header)),
-                          (fv_reduce_item *)(void *)(base + reduces_offset(buffers))};
+                          (fv_reduce_item *)(void *)(base + reduces_offset(buffers)),
+                          (int32_t *)(void *)(base + indices_offset(buffers))};
 }
 
-fv_status fv_step_buffers_init(fv_step_buffers *buffers, fv_device *device, int32_t item_capacity,
-                               int32_t reduce_capacity)
+fv_status fv_step_buffers_init(fv_step_buffers *buffers, fv_device *device, const fv_step_sizes *room)
 {
-    *buffers = (fv_step_buffers){.device = device, .item_capacity = item_capacity, .reduce_capacity = reduce_capacity};
-    buffers->bytes = reduces_offset(buffers) + (size_t)reduce_capacity * sizeof(fv_reduce_item);
+    *buffers = (fv_step_buffers){.device = device, .room = *room};
+    buffers->bytes = after(indices_offset(buffers), room->num_indices, sizeof(int32_t));
     fv_status status = fv_device_alloc((void **)&buffers->on_device, device, buffers->bytes);
     const int32_t ring = device->host_is_device ? 0 : FV_STAGING_RING;
     for (int32_t i = 0; i < ring && status == FV_OK; i++) {
@@ -59,12 +68,14 @@ fv_status fv_step_buffers_begin(fv_step_view *host, fv_step_buffers *buffers)
     return FV_OK;
 }
 
-fv_status fv_step_buffers_commit(fv_step_buffers *buffers, int32_t num_items, int32_t num_reduces, fv_stream stream)
+fv_status fv_step_buffers_commit(fv_step_buffers *buffers, const fv_step_sizes *used, fv_stream stream)
 {
     if (buffers->device->host_is_device) return FV_OK;
     char *host = buffers->ring[buffers->next].host;
     const fv_step_view view = view_of(buffers, host);
-    const char *end = num_reduces ? (char *)(view.reduces + num_reduces) : (char *)(view.items + num_items);
+    const char *end = (char *)(view.items + used->num_items);
+    if (used->num_reduces) end = (char *)(view.reduces + used->num_reduces);
+    if (used->num_indices) end = (char *)(view.indices + used->num_indices);
     fv_status status = fv_device_copy_in(buffers->device, buffers->on_device, host, (size_t)(end - host), stream);
     if (status == FV_OK) status = fv_event_record(buffers->device, buffers->ring[buffers->next].copied, stream);
     if (status != FV_OK) return status;

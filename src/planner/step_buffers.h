@@ -1,9 +1,9 @@
-/* The plan's buffers on the device: a header of counts, work items and reductions, rewritten in place
- * at each update by one copy from a small ring of staging buffers.
+/* The plan's buffers on the device: a header of counts, work items, reductions and index arrays, rewritten
+ * in place at each update by one copy from a small ring of staging buffers.
  *
  *   staging ring (page-locked host)   [0] [1] [2]  each with the event of its last copy
  *                                      |  one copy in stream order
- *   device buffer                     header | items | reductions
+ *   device buffer                     header | items | reductions | indices
  *
  * A host that runs ahead waits only when it comes round to a staging buffer whose copy has not passed.
  * Where host memory is device memory there is one buffer and no copy. */
@@ -22,9 +22,16 @@ typedef struct fv_step_header {
     int32_t reserved[14]; /* one cache line */
 } fv_step_header;
 
+/* Entries of each part. */
+typedef struct fv_step_sizes {
+    int32_t num_items;
+    int32_t num_reduces;
+    int32_t num_indices;
+} fv_step_sizes;
+
 typedef struct fv_step_buffers {
     fv_device *device;
-    int32_t item_capacity, reduce_capacity;
+    fv_step_sizes room;
     size_t bytes; /* of one buffer */
     char *on_device;
     int32_t next; /* staging buffer that the next update fills */
@@ -40,17 +47,17 @@ typedef struct fv_step_view {
     fv_step_header *header;
     fv_work_item *items;
     fv_reduce_item *reduces;
+    int32_t *indices; /* of gathered rows: planner/plan.h */
 } fv_step_view;
 
-fv_status fv_step_buffers_init(fv_step_buffers *buffers, fv_device *device, int32_t item_capacity,
-                               int32_t reduce_capacity);
+fv_status fv_step_buffers_init(fv_step_buffers *buffers, fv_device *device, const fv_step_sizes *room);
 void fv_step_buffers_deinit(fv_step_buffers *buffers);
 
 /* The host memory to fill next; waits for its last copy. */
 fv_status fv_step_buffers_begin(fv_step_view *host, fv_step_buffers *buffers);
 
-/* Sends what begin() gave, up to the given counts, to the device in stream order. */
-fv_status fv_step_buffers_commit(fv_step_buffers *buffers, int32_t num_items, int32_t num_reduces, fv_stream stream);
+/* Sends what begin() gave, up to the sizes used, to the device in stream order. */
+fv_status fv_step_buffers_commit(fv_step_buffers *buffers, const fv_step_sizes *used, fv_stream stream);
 
 /* Where kernels read. Never changes. */
 fv_step_view fv_step_buffers_on_device(const fv_step_buffers *buffers);

@@ -1,11 +1,9 @@
-/* Cutting a step into work items.
+/* Cutting a pass into work items.
  *
- * The cost of an item is keys x KV heads x (KEY_COST + rows): bringing in a key costs as much as
- * KEY_COST rows of arithmetic. A Q block is cut where it costs more than its share, the total over
- * ITEMS_PER_WORKER items for each worker, so that no worker waits long for the last one, and the number
- * of pieces grows by one at a time with the length: there is no batch size or length where the
- * schedule jumps. Pieces are runs of keys first, as long as those are worth a reduction, then runs of
- * KV heads, which need none. */
+ * A Q block is cut where it costs more than its share, the total over ITEMS_PER_WORKER items for each
+ * worker, so that no worker waits long for the last one, and the number of pieces grows by one at a time
+ * with the length: there is no batch size or length where the schedule jumps. Pieces are runs of keys
+ * first, as long as those are worth a reduction, then runs of KV heads, which need none. */
 #include "planner/work_list.h"
 
 #include <assert.h>
@@ -15,17 +13,10 @@
 #define KEY_COST 4
 #define ITEMS_PER_WORKER 8
 #define MIN_SEGMENT_KEYS 256
-#define TRITON_SEGMENTS 16   /* of the forced 3D path, as in the Triton attention paper */
+#define FORCED_SEGMENTS 16   /* of the forced 3D path, as in the Triton attention paper */
 #define INVARIANT_SEGMENTS 8 /* at most, of a sequence at the maximal length */
-#define SLOTS_LIMIT_BYTES (64ll << 20)
-
-static int32_t group_of(const fv_problem *problem) { return problem->mha.num_heads / problem->mha.num_kv_heads; }
-
-/* A short query is one Q block with all its tokens; a long one is cut into blocks of block_q. */
-static int32_t is_short(const fv_split_rule *rule, int32_t query_len)
-{
-    return (int64_t)query_len * group_of(rule->problem) <= FV_DECODE_ROWS;
-}
+#define MERGE_COST 2         /* of one partial row, in rows x keys */
+#define REDUCE_TOKENS 4      /* of a reduction of a prefix group */
 
 typedef struct q_block {
     int32_t seq, first_token, num_tokens;
@@ -33,32 +24,46 @@ typedef struct q_block {
     int32_t is_short;
 } q_block;
 
-static q_block block_at(const fv_split_rule *rule, const fv_step *step, int32_t seq, int32_t first_token)
+static q_block block_at(const fv_split_rule *rule, const fv_step *step, const fv_query_run *run, int32_t first_token)
 {
-    const int32_t query_len = step->query_start[seq + 1] - step->query_start[seq];
-    const int32_t whole = is_short(rule, query_len);
-    const int32_t num_tokens = whole ? query_len : fv_min_i32(rule->block_q, query_len - first_token);
-    const int32_t causal = step->causal ? step->causal[seq] : 1;
-    const fv_key_range keys = fv_block_keys(&rule->problem->context_parallel, step->seq_lens[seq],
-                                            step->seq_lens[seq] - query_len, first_token, num_tokens, causal,
+    const int32_t query_len = fv_step_query_len(step, run->seq);
+    const int32_t is_short = fv_query_is_short(rule->problem, query_len);
+    const int32_t rest = run->first_token + run->num_tokens - first_token;
+    const int32_t num_tokens = is_short ? rest : fv_min_i32(rule->block_q, rest);
+    const int32_t causal = step->causal ? step->causal[run->seq] : 1;
+    const fv_key_range keys = fv_block_keys(&rule->problem->context_parallel, step->seq_lens[run->seq],
+                                            step->seq_lens[run->seq] - query_len, first_token, num_tokens, causal,
                                             rule->problem->window);
-    return (q_block){seq, first_token, num_tokens, keys.first / rule->tile_keys * rule->tile_keys, keys.end, whole};
+    const int32_t first_key = fv_max_i32(keys.first / rule->tile_keys * rule->tile_keys, run->first_key);
+    const int32_t end_key = fv_min_i32(keys.end, run->end_key);
+    return (q_block){run->seq, first_token, num_tokens, first_key, fv_max_i32(first_key, end_key), is_short};
 }
 
-static int64_t cost_of(const fv_split_rule *rule, const q_block *block, int32_t num_kv_heads)
+static int64_t block_cost(const fv_split_rule *rule, const q_block *block)
 {
-    const int64_t keys = fv_max_i32(1, block->end_key - block->first_key);
-    return keys * num_kv_heads * (KEY_COST + block->num_tokens * group_of(rule->problem));
+    return fv_work_cost(rule->problem, fv_max_i32(1, block->end_key - block->first_key), block->num_tokens);
 }
 
-static int64_t total_cost(const fv_split_rule *rule, const fv_step *step)
+int64_t fv_work_cost(const fv_problem *problem, int64_t num_keys, int64_t num_tokens)
+{
+    return num_keys * problem->mha.num_kv_heads * (KEY_COST + num_tokens * fv_group_of(problem));
+}
+
+int64_t fv_work_cascade_gain(const fv_problem *problem, int64_t num_keys, int64_t num_seqs, int64_t num_tokens)
+{
+    const int64_t saved = (num_seqs - 1) * num_keys * problem->mha.num_kv_heads * KEY_COST;
+    const int64_t partial_rows = 2 * num_tokens * problem->mha.num_heads; /* prefix and suffix of each */
+    return saved - partial_rows * MERGE_COST;
+}
+
+static int64_t total_cost(const fv_split_rule *rule, const fv_step *step, const fv_pass *pass)
 {
     int64_t total = 0;
-    for (int32_t seq = 0; seq < step->num_seqs; seq++) {
-        const int32_t query_len = step->query_start[seq + 1] - step->query_start[seq];
-        for (int32_t token = 0; token < query_len;) {
-            const q_block block = block_at(rule, step, seq, token);
-            total += cost_of(rule, &block, rule->problem->mha.num_kv_heads);
+    for (int32_t i = 0; i < pass->num_runs; i++) {
+        const fv_query_run *run = &pass->runs[i];
+        for (int32_t token = run->first_token; token < run->first_token + run->num_tokens;) {
+            const q_block block = block_at(rule, step, run, token);
+            total += block_cost(rule, &block);
             token += block.num_tokens;
         }
     }
@@ -72,18 +77,24 @@ typedef struct block_cut {
 
 static block_cut cut_keys(const fv_split_rule *rule, const q_block *block, int64_t segment_keys, int32_t head_run)
 {
-    const int32_t span = fv_max_i32(0, block->end_key - block->first_key);
+    const int32_t span = block->end_key - block->first_key;
     const int64_t rounded = fv_round_up(fv_max_i64(1, segment_keys), rule->tile_keys);
     const int32_t num_segments = fv_max_i32(1, (int32_t)fv_ceil_div(span, rounded));
     return (block_cut){num_segments, (int32_t)fv_min_i64(rounded, INT32_MAX), head_run};
 }
 
+/* Few enough rows that an item may have several KV heads. */
+static int32_t takes_several_heads(const fv_split_rule *rule, int32_t num_tokens)
+{
+    return (int64_t)num_tokens * fv_group_of(rule->problem) <= FV_DECODE_ROWS;
+}
+
 static block_cut choose_cut(const fv_split_rule *rule, const q_block *block, int64_t share)
 {
     const int32_t num_kv_heads = rule->problem->mha.num_kv_heads;
-    const int32_t several_heads = block->num_tokens * group_of(rule->problem) <= FV_DECODE_ROWS;
-    const int32_t span = fv_max_i32(0, block->end_key - block->first_key);
-    const int64_t cost = cost_of(rule, block, several_heads ? num_kv_heads : 1);
+    const int32_t several_heads = takes_several_heads(rule, block->num_tokens);
+    const int32_t span = block->end_key - block->first_key;
+    const int64_t cost = block_cost(rule, block) / (several_heads ? 1 : num_kv_heads);
     const int64_t pieces = fv_max_i64(1, fv_ceil_div(cost, share));
     int32_t head_run = several_heads ? num_kv_heads : 1;
 
@@ -91,11 +102,13 @@ static block_cut choose_cut(const fv_split_rule *rule, const q_block *block, int
     int64_t segment_keys = 0; /* 0: equal shares of the span */
     if (rule->path == FV_PATH_2D || (rule->batch_invariant && !block->is_short)) {
         segments = 1;
-    } else if (rule->batch_invariant || (rule->path == FV_PATH_3D && rule->segment_keys)) {
+    } else if (rule->segment_keys) {
         segment_keys = rule->segment_keys;
         segments = fv_ceil_div(span, segment_keys);
     } else if (rule->path == FV_PATH_3D) {
-        segments = fv_max_i64(2, fv_min_i64(TRITON_SEGMENTS, fv_ceil_div(span, rule->tile_keys)));
+        segments = fv_max_i64(2, fv_min_i64(FORCED_SEGMENTS, fv_ceil_div(span, rule->tile_keys)));
+    } else if (rule->num_segments && segments > 1) {
+        segments = fv_min_i64(rule->num_segments, span / MIN_SEGMENT_KEYS);
     }
     if (several_heads && segments > 0 && segments < pieces) {
         head_run = (int32_t)fv_max_i64(1, num_kv_heads / fv_ceil_div(pieces, segments));
@@ -104,17 +117,17 @@ static block_cut choose_cut(const fv_split_rule *rule, const q_block *block, int
     return cut_keys(rule, block, segment_keys ? segment_keys : fv_ceil_div(span, segments), head_run);
 }
 
-static fv_status append_block(fv_work_list *list, const fv_split_rule *rule, const fv_step *step, const q_block *block,
-                              block_cut cut)
+static int32_t items_of(const fv_split_rule *rule, block_cut cut)
+{
+    return cut.num_segments * (int32_t)fv_ceil_div(rule->problem->mha.num_kv_heads, cut.head_run);
+}
+
+/* The items of a Q block; segment g writes to slot `partial` + g * segment_slots, or, partial -1, the one
+ * segment writes the result. The caller has seen to the room. */
+static void append_items(fv_work_list *list, const fv_split_rule *rule, const q_block *block, block_cut cut,
+                         int32_t partial, int32_t segment_slots)
 {
     const int32_t num_kv_heads = rule->problem->mha.num_kv_heads;
-    if (cut.num_segments > 1 && list->num_slots + cut.num_segments * block->num_tokens > list->slot_capacity) {
-        cut = (block_cut){1, fv_max_i32(1, block->end_key - block->first_key), cut.head_run};
-    }
-    const int32_t num_items = cut.num_segments * (int32_t)fv_ceil_div(num_kv_heads, cut.head_run);
-    if (list->num_items + num_items > list->item_capacity || list->num_reduces >= list->reduce_capacity) {
-        return fv_fail(FV_ERR_NO_SPACE, "the work list holds %d items; the step needs more", list->item_capacity);
-    }
     for (int32_t segment = 0; segment < cut.num_segments; segment++) {
         const int64_t first_key = block->first_key + (int64_t)segment * cut.segment_keys;
         for (int32_t head = 0; head < num_kv_heads; head += cut.head_run) {
@@ -125,56 +138,210 @@ static fv_status append_block(fv_work_list *list, const fv_split_rule *rule, con
                 .num_tokens = block->num_tokens,
                 .first_kv_head = head,
                 .num_kv_heads = fv_min_i32(cut.head_run, num_kv_heads - head),
-                .first_key = (int32_t)first_key,
+                .first_key = (int32_t)fv_min_i64(first_key, block->end_key),
                 .end_key = (int32_t)fv_min_i64(first_key + cut.segment_keys, block->end_key),
-                .partial = cut.num_segments == 1 ? -1 : list->num_slots + segment * block->num_tokens,
+                .partial = partial < 0 ? -1 : partial + segment * segment_slots,
             };
         }
     }
-    if (cut.num_segments > 1) {
-        list->reduces[list->num_reduces++] = (fv_reduce_item){
-            .first_token = step->query_start[block->seq] + block->first_token,
-            .num_tokens = block->num_tokens,
-            .partial = list->num_slots,
-            .num_segments = cut.num_segments,
-        };
-        list->num_slots += cut.num_segments * block->num_tokens;
+}
+
+static fv_status append_block(fv_work_list *list, const fv_split_rule *rule, const fv_step *step, const q_block *block,
+                              block_cut cut)
+{
+    if (cut.num_segments > 1 && list->num_slots + cut.num_segments * block->num_tokens > list->slot_capacity) {
+        cut = (block_cut){1, fv_max_i32(1, block->end_key - block->first_key), cut.head_run};
+    }
+    if (list->num_items + items_of(rule, cut) > list->item_capacity || list->num_reduces >= list->reduce_capacity) {
+        return fv_fail(FV_ERR_NO_SPACE, "the work list holds %d items; the step needs more", list->item_capacity);
+    }
+    append_items(list, rule, block, cut, cut.num_segments > 1 ? list->num_slots : -1, block->num_tokens);
+    if (cut.num_segments == 1) return FV_OK;
+    list->reduces[list->num_reduces++] = (fv_reduce_item){
+        .first_token = step->query_start[block->seq] + block->first_token,
+        .num_tokens = block->num_tokens,
+        .partial = list->num_slots,
+        .num_segments = cut.num_segments,
+    };
+    list->num_slots += cut.num_segments * block->num_tokens;
+    return FV_OK;
+}
+
+static fv_status append_run(fv_work_list *list, const fv_split_rule *rule, const fv_step *step, const fv_query_run *run,
+                            int64_t share)
+{
+    if (run->num_tokens <= 0) return FV_OK;
+    const int32_t is_short = fv_query_is_short(rule->problem, fv_step_query_len(step, run->seq));
+    const int32_t block_q = is_short ? run->num_tokens : rule->block_q;
+    /* Last Q block first: it sees the most keys, and the longest item should not start last. */
+    for (int32_t block = (int32_t)fv_ceil_div(run->num_tokens, block_q) - 1; block >= 0; block--) {
+        const q_block at = block_at(rule, step, run, run->first_token + block * block_q);
+        const fv_status status = append_block(list, rule, step, &at, choose_cut(rule, &at, share));
+        if (status != FV_OK) return status;
     }
     return FV_OK;
 }
 
-fv_status fv_work_list_build(fv_work_list *list, const fv_split_rule *rule, const fv_step *step)
+/* --- prefix groups ---------------------------------------------------------------------------------- */
+
+/* A prefix group as it will be cut: the shared keys in prefix_segments, each member's own keys in
+ * suffix_segments, the same number for all, so that one row of slots serves a segment of all tokens. */
+typedef struct group_cut {
+    int32_t num_tokens;
+    int32_t block_tokens;    /* of a Q block over the shared keys */
+    int32_t prefix_segments; /* of prefix_keys each */
+    int32_t prefix_keys;
+    int32_t suffix_segments;
+    int32_t num_items; /* at most */
+} group_cut;
+
+/* Own keys of a member. */
+static fv_query_run suffix_run(const fv_query_run *run, const fv_prefix_group *group)
 {
-    list->num_items = list->num_reduces = list->num_slots = 0;
+    fv_query_run suffix = *run;
+    suffix.first_key = fv_max_i32(suffix.first_key, group->num_keys);
+    return suffix;
+}
+
+static int64_t pieces_of(const fv_split_rule *rule, int64_t cost, int32_t num_tokens, int64_t share)
+{
+    const int32_t several_heads = takes_several_heads(rule, num_tokens);
+    return fv_max_i64(1, fv_ceil_div(cost / (several_heads ? 1 : rule->problem->mha.num_kv_heads), share));
+}
+
+static group_cut cut_group(const fv_split_rule *rule, const fv_step *step, const fv_pass *pass,
+                           const fv_prefix_group *group, int64_t share)
+{
+    group_cut cut = {.suffix_segments = 1};
+    int32_t num_blocks = 0;
+    for (int32_t i = 0; i < group->num_runs; i++) {
+        const fv_query_run run = suffix_run(&pass->runs[group->first_run + i], group);
+        cut.num_tokens += run.num_tokens;
+        for (int32_t token = 0; token < run.num_tokens;) {
+            const q_block block = block_at(rule, step, &run, token);
+            const int64_t pieces = pieces_of(rule, block_cost(rule, &block), block.num_tokens, share);
+            const int64_t most = fv_max_i32(1, (block.end_key - block.first_key) / MIN_SEGMENT_KEYS);
+            cut.suffix_segments = (int32_t)fv_max_i64(cut.suffix_segments, fv_min_i64(pieces, most));
+            token += block.num_tokens;
+            num_blocks++;
+        }
+    }
+    cut.block_tokens = takes_several_heads(rule, cut.num_tokens) ? cut.num_tokens : rule->block_q;
+    const int32_t prefix_blocks = (int32_t)fv_ceil_div(cut.num_tokens, cut.block_tokens);
+    const int64_t cost = fv_work_cost(rule->problem, group->num_keys, cut.block_tokens);
+    const int64_t segments = fv_min_i64(pieces_of(rule, cost, cut.block_tokens, share),
+                                        fv_max_i32(1, group->num_keys / MIN_SEGMENT_KEYS));
+    cut.prefix_keys = (int32_t)fv_round_up(fv_ceil_div(group->num_keys, segments), rule->tile_keys);
+    cut.prefix_segments = (int32_t)fv_ceil_div(group->num_keys, cut.prefix_keys);
+    cut.num_items = (prefix_blocks * cut.prefix_segments + num_blocks * cut.suffix_segments) *
+                    rule->problem->mha.num_kv_heads;
+    return cut;
+}
+
+static void append_shared_keys(fv_work_list *list, const fv_split_rule *rule, const fv_query_run *first,
+                               const fv_prefix_group *group, const group_cut *cut)
+{
+    const int32_t num_kv_heads = rule->problem->mha.num_kv_heads;
+    for (int32_t token = 0; token < cut->num_tokens; token += cut->block_tokens) {
+        const q_block block = {
+            .seq = first->seq,
+            .first_token = token,
+            .num_tokens = fv_min_i32(cut->block_tokens, cut->num_tokens - token),
+            .end_key = group->num_keys,
+        };
+        const int32_t head_run = takes_several_heads(rule, cut->num_tokens) ? num_kv_heads : 1;
+        append_items(list, rule, &block, (block_cut){cut->prefix_segments, cut->prefix_keys, head_run},
+                     list->num_slots + token, cut->num_tokens);
+    }
+}
+
+static void append_own_keys(fv_work_list *list, const fv_split_rule *rule, const fv_step *step, const fv_pass *pass,
+                            const fv_prefix_group *group, const group_cut *cut)
+{
+    const int32_t first_slot = list->num_slots + cut->prefix_segments * cut->num_tokens;
+    for (int32_t i = 0, done = 0; i < group->num_runs; i++) {
+        const fv_query_run run = suffix_run(&pass->runs[group->first_run + i], group);
+        for (int32_t token = 0; token < run.num_tokens;) {
+            const q_block block = block_at(rule, step, &run, token);
+            const int32_t span = block.end_key - block.first_key;
+            const int64_t keys = fv_round_up(fv_max_i64(1, fv_ceil_div(span, cut->suffix_segments)), rule->tile_keys);
+            const int32_t head_run = takes_several_heads(rule, block.num_tokens) ? rule->problem->mha.num_kv_heads : 1;
+            append_items(list, rule, &block, (block_cut){cut->suffix_segments, (int32_t)keys, head_run},
+                         first_slot + done + token, cut->num_tokens);
+            token += block.num_tokens;
+        }
+        done += run.num_tokens;
+    }
+}
+
+/* 1: done; 0: there is no room, the runs are to be cut one by one. */
+static int32_t append_group(fv_work_list *list, const fv_split_rule *rule, const fv_step *step, const fv_pass *pass,
+                            const fv_prefix_group *group, int64_t share)
+{
+    const group_cut cut = cut_group(rule, step, pass, group, share);
+    const int64_t num_segments = cut.prefix_segments + cut.suffix_segments;
+    const int64_t num_reduces = fv_ceil_div(cut.num_tokens, REDUCE_TOKENS);
+    if (cut.num_items > list->spare_items || list->num_reduces + num_reduces > list->reduce_capacity ||
+        list->num_slots + num_segments * cut.num_tokens > list->slot_capacity) {
+        return 0;
+    }
+    list->spare_items -= cut.num_items;
+    const fv_query_run *first = &pass->runs[group->first_run];
+    append_shared_keys(list, rule, first, group, &cut);
+    append_own_keys(list, rule, step, pass, group, &cut);
+    for (int32_t token = 0; token < cut.num_tokens; token += REDUCE_TOKENS) {
+        list->reduces[list->num_reduces++] = (fv_reduce_item){
+            .first_token = step->query_start[first->seq] + token,
+            .num_tokens = fv_min_i32(REDUCE_TOKENS, cut.num_tokens - token),
+            .partial = list->num_slots + token,
+            .num_segments = (int32_t)num_segments,
+            .segment_slots = cut.num_tokens,
+        };
+    }
+    list->num_slots += (int32_t)num_segments * cut.num_tokens;
+    return 1;
+}
+
+/* --- the pass ---------------------------------------------------------------------------------------- */
+
+fv_status fv_work_list_append(fv_work_list *list, const fv_split_rule *rule, const fv_step *step, const fv_pass *pass)
+{
+    list->num_slots = 0;
     int64_t share = INT64_MAX / 2;
     if (rule->num_workers > 1) {
-        share = fv_max_i64(1, total_cost(rule, step) / ((int64_t)rule->num_workers * ITEMS_PER_WORKER));
+        share = fv_max_i64(1, total_cost(rule, step, pass) / ((int64_t)rule->num_workers * ITEMS_PER_WORKER));
     }
-    for (int32_t seq = 0; seq < step->num_seqs; seq++) {
-        const int32_t query_len = step->query_start[seq + 1] - step->query_start[seq];
-        const int32_t block_q = is_short(rule, query_len) ? fv_max_i32(1, query_len) : rule->block_q;
-        /* Last Q block first: it sees the most keys, and the longest item should not start last. */
-        for (int32_t block = (int32_t)fv_ceil_div(query_len, block_q) - 1; block >= 0; block--) {
-            const q_block at = block_at(rule, step, seq, block * block_q);
-            const fv_status status = append_block(list, rule, step, &at, choose_cut(rule, &at, share));
+    const fv_prefix_group *group = pass->groups, *end = pass->groups + pass->num_groups;
+    for (int32_t i = 0; i < pass->num_runs;) {
+        const int32_t at_group = group < end && group->first_run == i;
+        const fv_prefix_group *now = at_group ? group++ : NULL;
+        if (now && append_group(list, rule, step, pass, now, share)) {
+            i += now->num_runs;
+            continue;
+        }
+        for (const int32_t until = i + (now ? now->num_runs : 1); i < until; i++) {
+            const fv_status status = append_run(list, rule, step, &pass->runs[i], share);
             if (status != FV_OK) return status;
         }
     }
     return FV_OK;
 }
 
+/* --- room --------------------------------------------------------------------------------------------- */
+
 /* Tokens that may be in short queries at once. */
 static int64_t max_short_tokens(const fv_split_rule *rule, const fv_bounds *bounds)
 {
     return fv_min_i64(bounds->max_num_tokens,
-                      (int64_t)bounds->max_num_seqs * fv_max_i32(1, FV_DECODE_ROWS / group_of(rule->problem)));
+                      (int64_t)bounds->max_num_seqs * fv_max_i32(1, FV_DECODE_ROWS / fv_group_of(rule->problem)));
 }
 
-void fv_split_rule_fix(fv_split_rule *rule, const fv_bounds *bounds, size_t slot_bytes)
+void fv_split_rule_fix(fv_split_rule *rule, const fv_bounds *bounds, size_t slot_bytes, size_t slots_limit_bytes)
 {
     if (!rule->batch_invariant) return;
-    const int64_t slots_each = SLOTS_LIMIT_BYTES / (int64_t)slot_bytes / max_short_tokens(rule, bounds);
+    const int64_t slots_each = (int64_t)(slots_limit_bytes / slot_bytes) / max_short_tokens(rule, bounds);
     const int64_t segments = fv_min_i64(INVARIANT_SEGMENTS, slots_each - 1); /* one more where the first tile is cut */
+    rule->num_segments = 0;
     if (segments < 2) {
         rule->path = FV_PATH_2D;
         return;
@@ -183,25 +350,40 @@ void fv_split_rule_fix(fv_split_rule *rule, const fv_bounds *bounds, size_t slot
     rule->segment_keys = (int32_t)fv_round_up(fv_max_i64(least, rule->segment_keys), rule->tile_keys);
 }
 
-void fv_work_list_room(fv_work_list *list, const fv_split_rule *rule, const fv_bounds *bounds, size_t slot_bytes)
+void fv_work_list_room(fv_work_list *list, const fv_split_rule *rule, const fv_bounds *bounds, size_t slot_bytes,
+                       size_t slots_limit_bytes)
 {
+    const int64_t num_kv_heads = rule->problem->mha.num_kv_heads;
     const int64_t blocks = bounds->max_num_tokens / rule->block_q + bounds->max_num_seqs;
-    const int64_t block_tokens = fv_max_i32(rule->block_q, FV_DECODE_ROWS / group_of(rule->problem));
+    const int64_t block_tokens = fv_max_i32(rule->block_q, FV_DECODE_ROWS / fv_group_of(rule->problem));
+    const int64_t shares = (int64_t)rule->num_workers * ITEMS_PER_WORKER;
+    const int64_t short_tokens = max_short_tokens(rule, bounds);
     int64_t extra_pieces, slots;
     if (rule->segment_keys || rule->path == FV_PATH_3D) {
         const int64_t keys = rule->segment_keys ? fv_round_up(rule->segment_keys, rule->tile_keys) : rule->tile_keys;
         int64_t segments = fv_ceil_div(bounds->max_seq_len, keys) + 1;
-        if (!rule->segment_keys) segments = fv_min_i64(segments, TRITON_SEGMENTS + 1);
+        if (!rule->segment_keys) segments = fv_min_i64(segments, FORCED_SEGMENTS + 1);
         extra_pieces = blocks * segments;
-        slots = (rule->batch_invariant ? max_short_tokens(rule, bounds) : bounds->max_num_tokens) * segments;
+        slots = (rule->batch_invariant ? short_tokens : bounds->max_num_tokens) * segments;
+    } else if (rule->num_segments) {
+        const int64_t cut_blocks = fv_min_i64(blocks, 2 * shares);
+        extra_pieces = 4 * shares + cut_blocks * (rule->num_segments + 1);
+        slots = cut_blocks * (rule->num_segments + 1) * block_tokens;
     } else {
         /* A block is cut only above one share, so at most that many are, each rounded up by one. */
-        extra_pieces = 4ll * rule->num_workers * ITEMS_PER_WORKER;
-        slots = 2ll * rule->num_workers * ITEMS_PER_WORKER * block_tokens;
+        extra_pieces = 4 * shares;
+        slots = 2 * shares * block_tokens;
+    }
+    list->spare_items = 0;
+    list->reduce_capacity = (int32_t)blocks + 1;
+    if (rule->cascade) {
+        slots += short_tokens * 4;
+        list->spare_items = (int32_t)fv_min_i64((2 * blocks + 4 * shares) * num_kv_heads, 1 << 24);
+        list->reduce_capacity += (int32_t)fv_ceil_div(bounds->max_num_tokens, REDUCE_TOKENS) + bounds->max_num_seqs;
     }
     if (rule->path == FV_PATH_2D) slots = 0;
-    slots = fv_min_i64(slots, SLOTS_LIMIT_BYTES / (int64_t)slot_bytes);
-    list->item_capacity = (int32_t)fv_min_i64((blocks + extra_pieces) * rule->problem->mha.num_kv_heads, 1 << 26);
-    list->reduce_capacity = (int32_t)blocks + 1;
+    slots = fv_min_i64(slots, (int64_t)(slots_limit_bytes / slot_bytes));
+    const int64_t pieces = blocks + 2 * extra_pieces; /* a step has up to two passes over disjoint sequences */
+    list->item_capacity = (int32_t)fv_min_i64(pieces * num_kv_heads + list->spare_items, 1 << 26);
     list->slot_capacity = (int32_t)slots;
 }

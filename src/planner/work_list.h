@@ -1,9 +1,10 @@
-/* The work list: a step cut into items of about equal cost.
+/* The work list: a pass over a step, cut into items of about equal cost.
  *
  *   seq 0, 1 token   |--------- keys ---------|      ->  items a b c (segments) and one reduction
  *   seq 1, 1 token   |----|                          ->  item d, written directly
  *   seq 2, prefill   |...                            ->  one item for each Q block and KV head
  *
+ * A pass is one launch of an attention kernel: which tokens of which sequences, and which of their keys.
  * Host arithmetic only; allocates nothing; same step, same list. */
 #ifndef FV_PLANNER_WORK_LIST_H
 #define FV_PLANNER_WORK_LIST_H
@@ -19,6 +20,32 @@ typedef struct fv_step {
     const uint8_t *causal;      /* [num_seqs] or NULL = all causal */
 } fv_step;
 
+static inline int32_t fv_step_query_len(const fv_step *step, int32_t seq)
+{
+    return step->query_start[seq + 1] - step->query_start[seq];
+}
+
+/* Tokens of one sequence and the local keys that a pass attends; masks cut them further. */
+typedef struct fv_query_run {
+    int32_t seq;
+    int32_t first_token, num_tokens; /* of the sequence's new tokens */
+    int32_t first_key, end_key;
+} fv_query_run;
+
+/* Consecutive runs of a pass, whole queries of consecutive sequences, whose first num_keys keys are the
+ * same blocks: planner/prefix_group.h. */
+typedef struct fv_prefix_group {
+    int32_t first_run, num_runs;
+    int32_t num_keys;
+} fv_prefix_group;
+
+typedef struct fv_pass {
+    const fv_query_run *runs;
+    int32_t num_runs;
+    const fv_prefix_group *groups; /* in the order of their runs */
+    int32_t num_groups;
+} fv_pass;
+
 /* How to cut. */
 typedef struct fv_split_rule {
     const fv_problem *problem; /* normal */
@@ -28,6 +55,8 @@ typedef struct fv_split_rule {
     fv_softmax_path path;
     int32_t batch_invariant; /* 1: cut by the sequence's own lengths only */
     int32_t segment_keys;    /* keys of a segment, where the rule does not follow the load; 0: follow it */
+    int32_t num_segments;    /* of a Q block that is cut; 0: as its cost says */
+    int32_t cascade;         /* 1: passes may have prefix groups */
 } fv_split_rule;
 
 typedef struct fv_work_list {
@@ -36,18 +65,41 @@ typedef struct fv_work_list {
     fv_reduce_item *reduces;
     int32_t num_reduces, reduce_capacity;
     int32_t num_slots, slot_capacity; /* of partial results */
+    int32_t spare_items;              /* that prefix groups may use; counts down */
 } fv_work_list;
 
+/* Query heads of a KV head. */
+static inline int32_t fv_group_of(const fv_problem *problem)
+{
+    return problem->mha.num_heads / problem->mha.num_kv_heads;
+}
+
+/* A short query is one Q block with all its tokens; a long one is cut into blocks of block_q. */
+static inline int32_t fv_query_is_short(const fv_problem *problem, int32_t query_len)
+{
+    return (int64_t)query_len * fv_group_of(problem) <= FV_DECODE_ROWS;
+}
+
 /* Batch-invariant rules: sets segment_keys so that all short queries within the bounds can be cut at
- * once, or path 2D where the slots would not suffice. Others: nothing. Call once, before the room. */
-void fv_split_rule_fix(fv_split_rule *rule, const fv_bounds *bounds, size_t slot_bytes);
+ * once, or path 2D where the slots would not suffice. Others: nothing. Call once, before the room.
+ * `slots_limit_bytes` is what all slots together may take, `slot_bytes` the size of one. */
+void fv_split_rule_fix(fv_split_rule *rule, const fv_bounds *bounds, size_t slot_bytes, size_t slots_limit_bytes);
 
-/* Room that no step within the bounds passes: items, reductions and slots. `slot_bytes` is the size of
- * one slot; all slots together stay under 64 MiB, beyond which Q blocks are left whole. */
-void fv_work_list_room(fv_work_list *list, const fv_split_rule *rule, const fv_bounds *bounds, size_t slot_bytes);
+/* Room that no pass within the bounds passes: items, reductions and slots. Where the slots would take more
+ * than slots_limit_bytes there are fewer, and Q blocks are left whole. */
+void fv_work_list_room(fv_work_list *list, const fv_split_rule *rule, const fv_bounds *bounds, size_t slot_bytes,
+                       size_t slots_limit_bytes);
 
-/* Fills the list. FV_ERR_NO_SPACE when a step within the bounds does not fit: a fault of
- * fv_work_list_room. */
-fv_status fv_work_list_build(fv_work_list *list, const fv_split_rule *rule, const fv_step *step);
+/* Appends a pass; its slots start at 0, for a pass is reduced before the next one runs. FV_ERR_NO_SPACE
+ * when a step within the bounds does not fit: a fault of fv_work_list_room. */
+fv_status fv_work_list_append(fv_work_list *list, const fv_split_rule *rule, const fv_step *step, const fv_pass *pass);
+
+/* Cost of a Q block of num_tokens tokens over num_keys keys and all KV heads: keys x heads x (KEY_COST + rows),
+ * for bringing in a key costs as much as KEY_COST rows of arithmetic. */
+int64_t fv_work_cost(const fv_problem *problem, int64_t num_keys, int64_t num_tokens);
+
+/* What sharing the reading of `num_keys` keys among num_seqs sequences of num_tokens tokens in all saves,
+ * less what merging costs; in units of fv_work_cost. */
+int64_t fv_work_cascade_gain(const fv_problem *problem, int64_t num_keys, int64_t num_seqs, int64_t num_tokens);
 
 #endif

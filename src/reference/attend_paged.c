@@ -1,4 +1,4 @@
-/* attend_paged: item by item, row by row, key by key. */
+/* attend_paged and attend_dense: item by item, row by row, key by key. */
 #include "reference/attend_paged.h"
 
 #include "core/error.h"
@@ -28,8 +28,8 @@ static void attend_keys(fv_softmax_state *state, row_memory *memory, const fv_at
     fv_attend_row_query(memory->q, row, params);
     for (int32_t key = first; key < end; key++) {
         if (!fv_attend_row_sees(row, params, key)) continue;
-        fv_kv_reader_key(memory->k, reader, item->table_row, key, row->kv_head);
-        fv_kv_reader_value(memory->v, reader, item->table_row, key, row->kv_head);
+        fv_kv_reader_key(memory->k, reader, item->seq, item->table_row, key, row->kv_head);
+        fv_kv_reader_value(memory->v, reader, item->seq, item->table_row, key, row->kv_head);
         const double product = dot(memory->q, memory->k, params->head_size);
         fv_softmax_state_add(state, fv_attend_row_score(row, params, key, product), memory->v);
     }
@@ -38,10 +38,11 @@ static void attend_keys(fv_softmax_state *state, row_memory *memory, const fv_at
 static void store_result(fv_softmax_state *state, const fv_attend_row *row, const fv_attend_params *params)
 {
     const double lse = fv_softmax_state_finish(state, params->sinks ? &params->sinks[row->head] : NULL);
-    char *out = (char *)params->out + row->token * params->out_token_stride + row->head * params->out_head_stride;
+    const int64_t out_row = row->token - params->out_first_token;
+    char *out = (char *)params->out + out_row * params->out_token_stride + row->head * params->out_head_stride;
     fv_row_store(out, state->out, params->v_head_size, params->out_dtype);
     if (!params->lse) return;
-    char *to = (char *)params->lse + row->token * params->lse_token_stride + row->head * params->lse_head_stride;
+    char *to = (char *)params->lse + out_row * params->lse_token_stride + row->head * params->lse_head_stride;
     fv_row_store(to, &lse, 1, FV_DTYPE_F32);
 }
 

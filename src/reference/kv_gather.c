@@ -11,12 +11,12 @@ static void gather_key(const fv_kv_gather_params *params, const fv_kv_reader *re
     double values[FV_REFERENCE_MAX_HEAD_SIZE];
     for (int32_t head = 0; head < cache->num_kv_heads; head++) {
         if (params->k) {
-            fv_kv_reader_key(values, reader, seq, key, head);
+            fv_kv_reader_key(values, reader, seq, seq, key, head);
             fv_row_store((char *)params->k + row * params->k_token_stride + head * params->k_head_stride, values,
                          cache->head_size, params->dst_dtype);
         }
         if (params->v) {
-            fv_kv_reader_value(values, reader, seq, key, head);
+            fv_kv_reader_value(values, reader, seq, seq, key, head);
             fv_row_store((char *)params->v + row * params->v_token_stride + head * params->v_head_stride, values,
                          cache->v_head_size, params->dst_dtype);
         }
@@ -36,6 +36,8 @@ fv_status fv_reference_kv_gather(const fv_launch *launch, const fv_kv_gather_par
         .k_scale = params->k_scale,
         .v_scale = params->v_scale,
         .num_scales = params->num_kv_scales,
+        .head_size = params->cache.head_size,
+        .v_head_size = params->cache.v_head_size,
     };
     for (int32_t seq = 0; seq < params->num_seqs; seq++) {
         const int32_t first_row = params->out_start[seq];

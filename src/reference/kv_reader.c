@@ -1,4 +1,4 @@
-/* Reading the paged cache in double. */
+/* Reading the paged cache and dense rows in double. */
 #include "reference/kv_reader.h"
 
 #include "core/float.h"
@@ -13,7 +13,12 @@ fv_kv_reader fv_kv_reader_of(const fv_attend_params *params)
         .k_scale = params->k_scale,
         .v_scale = params->v_scale,
         .num_scales = params->num_kv_scales,
+        .head_size = params->head_size,
+        .v_head_size = params->v_head_size,
         .context_parallel = params->context_parallel,
+        .dense = params->dense,
+        .query_start = params->query_start,
+        .seq_lens = params->seq_lens,
     };
 }
 
@@ -61,21 +66,54 @@ static void read_entry(double *row, const fv_kv_reader *reader, const fv_kv_plan
     plane_row(row, view, plane, size, scale, block, head, slot);
 }
 
-void fv_kv_reader_key(double *k, const fv_kv_reader *reader, int32_t table_row, int32_t key, int32_t head)
+/* The dense row of a key; -1: it lies in the cache. */
+static int64_t dense_row_of(const fv_kv_reader *reader, int32_t seq, int32_t key)
 {
+    if (!reader->dense.k) return -1;
+    const int32_t start = reader->query_start[seq];
+    const int32_t query_len = reader->query_start[seq + 1] - start;
+    if (query_len < reader->dense_min_query_len) return -1;
+    if (reader->dense.key_row) return (int64_t)reader->dense.key_row[seq] + key;
+    const int64_t new_token = (int64_t)key - (reader->seq_lens[seq] - query_len);
+    return new_token < 0 ? -1 : start + new_token;
+}
+
+static void load_row(double *row, const char *from, int32_t size, fv_dtype dtype)
+{
+    const int64_t step = (int64_t)fv_dtype_bytes(dtype);
+    for (int32_t d = 0; d < size; d++) row[d] = fv_float_load(from + d * step, dtype);
+}
+
+void fv_kv_reader_key(double *k, const fv_kv_reader *reader, int32_t seq, int32_t table_row, int32_t key, int32_t head)
+{
+    const fv_dense_keys *dense = &reader->dense;
+    const int64_t dense_row = dense_row_of(reader, seq, key);
+    if (dense_row >= 0) {
+        load_row(k, (const char *)dense->k + dense_row * dense->k_token_stride + head * dense->k_head_stride,
+                 reader->head_size, dense->dtype);
+        return;
+    }
     const fv_kv_view *view = reader->view;
-    read_entry(k, reader, &view->k, &view->k_scales, reader->k_scale, view->head_size, table_row, key, head);
+    read_entry(k, reader, &view->k, &view->k_scales, reader->k_scale, reader->head_size, table_row, key, head);
     if (reader->rope_dim == 0) return;
     const int32_t half = reader->rope_dim / 2;
     const int64_t at = fv_key_position(&reader->context_parallel, key) * half;
-    rotate(k + view->head_size - reader->rope_dim, half, reader->cos + at, reader->sin + at);
+    rotate(k + reader->head_size - reader->rope_dim, half, reader->cos + at, reader->sin + at);
 }
 
-void fv_kv_reader_value(double *v, const fv_kv_reader *reader, int32_t table_row, int32_t key, int32_t head)
+void fv_kv_reader_value(double *v, const fv_kv_reader *reader, int32_t seq, int32_t table_row, int32_t key,
+                        int32_t head)
 {
+    const fv_dense_keys *dense = &reader->dense;
+    const int64_t dense_row = dense_row_of(reader, seq, key);
+    if (dense_row >= 0) {
+        load_row(v, (const char *)dense->v + dense_row * dense->v_token_stride + head * dense->v_head_stride,
+                 reader->v_head_size, dense->dtype);
+        return;
+    }
     const fv_kv_view *view = reader->view;
     if (fv_kv_layout_is_latent(view->layout))
-        read_entry(v, reader, &view->k, &view->k_scales, reader->k_scale, view->v_head_size, table_row, key, head);
+        read_entry(v, reader, &view->k, &view->k_scales, reader->k_scale, reader->v_head_size, table_row, key, head);
     else
-        read_entry(v, reader, &view->v, &view->v_scales, reader->v_scale, view->v_head_size, table_row, key, head);
+        read_entry(v, reader, &view->v, &view->v_scales, reader->v_scale, reader->v_head_size, table_row, key, head);
 }

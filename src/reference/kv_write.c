@@ -43,6 +43,24 @@ static void write_ds_entry(char *entry, const char *from, fv_dtype src_dtype)
                        fv_float_load(from + (size_t)(FV_DS_LATENT + d) * bytes, src_dtype), FV_DTYPE_BF16);
 }
 
+/* What the row `from` is divided by: the scale given for its head, times, where the cache keeps a scale
+ * for each token and head, the row's own, which is stored. Only finite elements count for it. */
+static float find_scale(const fv_scale_plane *plane, const fv_kv_write_params *params, const float *head_scales,
+                        const char *from, int32_t size, int64_t block, int32_t head, int64_t slot)
+{
+    const float head_scale = fv_head_scale(head_scales, params->num_kv_scales, head);
+    if (!plane->data) return head_scale;
+    const size_t bytes = fv_dtype_bytes(params->src_dtype);
+    float largest = 0;
+    for (int32_t d = 0; d < size; d++) {
+        const float magnitude = fabsf(fv_float_load(from + (size_t)d * bytes, params->src_dtype));
+        if (isfinite(magnitude)) largest = fmaxf(largest, magnitude);
+    }
+    const float scale = fv_scale_of_largest(largest / head_scale, params->cache.dtype);
+    memcpy(fv_scale_address(plane, block, slot, head), &scale, sizeof(scale));
+    return head_scale * scale;
+}
+
 static void write_token(const fv_kv_write_params *params, int32_t token, int64_t block, int64_t slot)
 {
     const fv_kv_view *cache = &params->cache;
@@ -52,14 +70,14 @@ static void write_token(const fv_kv_write_params *params, int32_t token, int64_t
         return;
     }
     for (int32_t head = 0; head < cache->num_kv_heads; head++) {
-        const float k_scale = fv_head_scale(params->k_scale, params->num_kv_scales, head) *
-                              fv_scale_at(&cache->k_scales, block, slot, head);
-        write_row(cache, &cache->k, cache->head_size, k + head * params->k_head_stride, params->src_dtype, k_scale,
-                  block, head, slot);
+        const char *k_row = k + head * params->k_head_stride;
+        const float k_scale = find_scale(&cache->k_scales, params, params->k_scale, k_row, cache->head_size, block,
+                                         head, slot);
+        write_row(cache, &cache->k, cache->head_size, k_row, params->src_dtype, k_scale, block, head, slot);
         if (fv_kv_layout_is_latent(cache->layout)) continue; /* the value is the start of the key */
-        const float v_scale = fv_head_scale(params->v_scale, params->num_kv_scales, head) *
-                              fv_scale_at(&cache->v_scales, block, slot, head);
         const char *v = (const char *)params->v + token * params->v_token_stride + head * params->v_head_stride;
+        const float v_scale = find_scale(&cache->v_scales, params, params->v_scale, v, cache->v_head_size, block, head,
+                                         slot);
         write_row(cache, &cache->v, cache->v_head_size, v, params->src_dtype, v_scale, block, head, slot);
     }
 }

@@ -104,7 +104,7 @@ static void score_keys(const oracle_scratch *scratch, row_sums *sums, const fv_o
             seen |= sees;
         }
         if (!seen) continue;
-        fv_kv_reader_key(scratch->key, reader, table_row, key, rows[0].row.kv_head);
+        fv_kv_reader_key(scratch->key, reader, rows[0].row.seq, table_row, key, rows[0].row.kv_head);
         dot_rows(dots, squares, scratch->q, scratch->key, params->head_size);
         for (int32_t r = 0; r < num_rows; r++) {
             if (scores[r] == -INFINITY) continue;
@@ -155,7 +155,7 @@ static void add_values(const oracle_scratch *scratch, row_sums *sums, fv_oracle_
         for (int32_t r = 0; r < num_rows; r++) {
             if (scores[r] == -INFINITY) continue;
             if (value_norm2 < 0) {
-                fv_kv_reader_value(scratch->value, reader, table_row, key, rows[0].row.kv_head);
+                fv_kv_reader_value(scratch->value, reader, rows[0].row.seq, table_row, key, rows[0].row.kv_head);
                 value_norm2 = norm2(scratch->value, params->v_head_size);
             }
             add_value(&rows[r], &sums[r], scratch->value, value_norm2, scores[r], errors[r], params);

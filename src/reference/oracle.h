@@ -30,7 +30,7 @@ typedef struct fv_oracle_row {
 size_t fv_oracle_scratch_doubles(const fv_attend_params *params, int32_t num_keys);
 
 /* Computes 1..FV_ORACLE_MAX_ROWS rows of one sequence and one KV head. Uses of params: q, the problem
- * and the batch; `reader` reads the cache, row `table_row` of the block table. */
+ * and the batch; `reader` reads the keys, the cached ones by row `table_row` of the block table. */
 void fv_oracle_attend(fv_oracle_row *rows, int32_t num_rows, const fv_attend_params *params, const fv_kv_reader *reader,
                       int32_t table_row, double *scratch);
 

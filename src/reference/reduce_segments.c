@@ -10,7 +10,7 @@ static void reduce_row(const fv_reduce_params *params, const fv_reduce_item *ite
     fv_softmax_state state;
     fv_softmax_state_init(&state, out, params->v_head_size);
     for (int32_t segment = 0; segment < item->num_segments; segment++) {
-        const int64_t slot = (int64_t)item->partial + (int64_t)segment * item->num_tokens + token;
+        const int64_t slot = (int64_t)item->partial + (int64_t)segment * fv_reduce_segment_slots(item) + token;
         const int64_t at = slot * params->num_heads + head;
         fv_softmax_state_merge(&state, params->partial_max[at], params->partial_sum[at],
                                params->partial_out + at * params->v_head_size);

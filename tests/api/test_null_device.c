@@ -375,7 +375,7 @@ static void test_single_operations(void **state)
     const fv_tensor a = fv_tensor_3d(gathered, FV_DTYPE_F32, 1, KV_HEADS, HEAD_SIZE);
     const fv_tensor b = fv_tensor_3d(gathered + KV_FLOATS, FV_DTYPE_F32, 1, KV_HEADS, HEAD_SIZE);
     const fv_tensor lses = fv_tensor_2d(null.workspace, FV_DTYPE_F32, 1, KV_HEADS);
-    must(fv_merge_states(null.device, &a, NULL, &a, &lses, &b, &lses, null.stream));
+    must(fv_merge_states(null.device, &a, NULL, &a, &lses, &b, &lses, NULL, null.stream));
     must(fv_device_copy_out(null.device, back, gathered, bytes, null.stream));
     must(fv_stream_synchronize(null.device, null.stream));
     assert_float_equal(back[0], (step.k[2 * KV_HEADS * HEAD_SIZE] + step.v[2 * KV_HEADS * HEAD_SIZE]) / 2, 1e-6);

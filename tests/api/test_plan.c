@@ -132,9 +132,11 @@ static void test_problems_are_refused(void **state)
     REFUSED(context_parallel.rank = 4, FV_ERR_INVALID, "context_parallel.rank is 4");
     REFUSED(mha.head_size = 36, FV_ERR_UNSUPPORTED, "head_size not supported");
     REFUSED(mha.head_size = 520, FV_ERR_UNSUPPORTED, "head_size not supported");
-    REFUSED(kv_dtype = FV_DTYPE_I8, FV_ERR_UNSUPPORTED, "kv_cache_dtype not supported");
-    REFUSED(kv_layout = FV_KV_LAYOUT_X_PACKED, FV_ERR_UNSUPPORTED, "layout x_packed not supported");
-    REFUSED(type = FV_ATTENTION_ENCODER, FV_ERR_UNSUPPORTED, "attention type encoder not supported");
+    REFUSED(kv_layout = FV_KV_LAYOUT_LATENT, FV_ERR_UNSUPPORTED, "layout latent not supported");
+    REFUSED(type = FV_ATTENTION_CROSS;
+            problem.window = 8, FV_ERR_UNSUPPORTED, "sliding window not supported with attention type cross");
+    REFUSED(type = FV_ATTENTION_ENCODER; problem.context_parallel.world = 2, FV_ERR_UNSUPPORTED,
+                                         "context parallelism not supported with attention type encoder");
 #undef REFUSED
     problem = f->problem;
     problem.kind = FV_ATTENTION_MLA;
@@ -150,6 +152,12 @@ static void test_problems_are_refused(void **state)
     options = (fv_plan_options){.struct_size = sizeof(options), .variant = "huge"};
     assert_refused(fv_plan_create(&plan, f->context, &f->problem, &f->bounds, &options), FV_ERR_INVALID,
                    "no variant 'huge'");
+    options = (fv_plan_options){.struct_size = sizeof(options), .cascade = (fv_cascade)3};
+    assert_refused(fv_plan_create(&plan, f->context, &f->problem, &f->bounds, &options), FV_ERR_INVALID,
+                   "cascade is 3");
+    options = (fv_plan_options){.struct_size = sizeof(options), .decode_threshold = -2};
+    assert_refused(fv_plan_create(&plan, f->context, &f->problem, &f->bounds, &options), FV_ERR_INVALID,
+                   "decode_threshold is -2");
     const fv_bounds bounds = {sizeof(bounds), 0, TOKENS, 0, 64};
     assert_refused(fv_plan_create(&plan, f->context, &f->problem, &bounds, NULL), FV_ERR_INVALID, "max_num_seqs is 0");
 }
@@ -222,10 +230,10 @@ static void test_reasons_are_listed(void **state)
     assert_string_equal(reasons, "");
     fv_problem problem = f->problem;
     problem.mha.head_size = 20;
-    problem.kv_dtype = FV_DTYPE_I8;
+    problem.kv_layout = FV_KV_LAYOUT_X_PACKED;
     assert_int_equal(fv_backend_why_not(reasons, sizeof(reasons), "TRITON_ATTN", NULL, &problem), FV_OK);
-    assert_non_null(strstr(reasons, "head_size not supported"));
-    assert_non_null(strstr(reasons, "; kv_cache_dtype not supported"));
+    assert_non_null(strstr(reasons, "layout x_packed not supported"));
+    assert_non_null(strstr(reasons, "; head_size not supported"));
     assert_int_equal(fv_backend_why_not(reasons, 10, "TRITON_ATTN", NULL, &problem), FV_ERR_NO_SPACE);
     assert_int_equal(fv_backend_why_not(reasons, sizeof(reasons), "NOPE", NULL, &problem), FV_ERR_INVALID);
     assert_string_equal(fv_backend_name(0), "TRITON_ATTN");

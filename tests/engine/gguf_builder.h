@@ -119,6 +119,51 @@ static inline void put_tiny_tokenizer(gguf_builder *out, const char *pre, const 
     put_bool_key(out, "tokenizer.ggml.add_bos_token", 1);
 }
 
+/* A SentencePiece tokenizer: 4 control tokens, the first num_bytes bytes, 15 others; scores fall with the
+ * id. */
+enum { SMALL_SENTENCEPIECE_KEYS = 7, SMALL_SENTENCEPIECE_OTHERS = 15 };
+
+static inline void put_small_sentencepiece(gguf_builder *out, uint32_t num_bytes)
+{
+    static const char *const first[] = {"<pad>", "<eos>", "<bos>", "<unk>"};
+    static const char *const last[] = {"<start_of_turn>",
+                                       "<end_of_turn>",
+                                       "\n",
+                                       "\n\n",
+                                       "  ",
+                                       "\xe2\x96\x81h",
+                                       "he",
+                                       "llo",
+                                       "ll",
+                                       "\xe2\x96\x81",
+                                       "h",
+                                       "e",
+                                       "l",
+                                       "o",
+                                       "\xc3\xa9"};
+    static const uint32_t first_kinds[] = {3, 3, 3, 2};
+    static const uint32_t last_kinds[] = {3, 3, 4, 4, 4, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1};
+    static const char digits[] = "0123456789ABCDEF";
+    const uint32_t num_tokens = 4 + num_bytes + SMALL_SENTENCEPIECE_OTHERS;
+    put_string_key(out, "tokenizer.ggml.model", "llama");
+    put_array_key(out, "tokenizer.ggml.tokens", FV_GGUF_VALUE_STRING, num_tokens);
+    for (uint32_t i = 0; i < 4; i++) put_string(out, first[i]);
+    for (uint32_t byte = 0; byte < num_bytes; byte++) {
+        const char text[] = {'<', '0', 'x', digits[byte / 16], digits[byte % 16], '>', '\0'};
+        put_string(out, text);
+    }
+    for (uint32_t i = 0; i < SMALL_SENTENCEPIECE_OTHERS; i++) put_string(out, last[i]);
+    put_array_key(out, "tokenizer.ggml.scores", FV_GGUF_VALUE_F32, num_tokens);
+    for (uint32_t i = 0; i < num_tokens; i++) put_f32(out, -(float)i);
+    put_array_key(out, "tokenizer.ggml.token_type", FV_GGUF_VALUE_I32, num_tokens);
+    put_bytes(out, first_kinds, sizeof(first_kinds));
+    for (uint32_t i = 0; i < num_bytes; i++) put_u32(out, 6);
+    put_bytes(out, last_kinds, sizeof(last_kinds));
+    put_u32_key(out, "tokenizer.ggml.bos_token_id", 2);
+    put_u32_key(out, "tokenizer.ggml.eos_token_id", 1);
+    put_bool_key(out, "tokenizer.ggml.add_bos_token", 1);
+}
+
 /* A valid file: every kind of metadata, a tokenizer, tensors of two types. */
 static inline void build_valid_file(gguf_builder *out)
 {
@@ -145,8 +190,8 @@ static inline void build_valid_file(gguf_builder *out)
     put_tiny_tokenizer(out, "gpt-2", "<|im_start|>");
     put_tensor_2d(out, "weight.f32", 4, 2, FV_GGUF_F32, 0);
     put_tensor_2d(out, "weight.q8_0", 32, 2, FV_GGUF_Q8_0, 32);
-    put_tensor_2d(out, "weight.q6_k", 256, 1, 14, 128);
-    put_tensor_data(out, 32, 128 + 210);
+    put_tensor_2d(out, "weight.q2_k", 256, 1, 10, 128); /* of a type that cannot be used */
+    put_tensor_data(out, 32, 128 + 84);
 }
 
 #endif

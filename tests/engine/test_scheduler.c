@@ -12,10 +12,52 @@
 
 enum { max_parts = 64 };
 
+static fv_scheduler_limits limits_of(int32_t block_size, int32_t num_blocks, int32_t max_num_seqs, int32_t budget)
+{
+    return (fv_scheduler_limits){
+        .block_size = block_size,
+        .max_num_seqs = max_num_seqs,
+        .max_batched_tokens = budget,
+        .num_groups = 1,
+        .groups = {{.num_blocks = num_blocks}},
+    };
+}
+
 static void init(fv_scheduler *scheduler, int32_t block_size, int32_t num_blocks, int32_t max_num_seqs, int32_t budget)
 {
-    const fv_scheduler_limits limits = {block_size, num_blocks, max_num_seqs, budget};
+    const fv_scheduler_limits limits = limits_of(block_size, num_blocks, max_num_seqs, budget);
     assert_int_equal(fv_scheduler_init(scheduler, &limits), FV_OK);
+}
+
+/* A group without and one with a window. */
+static void init_two_groups(fv_scheduler *scheduler, int32_t block_size, int32_t num_blocks, int32_t sliding_blocks,
+                            int32_t window, int32_t max_num_seqs, int32_t budget)
+{
+    fv_scheduler_limits limits = limits_of(block_size, num_blocks, max_num_seqs, budget);
+    limits.num_groups = 2;
+    limits.groups[1].num_blocks = sliding_blocks;
+    limits.groups[1].window = window;
+    assert_int_equal(fv_scheduler_init(scheduler, &limits), FV_OK);
+}
+
+/* During a step: all its tokens and what they see have a block of their own, and no sequence holds more
+ * than it has reserved. */
+static void check_blocks(const fv_scheduler *scheduler, const fv_step_part *part)
+{
+    const fv_scheduler_limits *limits = &scheduler->limits;
+    const int32_t seq_len = part->first_token + part->num_tokens;
+    for (int32_t g = 0; g < limits->num_groups; g++) {
+        const fv_block_row *row = &part->sequence->rows[g];
+        const int32_t window = limits->groups[g].window;
+        const int32_t first_seen = window == 0 ? 0 : fv_max_i32(part->first_token - window + 1, 0);
+        for (int32_t i = 0; i < seq_len; i++) {
+            const int32_t block = row->blocks[i / limits->block_size];
+            if (i >= first_seen) assert_in_range(block, 1, limits->groups[g].num_blocks);
+            if (i / limits->block_size < first_seen / limits->block_size) assert_int_equal(block, 0);
+        }
+        assert_in_range(row->end_held - row->first_held, 0, row->num_reserved);
+        assert_in_range(scheduler->groups[g].num_reserved, 0, limits->groups[g].num_blocks);
+    }
 }
 
 /* A step as the session does it: the tokens are computed, those that can write do so, those that have
@@ -33,10 +75,10 @@ static int32_t run_step(fv_scheduler *scheduler)
         assert_int_equal(part->first_token, part->sequence->num_computed);
         assert_true(part->num_tokens > 0);
         assert_int_equal(part->is_last, part->first_token + part->num_tokens == part->sequence->num_tokens);
-        assert_true(part->sequence->num_blocks * scheduler->limits.block_size >= part->sequence->num_tokens);
+        check_blocks(scheduler, part);
     }
     assert_in_range(num_tokens, 0, scheduler->limits.max_batched_tokens);
-    fv_scheduler_commit(parts, num_parts);
+    fv_scheduler_commit(scheduler, parts, num_parts);
     for (int32_t i = 0; i < num_parts; i++) {
         fv_sequence *sequence = parts[i].sequence;
         if (!parts[i].is_last) continue;
@@ -63,7 +105,7 @@ static void test_cuts_prompts_by_the_budget(void **state)
     assert_ptr_equal(parts[0].sequence, &a);
     assert_int_equal(parts[0].num_tokens, 10);
     assert_false(parts[0].is_last);
-    fv_scheduler_commit(parts, 1);
+    fv_scheduler_commit(&scheduler, parts, 1);
     assert_int_equal(run_step(&scheduler), 10);
 
     assert_int_equal(fv_scheduler_next(parts, &scheduler), 2); /* the rest of a, then b */
@@ -96,7 +138,7 @@ static void test_decodes_come_first(void **state)
     fv_scheduler_finish(&scheduler, &a);
     fv_scheduler_finish(&scheduler, &b);
     fv_scheduler_finish(&scheduler, &c);
-    assert_int_equal(scheduler.pool.num_free, 100);
+    assert_int_equal(scheduler.groups[0].pool.num_free, 100);
     fv_scheduler_deinit(&scheduler);
 }
 
@@ -122,20 +164,80 @@ static void test_waits_for_room_in_order(void **state)
     fv_scheduler_deinit(&scheduler);
 }
 
+/* A sequence of many windows holds few blocks of the sliding group, and all of the other. */
+static void test_window_gives_blocks_back(void **state)
+{
+    (void)state;
+    enum { block_size = 4, window = 10, budget = 7, max_tokens = 200 };
+    const int32_t bound = (window - 1 + budget + block_size - 1) / block_size + 1;
+    fv_scheduler scheduler;
+    init_two_groups(&scheduler, block_size, max_tokens / block_size, bound, window, 4, budget);
+    fv_sequence sequence;
+    assert_int_equal(fv_scheduler_add(&scheduler, &sequence, 100, max_tokens), FV_OK);
+    while (scheduler.num_running + scheduler.num_waiting > 0) {
+        run_step(&scheduler);
+        const fv_block_pool *pool = &scheduler.groups[1].pool;
+        assert_in_range(pool->num_blocks - pool->num_free, 0, bound);
+    }
+    assert_int_equal(scheduler.groups[0].pool.max_used, max_tokens / block_size);
+    assert_in_range(scheduler.groups[1].pool.max_used, 1, bound);
+    assert_int_equal(scheduler.groups[1].pool.num_free, bound);
+    assert_int_equal(scheduler.groups[1].num_reserved, 0);
+    fv_scheduler_deinit(&scheduler);
+}
+
+/* The group with the window may be the one that is full. */
+static void test_waits_for_room_in_every_group(void **state)
+{
+    (void)state;
+    fv_scheduler scheduler;
+    init_two_groups(&scheduler, 4, 100, 7, 8, 8, 4); /* at once: 7 + 4 tokens, 4 blocks */
+    fv_sequence a, b;
+    assert_int_equal(fv_scheduler_blocks_at_once(&scheduler.limits, 8, 60), 4);
+    assert_int_equal(fv_scheduler_add(&scheduler, &a, 5, 60), FV_OK);
+    assert_int_equal(fv_scheduler_add(&scheduler, &b, 5, 60), FV_OK);
+    while (a.state != FV_SEQUENCE_FINISHED) {
+        run_step(&scheduler);
+        if (a.state != FV_SEQUENCE_FINISHED) assert_int_equal(b.state, FV_SEQUENCE_WAITING);
+    }
+    while (b.state != FV_SEQUENCE_FINISHED) assert_true(run_step(&scheduler) > 0);
+    fv_scheduler_deinit(&scheduler);
+}
+
+typedef struct random_crowd {
+    int32_t block_size, budget, capacity, sliding_capacity, window;
+} random_crowd;
+
+static random_crowd next_crowd(uint32_t *random)
+{
+    uint32_t drawn[5];
+    for (int32_t i = 0; i < 5; i++) drawn[i] = (*random = *random * 1664525u + 1013904223u) >> 8;
+    return (random_crowd){
+        .block_size = 1 + (int32_t)(drawn[0] % 20),
+        .budget = 1 + (int32_t)(drawn[1] % 40),
+        .capacity = 1 + (int32_t)(drawn[2] % 30),
+        .sliding_capacity = 1 + (int32_t)(drawn[3] % 30),
+        .window = 1 + (int32_t)(drawn[4] % 40),
+    };
+}
+
 /* Random crowds on caches that hold a few of them: all end, each after all its tokens, and all blocks
  * are back. */
 static void test_everyone_ends(void **state)
 {
     (void)state;
-    enum { num_rounds = 200, num_seqs = 40 };
+    enum { num_rounds = 300, num_seqs = 40 };
     uint32_t random = 7;
     for (int32_t round = 0; round < num_rounds; round++) {
-        random = random * 1664525u + 1013904223u;
-        const int32_t block_size = 1 + (int32_t)(random >> 8 & 0xff) % 20;
-        const int32_t budget = 1 + (int32_t)(random >> 16 & 0xff) % 40;
-        const int32_t capacity = 1 + (int32_t)(random >> 24) % 30;
+        const random_crowd crowd = next_crowd(&random);
+        const bool slides = round % 3 > 0;
         fv_scheduler scheduler;
-        init(&scheduler, block_size, capacity, 1 + round % 9, budget);
+        if (slides) {
+            init_two_groups(&scheduler, crowd.block_size, crowd.capacity, crowd.sliding_capacity, crowd.window,
+                            1 + round % 9, crowd.budget);
+        } else {
+            init(&scheduler, crowd.block_size, crowd.capacity, 1 + round % 9, crowd.budget);
+        }
         fv_sequence sequences[num_seqs];
         int64_t expected = 0;
         int32_t num_added = 0;
@@ -144,7 +246,11 @@ static void test_everyone_ends(void **state)
             const int32_t prompt = 1 + (int32_t)(random >> 8 & 0xff) % 50;
             const int32_t max = prompt + (int32_t)(random >> 16 & 0xff) % 20;
             const fv_status status = fv_scheduler_add(&scheduler, &sequences[num_added], prompt, max);
-            const bool fits = max <= capacity * block_size;
+            bool fits = max <= crowd.capacity * crowd.block_size;
+            if (slides) {
+                fits = fits &&
+                       fv_scheduler_blocks_at_once(&scheduler.limits, crowd.window, max) <= crowd.sliding_capacity;
+            }
             assert_int_equal(status, fits ? FV_OK : FV_ERR_NO_SPACE);
             if (!fits) continue;
             num_added++;
@@ -157,7 +263,10 @@ static void test_everyone_ends(void **state)
             computed += step;
         }
         assert_int_equal(computed, expected);
-        assert_int_equal(scheduler.pool.num_free, capacity);
+        for (int32_t g = 0; g < scheduler.limits.num_groups; g++) {
+            assert_int_equal(scheduler.groups[g].pool.num_free, scheduler.groups[g].pool.num_blocks);
+            assert_int_equal(scheduler.groups[g].num_reserved, 0);
+        }
         for (int32_t i = 0; i < num_added; i++) assert_int_equal(sequences[i].state, FV_SEQUENCE_FINISHED);
         fv_scheduler_deinit(&scheduler);
     }
@@ -176,7 +285,8 @@ static void test_refuses_what_never_fits(void **state)
     assert_int_equal(scheduler.num_waiting, 0);
     fv_scheduler_deinit(&scheduler);
 
-    const fv_scheduler_limits wrong[] = {{0, 4, 8, 64}, {16, 0, 8, 64}, {16, 4, 0, 64}, {16, 4, 8, -1}};
+    const fv_scheduler_limits wrong[] = {limits_of(0, 4, 8, 64), limits_of(16, 0, 8, 64), limits_of(16, 4, 0, 64),
+                                         limits_of(16, 4, 8, -1)};
     for (int32_t i = 0; i < FV_ARRAY_LEN(wrong); i++) {
         assert_int_equal(fv_scheduler_init(&scheduler, &wrong[i]), FV_ERR_INVALID);
         fv_scheduler_deinit(&scheduler);
@@ -186,8 +296,9 @@ static void test_refuses_what_never_fits(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_cuts_prompts_by_the_budget), cmocka_unit_test(test_decodes_come_first),
-        cmocka_unit_test(test_waits_for_room_in_order),    cmocka_unit_test(test_everyone_ends),
+        cmocka_unit_test(test_cuts_prompts_by_the_budget),    cmocka_unit_test(test_decodes_come_first),
+        cmocka_unit_test(test_waits_for_room_in_order),       cmocka_unit_test(test_window_gives_blocks_back),
+        cmocka_unit_test(test_waits_for_room_in_every_group), cmocka_unit_test(test_everyone_ends),
         cmocka_unit_test(test_refuses_what_never_fits),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -1,7 +1,7 @@
 /* The engine on a real model, against what another implementation computed with the same file: the
  * same next token wherever the recorded best two logits differ by more than 0.05, logits close on
  * average, the same perplexity; and the same on every block size, chunk size, cache type, number of
- * threads, with others in the batch, and on a cache that cannot hold all at once. */
+ * threads, backend, with others in the batch, and on a cache that cannot hold all at once. */
 #include <math.h>
 #include <setjmp.h>
 #include <stdarg.h>
@@ -14,137 +14,16 @@
 #include <cmocka.h>
 
 #include "core/compiler.h"
-#include "engine/recordings.h"
-#include "fovea/engine.h"
+#include "engine/model_runs.h"
+#include "fovea/backend.h"
 
 #ifndef FV_TEST_DATA_DIR
 #define FV_TEST_DATA_DIR "tests"
 #endif
 
-/* The rule for tokens: see the recording's README for how many positions are within the margin. */
-static const double close_call = 0.05;
-
-/* Mean absolute difference of the recorded logits; fp32 against fp32 in another order of summation. */
-static const double max_mean_error_f32 = 2e-4;
-static const double max_mean_error_f16 = 4e-3; /* keys and values rounded by 2^-11 */
-static const double max_mean_error_bf16 = 0.1; /* weights and activations rounded by 2^-9 */
-
-typedef struct fixture {
-    fv_engine *engine; /* NULL: no model file */
-    recorded_logits logits;
-    recorded_essay essay;
-} fixture;
-
-/* What one run over some prompts has seen. */
-typedef struct outcome {
-    const recorded_logits *recorded;
-    int32_t first_prompt; /* of request 0 */
-    int64_t num_positions;
-    int64_t num_wrong; /* another best token, and no close call */
-    double error_sum;
-    int64_t num_errors;
-    double max_error;
-    uint64_t hash[32]; /* of all logits of each request, bit for bit */
-} outcome;
-
-static void compare_position(void *user, int32_t request, int32_t position, const float *logits,
-                             int32_t vocabulary_size)
-{
-    outcome *seen = user;
-    const recorded_logits *recorded = seen->recorded;
-    const int32_t prompt = seen->first_prompt + request;
-    if (position >= recorded->prompts[prompt].num_tokens) return;
-    const recorded_position *expected = recorded_position_at(recorded, prompt, position);
-
-    int32_t best = 0;
-    uint64_t hash = seen->hash[request] ^ (uint64_t)position;
-    for (int32_t i = 0; i < vocabulary_size; i++) {
-        if (logits[i] > logits[best]) best = i;
-        uint32_t bits;
-        memcpy(&bits, &logits[i], sizeof(bits));
-        hash = (hash ^ bits) * UINT64_C(0x100000001b3);
-    }
-    seen->hash[request] = hash;
-    seen->num_positions++;
-    const double margin = (double)expected->best_logit - (double)expected->second_logit;
-    if (best != expected->best_id && margin > close_call) seen->num_wrong++;
-
-    for (int32_t i = -2; i < recorded->num_probes; i++) {
-        const int32_t id = i == -2 ? expected->best_id : i == -1 ? expected->second_id : recorded->probe_ids[i];
-        const float value = i == -2 ? expected->best_logit : i == -1 ? expected->second_logit : expected->probes[i];
-        const double error = fabs((double)logits[id] - (double)value);
-        seen->error_sum += error;
-        seen->num_errors++;
-        if (!(error <= seen->max_error)) seen->max_error = error;
-    }
-}
-
-/* How the tokens of a prompt come in: all as a prompt, or the recorded continuation one by one. */
-typedef enum feeding { FEED_AS_PROMPT, FEED_AS_DECODES } feeding;
-
-static void add_prompt(fv_session *session, outcome *seen, int32_t prompt, feeding fed)
-{
-    const recorded_prompt *from = &seen->recorded->prompts[prompt];
-    const int32_t num_prompt = fed == FEED_AS_PROMPT ? from->num_tokens : from->num_prompt_tokens;
-    const fv_request request = {
-        .struct_size = sizeof(request),
-        .prompt = from->ids,
-        .num_prompt_tokens = num_prompt,
-        .max_tokens = from->num_tokens - num_prompt + 1,
-        .forced = from->ids + num_prompt,
-        .num_forced = from->num_tokens - num_prompt,
-        .ignore_eos = 1,
-        .on_logits = compare_position,
-        .user = seen,
-    };
-    if (fv_session_add(NULL, session, &request) != FV_OK) fail_msg("%s", fv_last_error());
-}
-
-static void run_to_end(fv_session *session)
-{
-    int32_t num_unfinished = 1;
-    while (num_unfinished > 0) {
-        if (fv_session_step(&num_unfinished, session) != FV_OK) fail_msg("%s", fv_last_error());
-    }
-}
-
-/* Runs prompts [first, first + count) and returns what was seen; `stats` may be NULL. */
-static outcome run_prompts(const fixture *f, fv_engine *engine, const fv_session_options *options, int32_t first,
-                           int32_t count, feeding fed, fv_session_stats *stats)
-{
-    outcome seen = {.recorded = &f->logits, .first_prompt = first};
-    fv_session *session;
-    if (fv_session_create(&session, engine, options) != FV_OK) fail_msg("%s", fv_last_error());
-    for (int32_t i = 0; i < count; i++) add_prompt(session, &seen, first + i, fed);
-    run_to_end(session);
-    if (stats) {
-        stats->struct_size = sizeof(*stats);
-        assert_int_equal(fv_session_get_stats(stats, session), FV_OK);
-    }
-    fv_session_destroy(session);
-    return seen;
-}
-
-static void check(const char *name, const outcome *seen, double max_mean_error)
-{
-    const double mean = seen->error_sum / (double)seen->num_errors;
-    print_message("  %-28s %4d positions, %d wrong, logit error %.2e on average, %.2e at most\n", name,
-                  (int)seen->num_positions, (int)seen->num_wrong, mean, seen->max_error);
-    assert_true(seen->num_positions > 0);
-    assert_int_equal(seen->num_wrong, 0);
-    assert_true(mean <= max_mean_error);
-}
-
 static fv_session_options session_options(void)
 {
     return (fv_session_options){.struct_size = sizeof(fv_session_options), .cache_tokens = 8192};
-}
-
-static const fixture *fixture_or_skip(void **state)
-{
-    const fixture *f = *state;
-    if (!f->engine) skip();
-    return f;
 }
 
 static void test_prompts_like_the_recording(void **state)
@@ -152,12 +31,13 @@ static void test_prompts_like_the_recording(void **state)
     const fixture *f = fixture_or_skip(state);
     fv_session_options options = session_options();
     options.kv_cache_dtype = FV_DTYPE_F32;
-    outcome seen = run_prompts(f, f->engine, &options, 0, f->logits.num_prompts, FEED_AS_PROMPT, NULL);
+    const prompt_range all = {0, f->logits.num_prompts, FEED_AS_PROMPT, 0};
+    outcome seen = run_prompts(f, f->engine, &options, all, NULL);
     assert_int_equal(seen.num_positions, 20 * 208);
-    check("prefill, fp32 cache", &seen, max_mean_error_f32);
+    check_outcome("prefill, fp32 cache", &seen, MAX_MEAN_ERROR_F32);
     options.kv_cache_dtype = FV_DTYPE_NONE;
-    seen = run_prompts(f, f->engine, &options, 0, f->logits.num_prompts, FEED_AS_PROMPT, NULL);
-    check("prefill, default cache", &seen, max_mean_error_f16);
+    seen = run_prompts(f, f->engine, &options, all, NULL);
+    check_outcome("prefill, default cache", &seen, MAX_MEAN_ERROR_F16);
 }
 
 static void test_decodes_like_the_recording(void **state)
@@ -166,10 +46,11 @@ static void test_decodes_like_the_recording(void **state)
     fv_session_options options = session_options();
     options.max_num_seqs = f->logits.num_prompts;
     fv_session_stats stats;
-    outcome seen = run_prompts(f, f->engine, &options, 0, f->logits.num_prompts, FEED_AS_DECODES, &stats);
+    outcome seen = run_prompts(f, f->engine, &options, (prompt_range){0, f->logits.num_prompts, FEED_AS_DECODES, 0},
+                               &stats);
     assert_int_equal(seen.num_positions, 20 * 208);
     assert_true(stats.decode_tokens > 3000);
-    check("decode, default cache", &seen, max_mean_error_f16);
+    check_outcome("decode, default cache", &seen, MAX_MEAN_ERROR_F16);
 }
 
 /* One way to run that must not change the tokens. */
@@ -209,11 +90,40 @@ static void test_tokens_do_not_depend_on_how(void **state)
         options.kv_cache_dtype = way->kv_cache_dtype;
         const int32_t count = way->num_prompts ? way->num_prompts : usual;
         fv_session_stats stats;
-        const outcome seen = run_prompts(f, f->engine, &options, first, count, way->fed, &stats);
+        const outcome seen = run_prompts(f, f->engine, &options, (prompt_range){first, count, way->fed, 0}, &stats);
         assert_int_equal(seen.num_positions, count * 208);
         if (way->cache_tokens) assert_in_range(stats.max_running, 1, 2); /* the others had to wait */
-        check(way->name, &seen, max_mean_error_f16);
+        check_outcome(way->name, &seen, MAX_MEAN_ERROR_F16);
     }
+}
+
+/* Every backend that serves the model: prompts in one step and in chunks, decodes; two block sizes. */
+static void test_every_backend(void **state)
+{
+    static const struct {
+        int32_t block_size, max_batched_tokens;
+        feeding fed;
+    } ways[] = {{16, 0, FEED_AS_PROMPT}, {16, 90, FEED_AS_DECODES}, {64, 90, FEED_AS_PROMPT}, {64, 0, FEED_AS_DECODES}};
+    const fixture *f = fixture_or_skip(state);
+    int32_t num_served = 0;
+    for (int32_t backend = 0; backend < fv_backend_count(); backend++) {
+        bool is_served = true;
+        for (int32_t i = 0; i < FV_ARRAY_LEN(ways); i++) {
+            fv_session_options options = session_options();
+            options.block_size = ways[i].block_size;
+            options.max_batched_tokens = ways[i].max_batched_tokens;
+            fv_session *session = create_session_on(f->engine, options, backend);
+            is_served = session != NULL;
+            if (!is_served) break;
+            const prompt_range range = {11, 3, ways[i].fed, 0};
+            const outcome seen = run_prompts_on(session, f, range, NULL);
+            fv_session_destroy(session);
+            assert_int_equal(seen.num_positions, range.count * 208);
+            check_outcome(fv_backend_name(backend), &seen, MAX_MEAN_ERROR_F16);
+        }
+        num_served += is_served;
+    }
+    assert_true(num_served >= 1);
 }
 
 static void test_one_thread(void **state)
@@ -222,11 +132,11 @@ static void test_one_thread(void **state)
     const fv_engine_options one = {.struct_size = sizeof(one), .num_threads = 1, .compute_dtype = FV_DTYPE_F32};
     const fv_session_options options = session_options();
     fv_engine *engine;
-    if (fv_engine_create(&engine, getenv("FOVEA_MODEL"), &one) != FV_OK) fail_msg("%s", fv_last_error());
-    outcome seen = run_prompts(f, engine, &options, 8, 3, FEED_AS_PROMPT, NULL);
-    check("1 thread", &seen, max_mean_error_f16);
-    seen = run_prompts(f, engine, &options, 8, 3, FEED_AS_DECODES, NULL);
-    check("1 thread, decodes", &seen, max_mean_error_f16);
+    if (fv_engine_create(&engine, f->path, &one) != FV_OK) fail_msg("%s", fv_last_error());
+    outcome seen = run_prompts(f, engine, &options, (prompt_range){8, 3, FEED_AS_PROMPT, 0}, NULL);
+    check_outcome("1 thread", &seen, MAX_MEAN_ERROR_F16);
+    seen = run_prompts(f, engine, &options, (prompt_range){8, 3, FEED_AS_DECODES, 0}, NULL);
+    check_outcome("1 thread, decodes", &seen, MAX_MEAN_ERROR_F16);
     fv_engine_destroy(engine);
 }
 
@@ -237,18 +147,19 @@ static void test_bf16(void **state)
     const fv_engine_options bf16 = {.struct_size = sizeof(bf16), .num_threads = 2, .compute_dtype = FV_DTYPE_BF16};
     const fv_session_options options = session_options();
     fv_engine *engine;
-    const fv_status status = fv_engine_create(&engine, getenv("FOVEA_MODEL"), &bf16);
+    const fv_status status = fv_engine_create(&engine, f->path, &bf16);
     if (status == FV_ERR_UNSUPPORTED) {
         print_message("  left out: %s\n", fv_last_error());
         skip();
     }
     if (status != FV_OK) fail_msg("%s", fv_last_error());
     for (int32_t fed = FEED_AS_PROMPT; fed <= FEED_AS_DECODES; fed++) {
-        const outcome seen = run_prompts(f, engine, &options, 0, f->logits.num_prompts, (feeding)fed, NULL);
+        const outcome seen = run_prompts(f, engine, &options, (prompt_range){0, f->logits.num_prompts, (feeding)fed, 0},
+                                         NULL);
         const double mean = seen.error_sum / (double)seen.num_errors;
         print_message("  bf16: %d positions, %d wrong, logit error %.2e on average, %.2e at most\n",
                       (int)seen.num_positions, (int)seen.num_wrong, mean, seen.max_error);
-        assert_true(mean <= max_mean_error_bf16);
+        assert_true(mean <= MAX_MEAN_ERROR_BF16);
         assert_true(seen.num_wrong <= seen.num_positions / 50);
     }
     fv_engine_destroy(engine);
@@ -263,56 +174,24 @@ static void test_batch_mates_do_not_change_a_bit(void **state)
     options.batch_invariant = 1;
     for (int32_t fed = FEED_AS_PROMPT; fed <= FEED_AS_DECODES; fed++) {
         options.max_batched_tokens = 512;
-        const outcome alone = run_prompts(f, f->engine, &options, prompt, 1, (feeding)fed, NULL);
+        const outcome alone = run_prompts(f, f->engine, &options, (prompt_range){prompt, 1, (feeding)fed, 0}, NULL);
         assert_int_equal(alone.num_positions, 208);
         options.max_batched_tokens = 100;
-        const outcome crowd = run_prompts(f, f->engine, &options, prompt - 2, num_mates + 1, (feeding)fed, NULL);
+        const outcome crowd = run_prompts(f, f->engine, &options,
+                                          (prompt_range){prompt - 2, num_mates + 1, (feeding)fed, 0}, NULL);
         assert_int_equal(crowd.num_wrong, 0);
         if (alone.hash[0] != crowd.hash[2]) fail_msg("feeding %d: the logits differ", fed);
     }
 }
 
-typedef struct likelihood {
-    const recorded_essay *essay;
-    double sum;
-    int32_t count;
-} likelihood;
-
-static void add_likelihood(void *user, int32_t request, int32_t position, const float *logits, int32_t vocabulary_size)
-{
-    (void)request;
-    likelihood *seen = user;
-    if (position + 1 >= seen->essay->num_tokens) return;
-    double total = 0.0;
-    for (int32_t i = 0; i < vocabulary_size; i++) total += exp((double)logits[i]);
-    seen->sum += log(total) - (double)logits[seen->essay->ids[position + 1]];
-    seen->count++;
-}
-
 static void test_perplexity(void **state)
 {
     const fixture *f = fixture_or_skip(state);
-    likelihood seen = {.essay = &f->essay};
     const fv_session_options options = session_options();
-    const fv_request request = {
-        .struct_size = sizeof(request),
-        .prompt = f->essay.ids,
-        .num_prompt_tokens = f->essay.num_tokens,
-        .max_tokens = 1,
-        .on_logits = add_likelihood,
-        .user = &seen,
-    };
-    fv_session *session;
-    assert_int_equal(fv_session_create(&session, f->engine, &options), FV_OK);
-    assert_int_equal(fv_session_add(NULL, session, &request), FV_OK);
-    run_to_end(session);
-    fv_session_destroy(session);
-
-    double recorded = 0.0;
-    for (int32_t i = 0; i < f->essay.num_tokens - 1; i++) recorded += (double)f->essay.nll[i];
-    assert_int_equal(seen.count, f->essay.num_tokens - 1);
-    const double expected = exp(recorded / seen.count), got = exp(seen.sum / seen.count);
-    print_message("  perplexity over %d tokens: %.6f, recorded %.6f\n", seen.count, got, expected);
+    fv_session_stats stats;
+    double expected;
+    const double got = measure_perplexity(&expected, f, &options, &stats);
+    print_message("  perplexity over %d tokens: %.6f, recorded %.6f\n", f->essay.num_tokens - 1, got, expected);
     assert_true(fabs(got / expected - 1.0) <= 0.005);
 }
 
@@ -369,7 +248,7 @@ static void check_chat(const fixture *f, fv_session *session, const cJSON *chat)
     int32_t same = 0;
     while (same < got.num_tokens && got.tokens[same] == cJSON_GetArrayItem(ids, same)->valueint) same++;
     if (same < cJSON_GetArraySize(ids)) {
-        assert_true(cJSON_GetArrayItem(margins, same)->valuedouble <= close_call);
+        assert_true(cJSON_GetArrayItem(margins, same)->valuedouble <= CLOSE_CALL);
         return;
     }
     const char *text = cJSON_GetStringValue(cJSON_GetObjectItem(chat, "text"));
@@ -485,25 +364,12 @@ static int set_up(void **state)
 {
     static fixture f;
     *state = &f;
-    const char *path = getenv("FOVEA_MODEL");
-    if (!path || !path[0]) {
-        print_message("FOVEA_MODEL is not set: the tests of the model are skipped\n");
-        return 0;
-    }
-    if (!recorded_logits_read(&f.logits, FV_TEST_DATA_DIR "/recordings/logits.bin")) return 1;
-    if (!recorded_essay_read(&f.essay, FV_TEST_DATA_DIR "/recordings/essay.bin")) return 1;
-    const fv_engine_options two = {.struct_size = sizeof(two), .num_threads = 2, .compute_dtype = FV_DTYPE_F32};
-    if (fv_engine_create(&f.engine, path, &two) == FV_OK) return 0;
-    print_message("%s\n", fv_last_error());
-    return 1;
+    return fixture_open(&f, "FOVEA_MODEL", "logits.bin", "essay.bin");
 }
 
 static int tear_down(void **state)
 {
-    fixture *f = *state;
-    fv_engine_destroy(f->engine);
-    recorded_logits_free(&f->logits);
-    recorded_essay_free(&f->essay);
+    fixture_close(*state);
     return 0;
 }
 
@@ -513,6 +379,7 @@ int main(void)
         cmocka_unit_test(test_prompts_like_the_recording),
         cmocka_unit_test(test_decodes_like_the_recording),
         cmocka_unit_test(test_tokens_do_not_depend_on_how),
+        cmocka_unit_test(test_every_backend),
         cmocka_unit_test(test_one_thread),
         cmocka_unit_test(test_bf16),
         cmocka_unit_test(test_batch_mates_do_not_change_a_bit),

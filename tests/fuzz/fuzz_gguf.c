@@ -11,6 +11,7 @@
 #include "../engine/gguf_builder.h"
 #include "engine/chat_template.h"
 #include "engine/dequantize.h"
+#include "engine/text_stream.h"
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t bytes);
 size_t LLVMFuzzerCustomMutator(uint8_t *data, size_t bytes, size_t max_bytes, unsigned int seed);
@@ -20,7 +21,7 @@ enum { MAX_ELEMENTS = 4096 }; /* of a tensor: more finds nothing new */
 
 static void read_metadata(const fv_gguf *gguf)
 {
-    static const fv_gguf_value_type element_types[] = {FV_GGUF_VALUE_STRING, FV_GGUF_VALUE_I32};
+    static const fv_gguf_value_type element_types[] = {FV_GGUF_VALUE_STRING, FV_GGUF_VALUE_I32, FV_GGUF_VALUE_F32};
     for (int64_t i = 0; i < fv_gguf_num_keys(gguf); i++) {
         const fv_text name = fv_gguf_key(gguf, i);
         char *key = strndup(name.data, name.length);
@@ -39,6 +40,7 @@ static void read_metadata(const fv_gguf *gguf)
             if (fv_gguf_find_array(&array, gguf, key, element_types[t]) != FV_OK) continue;
             while (fv_gguf_array_next_string(&text, &array)) free(strndup(text.data, text.length));
             while (fv_gguf_array_next_i32(&element, &array)) continue;
+            while (fv_gguf_array_next_f32(&real, &array)) continue;
         }
         free(key);
     }
@@ -58,12 +60,12 @@ static void read_tensors(const fv_gguf *gguf)
 
 static void use_tokenizer(const fv_gguf *gguf)
 {
-    static const char text[] = "abc ab  a\n<|im_start|>42<|im_end|>\xc3\xa9\xff the";
+    static const char text[] = "abc ab  a\n<|im_start|> he<start_of_turn>llo\n\n42<|im_end|>\xc3\xa9\xff the";
     fv_tokenizer *tokenizer;
     if (fv_tokenizer_create(&tokenizer, gguf) != FV_OK) return;
 
     fv_token_list list = {0};
-    fv_tokenizer_encode(&list, NULL, tokenizer, (fv_text){text, sizeof(text)}, FV_ENCODE_SPECIAL | FV_ENCODE_BOS);
+    fv_tokenizer_encode(&list, NULL, tokenizer, (fv_text){text, sizeof(text)}, FV_ENCODE_SPECIAL | FV_ENCODE_BEGIN);
     fv_chat_template chat_template;
     if (fv_chat_template_init(&chat_template, gguf, tokenizer) == FV_OK) {
         const fv_chat_message message = {"user", text};
@@ -90,25 +92,38 @@ static void build_tokenizer_only(gguf_builder *file, const char *pre, const char
     put_string_key(file, "tokenizer.chat_template", chat_template);
 }
 
+static void build_sentencepiece_only(gguf_builder *file)
+{
+    *file = (gguf_builder){0};
+    put_header(file, 3, 0, SMALL_SENTENCEPIECE_KEYS + 1);
+    put_small_sentencepiece(file, 16);
+    put_string_key(file, "tokenizer.chat_template", "{{ bos_token }}<start_of_turn>");
+}
+
 static void build_tensors_only(gguf_builder *file)
 {
-    static const uint32_t types[] = {FV_GGUF_F32, FV_GGUF_F16, FV_GGUF_BF16, FV_GGUF_Q4_0, FV_GGUF_Q4_1, FV_GGUF_Q8_0};
+    static const uint32_t types[] = {FV_GGUF_F32,  FV_GGUF_F16,  FV_GGUF_BF16, FV_GGUF_Q4_0, FV_GGUF_Q4_1, FV_GGUF_Q5_0,
+                                     FV_GGUF_Q5_1, FV_GGUF_Q8_0, FV_GGUF_Q4_K, FV_GGUF_Q5_K, FV_GGUF_Q6_K};
+    uint64_t offset = 0;
     *file = (gguf_builder){0};
     put_header(file, 3, FV_ARRAY_LEN(types), 1);
     put_u32_key(file, "general.alignment", 64);
     for (int32_t i = 0; i < FV_ARRAY_LEN(types); i++) {
-        const char name[] = {'t', (char)('0' + i), '\0'};
-        put_tensor_2d(file, name, 32, 1, types[i], 128 * (uint64_t)i);
+        const char name[] = {'t', (char)('a' + i), '\0'};
+        const int64_t num = types[i] >= FV_GGUF_Q4_K && types[i] <= FV_GGUF_Q6_K ? 256 : 32;
+        put_tensor_2d(file, name, (uint64_t)num, 1, types[i], offset);
+        offset = (offset + fv_gguf_type_bytes((int32_t)types[i], num) + 63) / 64 * 64;
     }
-    put_tensor_data(file, 64, 128 * FV_ARRAY_LEN(types));
+    put_tensor_data(file, 64, offset);
 }
 
 static void build_seed(gguf_builder *file, unsigned int which)
 {
-    switch (which % 4) {
+    switch (which % 5) {
     case 0: build_valid_file(file); return;
     case 1: build_tensors_only(file); return;
     case 2: build_tokenizer_only(file, "smollm", "'<|im_start|>system\nBe brief.<|im_end|>\n'"); return;
+    case 3: build_sentencepiece_only(file); return;
     default: build_tokenizer_only(file, "llama-bpe", "{{ '<|im_start|>system\\n' + x + '<|im_end|>' }}"); return;
     }
 }

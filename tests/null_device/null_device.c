@@ -370,16 +370,21 @@ static void execute_reduce(fv_device *device, void *params)
     (void)fv_reference_kernels.reduce_segments(&launch, &reduce);
 }
 
+static void write_to_host(fv_kv_write_params *write)
+{
+    cache_to_host(&write->cache);
+    TO_HOST(write->k);
+    TO_HOST(write->v);
+    TO_HOST(write->slot_mapping);
+    TO_HOST(write->num_tokens_at);
+    TO_HOST(write->k_scale);
+    TO_HOST(write->v_scale);
+}
+
 static void execute_write(fv_device *device, void *params)
 {
     fv_kv_write_params write = *(fv_kv_write_params *)params;
-    cache_to_host(&write.cache);
-    TO_HOST(write.k);
-    TO_HOST(write.v);
-    TO_HOST(write.slot_mapping);
-    TO_HOST(write.num_tokens_at);
-    TO_HOST(write.k_scale);
-    TO_HOST(write.v_scale);
+    write_to_host(&write);
     const fv_launch launch = serial_launch(device);
     (void)fv_reference_kernels.kv_write(&launch, &write);
 }
@@ -408,8 +413,61 @@ static void execute_merge(fv_device *device, void *params)
     TO_HOST(merge.a.lse);
     TO_HOST(merge.b.out);
     TO_HOST(merge.b.lse);
+    TO_HOST(merge.sinks);
     const fv_launch launch = serial_launch(device);
     (void)fv_reference_kernels.merge_states(&launch, &merge);
+}
+
+static void execute_merge_ranks(fv_device *device, void *params)
+{
+    fv_merge_ranks_params merge = *(fv_merge_ranks_params *)params;
+    TO_HOST(merge.out);
+    TO_HOST(merge.lse);
+    TO_HOST(merge.ranks.out);
+    TO_HOST(merge.ranks.lse);
+    TO_HOST(merge.total_lse);
+    TO_HOST(merge.sinks);
+    const fv_launch launch = serial_launch(device);
+    (void)fv_reference_kernels.merge_ranks(&launch, &merge);
+}
+
+static void execute_kv_copy(fv_device *device, void *params)
+{
+    fv_kv_copy_params copy = *(fv_kv_copy_params *)params;
+    cache_to_host(&copy.dst);
+    cache_to_host(&copy.src);
+    TO_HOST(copy.dst_blocks);
+    TO_HOST(copy.src_blocks);
+    const fv_launch launch = serial_launch(device);
+    (void)fv_reference_kernels.kv_copy(&launch, &copy);
+}
+
+static void rope_to_host(fv_rope_params *rope)
+{
+    TO_HOST(rope->q.data);
+    TO_HOST(rope->k.data);
+    TO_HOST(rope->cos);
+    TO_HOST(rope->sin);
+    TO_HOST(rope->positions_32);
+    TO_HOST(rope->positions_64);
+    TO_HOST(rope->num_tokens_at);
+}
+
+static void execute_rope(fv_device *device, void *params)
+{
+    fv_rope_params rope = *(fv_rope_params *)params;
+    rope_to_host(&rope);
+    const fv_launch launch = serial_launch(device);
+    (void)fv_reference_kernels.rope(&launch, &rope);
+}
+
+static void execute_rope_kv_write(fv_device *device, void *params)
+{
+    fv_rope_kv_write_params fused = *(fv_rope_kv_write_params *)params;
+    rope_to_host(&fused.rope);
+    write_to_host(&fused.write);
+    const fv_launch launch = serial_launch(device);
+    (void)fv_reference_kernels.rope_kv_write(&launch, &fused);
 }
 
 static fv_status launch_kernel(const fv_launch *launch, void (*execute)(fv_device *, void *), const void *params,
@@ -444,6 +502,26 @@ static fv_status null_merge_states(const fv_launch *launch, const fv_merge_param
     return launch_kernel(launch, execute_merge, params, sizeof(*params));
 }
 
+static fv_status null_merge_ranks(const fv_launch *launch, const fv_merge_ranks_params *params)
+{
+    return launch_kernel(launch, execute_merge_ranks, params, sizeof(*params));
+}
+
+static fv_status null_kv_copy(const fv_launch *launch, const fv_kv_copy_params *params)
+{
+    return launch_kernel(launch, execute_kv_copy, params, sizeof(*params));
+}
+
+static fv_status null_rope(const fv_launch *launch, const fv_rope_params *params)
+{
+    return launch_kernel(launch, execute_rope, params, sizeof(*params));
+}
+
+static fv_status null_rope_kv_write(const fv_launch *launch, const fv_rope_kv_write_params *params)
+{
+    return launch_kernel(launch, execute_rope_kv_write, params, sizeof(*params));
+}
+
 static const char *serves_all(const fv_problem *problem)
 {
     (void)problem;
@@ -466,7 +544,11 @@ static const fv_kernel_table null_kernels = {
     .reduce_segments = null_reduce_segments,
     .kv_write = null_kv_write,
     .kv_gather = null_kv_gather,
+    .kv_copy = null_kv_copy,
+    .rope = null_rope,
+    .rope_kv_write = null_rope_kv_write,
     .merge_states = null_merge_states,
+    .merge_ranks = null_merge_ranks,
 };
 
 static const fv_kernel_table *const null_tables[] = {&null_kernels};

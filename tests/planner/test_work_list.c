@@ -13,6 +13,8 @@
 
 enum { MAX_SEQS = 64, MAX_TOKENS = 4096, MAX_SEQ_LEN = 70000 };
 
+#define SLOTS_LIMIT ((size_t)64 << 20)
+
 typedef struct fixture {
     fv_problem problem;
     fv_bounds bounds;
@@ -38,8 +40,8 @@ static fixture *make(int32_t heads, int32_t kv_heads, int32_t workers)
 static void allocate(fixture *f)
 {
     const size_t slot_bytes = (size_t)f->problem.mha.num_heads * 130 * sizeof(float);
-    fv_split_rule_fix(&f->rule, &f->bounds, slot_bytes);
-    fv_work_list_room(&f->list, &f->rule, &f->bounds, slot_bytes);
+    fv_split_rule_fix(&f->rule, &f->bounds, slot_bytes, SLOTS_LIMIT);
+    fv_work_list_room(&f->list, &f->rule, &f->bounds, slot_bytes, SLOTS_LIMIT);
     f->list.items = calloc((size_t)f->list.item_capacity, sizeof(fv_work_item));
     f->list.reduces = calloc((size_t)f->list.reduce_capacity, sizeof(fv_reduce_item));
 }
@@ -58,6 +60,20 @@ static void add(fixture *f, int32_t query_len, int32_t seq_len)
     f->seq_lens[seq] = seq_len;
 }
 
+/* One pass over all keys of all sequences, with `groups`. */
+static void build_with(fixture *f, const fv_prefix_group *groups, int32_t num_groups)
+{
+    fv_query_run runs[MAX_SEQS];
+    for (int32_t seq = 0; seq < f->step.num_seqs; seq++) {
+        runs[seq] = (fv_query_run){seq, 0, fv_step_query_len(&f->step, seq), 0, f->seq_lens[seq]};
+    }
+    const fv_pass pass = {runs, f->step.num_seqs, groups, num_groups};
+    f->list.num_items = f->list.num_reduces = 0;
+    assert_int_equal(fv_work_list_append(&f->list, &f->rule, &f->step, &pass), FV_OK);
+}
+
+static void build(fixture *f) { build_with(f, NULL, 0); }
+
 static int32_t group(const fixture *f) { return f->problem.mha.num_heads / f->problem.mha.num_kv_heads; }
 
 /* For every (token, KV head): the items that hold it cover [first seen key, last seen key) without gap or
@@ -75,7 +91,7 @@ static void check_cover(const fixture *f)
         const fv_work_item *item = &f->list.items[i];
         assert_true(item->num_tokens > 0 && item->num_kv_heads > 0);
         assert_true(item->num_kv_heads == 1 || item->num_tokens * group(f) <= FV_DECODE_ROWS);
-        assert_int_equal(item->first_key % f->rule.tile_keys, 0);
+        if (!f->rule.cascade) assert_int_equal(item->first_key % f->rule.tile_keys, 0);
         for (int32_t t = 0; t < item->num_tokens; t++) {
             for (int32_t h = 0; h < item->num_kv_heads; h++) {
                 const int32_t row = (f->query_start[item->seq] + item->first_token + t) * kv_heads +
@@ -102,10 +118,16 @@ static void check_cover(const fixture *f)
             }
         }
     }
-    int32_t slots = 0;
+    int64_t slots = 0;
     for (int32_t i = 0; i < f->list.num_reduces; i++) {
-        assert_int_equal(f->list.reduces[i].partial, slots);
-        slots += f->list.reduces[i].num_segments * f->list.reduces[i].num_tokens;
+        const fv_reduce_item *reduce = &f->list.reduces[i];
+        slots += (int64_t)reduce->num_segments * reduce->num_tokens;
+        for (int32_t segment = 0; segment < reduce->num_segments; segment++) {
+            for (int32_t t = 0; t < reduce->num_tokens; t++) {
+                const int32_t slot = reduce->partial + segment * fv_reduce_segment_slots(reduce) + t;
+                assert_true(slot < f->list.num_slots && slot_used[slot * kv_heads]);
+            }
+        }
     }
     assert_int_equal(slots, f->list.num_slots);
     assert_true(slots <= f->list.slot_capacity);
@@ -142,7 +164,7 @@ static void test_random_steps_are_covered(void **state)
                                                   : (int32_t)(next_random(&random) % 200);
             add(f, query_len, query_len + (int32_t)(next_random(&random) % (kind == 3 ? 60000 : 2000)));
         }
-        assert_int_equal(fv_work_list_build(&f->list, &f->rule, &f->step), FV_OK);
+        build(f);
         check_cover(f);
         destroy(f);
     }
@@ -169,7 +191,7 @@ static void test_one_long_sequence_among_short_ones(void **state)
     allocate(f);
     add(f, 1, 32768);
     for (int32_t i = 0; i < 31; i++) add(f, 1, 1024);
-    assert_int_equal(fv_work_list_build(&f->list, &f->rule, &f->step), FV_OK);
+    build(f);
     int64_t total;
     const int64_t largest = largest_item(f, &total);
     assert_true(largest * 2 * 4 <= total); /* at most a quarter of a worker's share */
@@ -184,7 +206,7 @@ static void test_short_queries_are_cut_too(void **state)
         fixture *f = make(32, 8, 4);
         allocate(f);
         add(f, query_len, 16384);
-        assert_int_equal(fv_work_list_build(&f->list, &f->rule, &f->step), FV_OK);
+        build(f);
         assert_int_equal(f->list.num_reduces, 1);
         /* More rows than FV_DECODE_ROWS: an item for each of the 8 KV heads, so fewer segments do. */
         assert_true(f->list.reduces[0].num_segments >= (query_len <= 4 ? 16 : 4));
@@ -202,7 +224,7 @@ static void test_nothing_jumps(void **state)
         fixture *f = make(32, 8, 8);
         allocate(f);
         for (int32_t i = 0; i < batch; i++) add(f, 1, 4096);
-        assert_int_equal(fv_work_list_build(&f->list, &f->rule, &f->step), FV_OK);
+        build(f);
         int64_t total;
         const double share = (double)largest_item(f, &total) * 8 / (double)total; /* of a worker */
         assert_true(share <= 0.26);
@@ -223,8 +245,8 @@ static void test_batch_invariant_cuts(void **state)
     add(alone, 1, 30000);
     for (int32_t i = 0; i < 9; i++) add(together, 1 + i * 3, 500 + 7000 * i);
     add(together, 1, 30000);
-    assert_int_equal(fv_work_list_build(&alone->list, &alone->rule, &alone->step), FV_OK);
-    assert_int_equal(fv_work_list_build(&together->list, &together->rule, &together->step), FV_OK);
+    build(alone);
+    build(together);
     assert_true(alone->list.num_reduces == 1);
     const fv_reduce_item *mine = &alone->list.reduces[0];
     const fv_reduce_item *theirs = &together->list.reduces[together->list.num_reduces - 1];
@@ -232,6 +254,31 @@ static void test_batch_invariant_cuts(void **state)
     assert_true(mine->num_segments > 1);
     destroy(alone);
     destroy(together);
+}
+
+/* Sequences that share their first keys: every key of every token still once, and the shared keys of all
+ * members in the same items. */
+static void test_shared_keys_are_read_once(void **state)
+{
+    (void)state;
+    const fv_prefix_group groups[] = {{1, 6, 2048}, {8, 2, 512}};
+    fixture *f = make(32, 8, 2), *plain = make(32, 8, 2);
+    f->rule.cascade = 1;
+    allocate(f);
+    allocate(plain);
+    for (int32_t i = 0; i < 10; i++) {
+        add(f, i == 3 ? 7 : 1, 2500 + 100 * i);
+        add(plain, i == 3 ? 7 : 1, 2500 + 100 * i);
+    }
+    build_with(f, groups, 2);
+    check_cover(f);
+    build(plain);
+    int64_t keys, plain_keys;
+    largest_item(f, &keys);
+    largest_item(plain, &plain_keys);
+    assert_true(keys < plain_keys * 2 / 3);
+    destroy(f);
+    destroy(plain);
 }
 
 /* The static grid finds the same sequence as a walk, with empty sequences among the others. */
@@ -270,6 +317,7 @@ int main(void)
         cmocka_unit_test(test_random_steps_are_covered),  cmocka_unit_test(test_one_long_sequence_among_short_ones),
         cmocka_unit_test(test_short_queries_are_cut_too), cmocka_unit_test(test_nothing_jumps),
         cmocka_unit_test(test_batch_invariant_cuts),      cmocka_unit_test(test_grid_search),
+        cmocka_unit_test(test_shared_keys_are_read_once),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -14,11 +14,7 @@ Needs: torch, transformers, accelerate, tokenizers, gguf, numpy, jinja2.
 """
 import argparse
 import hashlib
-import json
 import pathlib
-import random
-import re
-import struct
 import sys
 
 import gguf
@@ -27,11 +23,11 @@ import tokenizers
 import torch
 import transformers
 
-HERE = pathlib.Path(__file__).resolve().parent
+from recording import HERE, extend_greedily, tokenizer_texts, write_essay, write_json, write_logits
+
 NUM_POSITIONS = 208  # of each prompt with its continuation
 NUM_PROBES = 32
 CHAT_TOKENS = 64
-FORMAT_VERSION = 1
 
 PROMPTS = [
     "The lighthouse keeper climbed the stairs slowly because",
@@ -165,51 +161,13 @@ def load_tokenizers(fields):
     return result
 
 
-def tokenizer_texts(essay):
-    texts = [
-        "", " ", "  ", "   ", "\n", "\n\n", "\t", "\r\n", " \n ", "\n  \n", "a", " a", "a ", "  a", "a  b", "a   b",
-        "Hello", "Hello, world!", " Hello", "hello world", "HELLO WORLD", "Hello\nworld", "Hello\n\n\nworld  ",
-        "trailing spaces   ", "   leading spaces", "tabs\tand\t\ttabs", "mixed \t \n \r\n whitespace", "x\n    y",
-        "0", "1", "12", "123", "1234567890", "3.14159", "1,000,000", "2024-11-05", "v1.2.3", "0x1F", "1e-5", " 7", "  7",
-        "a1b2c3", "007", "4 4", "4  4", "No. 5", "50%", "$19.99", "10:30", "1/2", "½ cup", "x²+y³", "①②③", "Ⅻ", "٣٤٥", "१२३",
-        "I'm", "you're", "they've", "we'll", "he'd", "it's", "don't", "IT'S", "I'M", "'s", "'S", "'tis", "rock 'n' roll",
-        "''", "'''", "isn't it's I'd've", "O'Reilly's", "’s curly’s",
-        "!", "!!!", "...", "…", "?!", "(a)", "[b]", "{c}", "<d>", "a.b.c", "a,b;c:d", "-", "--", "—", "–", "a-b", "a--b",
-        "#hashtag", "@user", "user@example.com", "https://example.com/a?b=c&d=e#f", "C:\\path\\file.txt", "~/.config",
-        "`code`", "**bold**", "_under_score_", "snake_case_name", "camelCaseName", "CONSTANT_NAME", "kebab-case",
-        "for (int i = 0; i < n; i++) {", "    return x;\n}\n", "def f(x):\n\treturn x ** 2\n", "if (a && b || !c)",
-        "x = y->z; // comment", "/* block */", "#include <stdio.h>\n", "printf(\"%d\\n\", 42);", "a[i][j] += b[j];",
-        "SELECT * FROM t WHERE a='b';", "{\"key\": [1, 2, null, true]}", "<html><body class=\"x\">&amp;</body></html>",
-        "$\\alpha + \\beta = \\gamma$", "\\begin{equation}", "E = mc^2", "∑∞∫√", "a ≤ b ≠ c", "→←↑↓", "°C", "10µm", "€5", "£5", "¥5",
-        "café", "cafe\u0301", "naïve résumé", "Ünïcödé", "straße", "Æsir", "Łódź", "Škoda", "İstanbul", "ıi", "ﬁne", "Ⓐ",
-        "привет мир", "Ελληνικά", "שלום עולם", "مرحبا بالعالم", "नमस्ते दुनिया", "สวัสดีชาวโลก", "こんにちは世界", "你好，世界！", "안녕하세요",
-        "한국어 テスト 中文", "ქართული", "հայերեն", "አማርኛ", "தமிழ்", "বাংলা", "བོད", "ខ្មែរ", "ᏣᎳᎩ", "𐍈𐌰", "𝔘𝔫𝔦𝔠𝔬𝔡𝔢", "𠜎𠜱",
-        "🙂", "🙂🙂", " 🙂 ", "👍🏽", "👩‍👩‍👧‍👦", "🇩🇪🇫🇷", "❤️", "☃", "🏴‍☠️", "text🙂text", "😀1😀", "🤖 beep",
-        "\u00a0", "a\u00a0b", "\u2003x", "\u3000全角", "\u200b", "a\u200bb", "\u200d", "\ufeffBOM", "\u2028", "a\u2029b", "\u0085x",
-        "\u180ex", " \u180e ", "\u00ad", "\u202eabc", "a\u0300\u0301\u0302", "\u1680 x", "\ufffd", "\U0010ffff",
-        "\x00", "a\x00b", "\x01\x02", "\x04", "a\x06b", "\x1b[31mred\x1b[0m", "\x7f", "\x0b\x0c", "\x1c\x1d\x1e\x1f", "\U00040000",
-        "   \n   \n   x", "\n\n\n\n\n\n\n\n", " " * 64, " " * 65 + "x", "\t" * 17, "\n" * 40 + "end", "a" * 100, "ab" * 80,
-        "!" * 50, "=" * 80, "-" * 33, "." * 21, "ha" * 30, "0" * 40, "é" * 25, "🙂" * 9, "a\n" * 20, " a" * 30,
-        "The quick brown fox jumps over the lazy dog.", "Lorem ipsum dolor sit amet, consectetur adipiscing elit.",
-        "antidisestablishmentarianism", "Pneumonoultramicroscopicsilicovolcanoconiosis", "supercalifragilisticexpialidocious",
-        "xkcdqzjv", "QWERTYUIOPASDF", "aAbBcCdD", "iPhone15Pro", "H2O and CO2", "COVID-19", "B2B", "R2-D2", "3rd", "1st 2nd",
-        "Mr. Smith went to Washington, D.C., in 1939.", "\"Quoted,\" he said.", "“smart” ‘quotes’", "«guillemets»", "¿Qué?", "¡Hola!",
-        "line one\nline two\r\nline three\rline four", "a\u0000\u0000b", "end with newline\n", "end with space ", "end with tab\t",
-        "<|endoftext|>", "<|im_start|>", "<|im_start|>user\nHi<|im_end|>\n", "<|im_start|>system\nYou are a helpful AI assistant "
-        "named SmolLM, trained by Hugging Face<|im_end|>\n<|im_start|>user\nHello<|im_end|>\n<|im_start|>assistant\n",
-        "<|im_end|><|im_end|>", "a<|im_end|>b", " <|im_end|> ", "<|im_end", "|im_end|>", "<|im_end|", "<<|im_end|>>", "<repo_name>x",
-        "<reponame><file_sep>", "<jupyter_start><jupyter_text>", "<jupyter_cod>", "<|IM_END|>", "<filename>a.py<gh_stars>100-1000",
-        "5<|im_end|>5", "'s<|im_start|>'s", "  <|im_start|>  ",
-    ]
-    texts += [p for p in PROMPTS]
-    texts += [paragraph for paragraph in essay.split("\n\n")[1:7]]
-    # Mixed runs from a fixed seed: places where classes of characters meet.
-    rng = random.Random(20240501)
-    pieces = ["a", "Zz", " ", "  ", "\n", "\t", "1", "42", ".", ",", "!?", "'s", "'", "é", "ß", "ж", "中", "🙂", "\u00a0", "_", "-",
-              "<|im_end|>", "²", "\u0301", "the", " the", "ing"]
-    for _ in range(60):
-        texts.append("".join(rng.choice(pieces) for _ in range(rng.randint(2, 24))))
-    return texts
+SPECIAL_TEXTS = [
+    "<|endoftext|>", "<|im_start|>", "<|im_start|>user\nHi<|im_end|>\n", "<|im_start|>system\nYou are a helpful AI assistant "
+    "named SmolLM, trained by Hugging Face<|im_end|>\n<|im_start|>user\nHello<|im_end|>\n<|im_start|>assistant\n",
+    "<|im_end|><|im_end|>", "a<|im_end|>b", " <|im_end|> ", "<|im_end", "|im_end|>", "<|im_end|", "<<|im_end|>>", "<repo_name>x",
+    "<reponame><file_sep>", "<jupyter_start><jupyter_text>", "<jupyter_cod>", "<|IM_END|>", "<filename>a.py<gh_stars>100-1000",
+    "5<|im_end|>5", "'s<|im_start|>'s", "  <|im_start|>  ",
+]
 
 
 LLAMA3_PATTERN = (r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|"
@@ -239,7 +197,7 @@ INVALID_UTF8 = ["80", "61ff62", "c3", "c328", "e282", "e28228", "f09f98", "f09f9
 def write_tokenizer_cases(special, plain, essay):
     cases = []
     pre_tokenizers = load_pre_tokenizers()
-    for text in tokenizer_texts(essay):
+    for text in tokenizer_texts(SPECIAL_TEXTS, "<|im_end|>", PROMPTS, essay):
         shown = {"hex": text.encode().hex()} if "\0" in text else {"text": text}  # C strings end at a zero
         cases.append({**shown, "ids": special.encode(text, add_special_tokens=False).ids,
                       "plain_ids": plain.encode(text, add_special_tokens=False).ids,
@@ -250,61 +208,14 @@ def write_tokenizer_cases(special, plain, essay):
 
 # --- recording ------------------------------------------------------------------------------------
 
-def write_json(name, value):
-    text = json.dumps(value, ensure_ascii=True, indent=None, separators=(",", ":"))
-    (HERE / name).write_text(re.sub(r'([{])(?="(text|hex|messages)")', r"\n\1", text) + "\n", encoding="ascii")
-
-
-def extend_greedily(model, ids, num_total, banned=(), stop=None):
-    """Appends the argmax token until there are `num_total`, or after `stop`. Also the difference
-    between the two best logits at each step: how close another choice was."""
-    ids, margins, cache, given = list(ids), [], None, list(ids)
-    with torch.no_grad():
-        while len(ids) < num_total:
-            result = model(torch.tensor([given]), past_key_values=cache, use_cache=True)
-            logits, cache = result.logits[0, -1].clone(), result.past_key_values
-            for token in banned:
-                logits[token] = -float("inf")
-            top = torch.topk(logits, 2)
-            margins.append(round((top.values[0] - top.values[1]).item(), 5))
-            given = [top.indices[0].item()]
-            ids += given
-            if given[0] == stop:
-                break
-    return ids, margins
-
-
-def write_logits(model, tokenizer, num_vocabulary):
-    rng = random.Random(7)
-    probes = sorted(rng.sample(range(num_vocabulary), NUM_PROBES))
-    out = bytearray(b"FVLG")
-    out += struct.pack("<5I", FORMAT_VERSION, len(PROMPTS), NUM_PROBES, num_vocabulary, 0)
-    out += struct.pack(f"<{NUM_PROBES}i", *probes)
+def write_all_logits(model, tokenizer, num_vocabulary):
+    texts = []
     for prompt in PROMPTS:
         start = tokenizer.encode(prompt, add_special_tokens=False).ids
         ids, _ = extend_greedily(model, start, NUM_POSITIONS, banned=(0, 2))
-        with torch.no_grad():
-            logits = model(torch.tensor([ids])).logits[0].double()
-        top = torch.topk(logits, 2, dim=-1)
-        normaliser = torch.logsumexp(logits, dim=-1)
-        out += struct.pack("<2I", len(start), len(ids)) + struct.pack(f"<{len(ids)}i", *ids)
-        for position in range(len(ids)):
-            out += struct.pack("<2i", *top.indices[position].tolist())
-            out += struct.pack("<3f", *top.values[position].tolist(), normaliser[position].item())
-            out += struct.pack(f"<{NUM_PROBES}f", *logits[position, probes].tolist())
+        texts.append((len(start), ids))
         print(repr(tokenizer.decode(ids)[:140]))
-    (HERE / "logits.bin").write_bytes(out)
-
-
-def write_essay(model, tokenizer, essay):
-    ids = tokenizer.encode(essay, add_special_tokens=False).ids
-    with torch.no_grad():
-        logits = model(torch.tensor([ids])).logits[0].double()
-    nll = torch.nn.functional.cross_entropy(logits[:-1], torch.tensor(ids[1:]), reduction="none")
-    out = b"FVNL" + struct.pack("<2I", FORMAT_VERSION, len(ids)) + struct.pack(f"<{len(ids)}i", *ids)
-    out += struct.pack(f"<{len(ids) - 1}f", *nll.tolist())
-    (HERE / "essay.bin").write_bytes(out)
-    print(f"essay: {len(ids)} tokens, perplexity {nll.mean().exp().item():.6f}")
+    write_logits("logits.bin", model, texts, num_vocabulary, NUM_PROBES)
 
 
 def chat_text(messages, fields):
@@ -346,8 +257,8 @@ def main():
     model = load_model(reader, fields)
     cross_check(model, path, special.encode(PROMPTS[0]).ids)
     write_chats(model, special, fields)
-    write_essay(model, special, essay)
-    write_logits(model, special, fields["llama.vocab_size"])
+    write_essay("essay.bin", model, special.encode(essay, add_special_tokens=False).ids)
+    write_all_logits(model, special, fields["llama.vocab_size"])
 
     print("model sha256:", hashlib.sha256(pathlib.Path(path).read_bytes()).hexdigest())
     for module in (torch, transformers, tokenizers, np):

@@ -164,7 +164,7 @@ static void test_items_match_grid(void **state)
         {0, 0, 0, 1, 0, 2, 0, 100, -1}, {1, 1, 0, 4, 0, 1, 0, 6, -1}, {1, 1, 0, 4, 1, 1, 0, 6, -1},
         {1, 1, 4, 2, 0, 2, 0, 6, -1},   {2, 2, 0, 3, 0, 2, 0, 16, 2}, {2, 2, 0, 3, 0, 2, 16, 32, 5},
     };
-    const fv_reduce_item reduce_item = {7, 3, 2, 2};
+    const fv_reduce_item reduce_item = {.first_token = 7, .num_tokens = 3, .partial = 2, .num_segments = 2};
     s->params.items = items;
     s->params.num_items = FV_ARRAY_LEN(items);
     scene_write_cache(s);
@@ -242,8 +242,19 @@ static void test_ranks_merge_to_whole(void **state)
             if (rank > 0) {
                 const fv_merge_side a = {out, 6 * 24 * 4, 24 * 4, lse, 6 * 4, 4};
                 const fv_merge_side b = {s->out, 6 * 24 * 4, 24 * 4, s->lse, 6 * 4, 4};
-                const fv_merge_params merge = {s->out, 6 * 24 * 4, 24 * 4,       s->lse, 6 * 4, 4,
-                                               a,      b,          FV_DTYPE_F32, 10,     6,     24};
+                const fv_merge_params merge = {.out = s->out,
+                                               .token_stride = 6 * 24 * 4,
+                                               .head_stride = 24 * 4,
+                                               .lse = s->lse,
+                                               .lse_token_stride = 6 * 4,
+                                               .lse_head_stride = 4,
+                                               .a = a,
+                                               .b = b,
+                                               .dtype = FV_DTYPE_F32,
+                                               .out_dtype = FV_DTYPE_F32,
+                                               .num_tokens = 10,
+                                               .num_heads = 6,
+                                               .head_size = 24};
                 assert_int_equal(fv_reference_merge_states(NULL, &merge), FV_OK);
             }
             memcpy(out, s->out, sizeof(out));
@@ -254,26 +265,58 @@ static void test_ranks_merge_to_whole(void **state)
     }
 }
 
+/* One row of `size` numbers in each side. */
+static fv_merge_params one_row_merge(float *out, float *lse, const float *a, const float *lse_a, const float *b,
+                                     const float *lse_b, int32_t size)
+{
+    return (fv_merge_params){.out = out,
+                             .lse = lse,
+                             .a = {.out = a, .lse = lse_a},
+                             .b = {.out = b, .lse = lse_b},
+                             .dtype = FV_DTYPE_F32,
+                             .out_dtype = FV_DTYPE_F32,
+                             .num_tokens = 1,
+                             .num_heads = 1,
+                             .head_size = size};
+}
+
 static void test_merge_of_empty_sides(void **state)
 {
     (void)state;
-    const float empties[] = {-INFINITY, INFINITY, NAN};
+    const float empties[] = {-INFINITY, INFINITY, NAN}, sink = 5;
     for (int32_t i = 0; i < 3; i++) {
         float a[2] = {1, 2}, b[2] = {NAN, NAN}, out[2], lse, lse_a = 3, lse_b = empties[i];
-        fv_merge_params merge = {out,          8, 8, &lse, 4, 4, {a, 8, 8, &lse_a, 4, 4}, {b, 8, 8, &lse_b, 4, 4},
-                                 FV_DTYPE_F32, 1, 1, 2};
+        fv_merge_params merge = one_row_merge(out, &lse, a, &lse_a, b, &lse_b, 2);
         assert_int_equal(fv_reference_merge_states(NULL, &merge), FV_OK);
         assert_true(out[0] == 1 && out[1] == 2 && lse == 3);
         lse_a = empties[(i + 1) % 3];
+        merge.sinks = i == 1 ? &sink : NULL;
         assert_int_equal(fv_reference_merge_states(NULL, &merge), FV_OK);
         assert_true(out[0] == 0 && out[1] == 0 && lse == -INFINITY);
     }
     float a[1] = {1}, b[1] = {4}, lse, lse_a = 0, lse_b = (float)log(2);
-    const fv_merge_params merge = {a, 4, 4, &lse, 4, 4, {a, 4, 4, &lse_a, 4, 4}, {b, 4, 4, &lse_b, 4, 4}, FV_DTYPE_F32,
-                                   1, 1, 1};
+    const fv_merge_params merge = one_row_merge(a, &lse, a, &lse_a, b, &lse_b, 1);
     assert_int_equal(fv_reference_merge_states(NULL, &merge), FV_OK);
     assert_near(a[0], 3, 1e-6);
     assert_near(lse, log(3), 1e-6);
+}
+
+/* e^lse 1 and 2 and a sink of e^0 = 1: a quarter and a half of the sides; and into another dtype. */
+static void test_merge_counts_a_sink(void **state)
+{
+    (void)state;
+    const float a[1] = {1}, b[1] = {4}, lse_a = 0, lse_b = (float)log(2), sink = 0;
+    float out, lse;
+    fv_merge_params merge = one_row_merge(&out, &lse, a, &lse_a, b, &lse_b, 1);
+    merge.sinks = &sink;
+    assert_int_equal(fv_reference_merge_states(NULL, &merge), FV_OK);
+    assert_near(out, 2.25, 1e-6);
+    assert_near(lse, log(4), 1e-6);
+    uint16_t half = 0;
+    merge.out = &half;
+    merge.out_dtype = FV_DTYPE_F16;
+    assert_int_equal(fv_reference_merge_states(NULL, &merge), FV_OK);
+    assert_int_equal(half, 0x4080); /* 2.25 */
 }
 
 static void test_kv_gather_returns_what_was_written(void **state)
@@ -307,14 +350,101 @@ static void test_kv_gather_returns_what_was_written(void **state)
     scene_destroy(s);
 }
 
+/* Takes the new tokens of the scene out of its cache, and gives them to attend_paged as dense rows. */
+static void move_new_tokens(scene *s, float *k, float *v)
+{
+    const int32_t size = s->params.num_kv_heads * s->params.head_size;
+    const size_t bytes = (size_t)size * 4;
+    for (int32_t pass = 0; pass < 2; pass++) {
+        for (int32_t r = 0; r < s->params.num_seqs; r++) {
+            const int32_t start = s->query_start[r], end = s->query_start[r + 1];
+            for (int32_t token = start; token < end; token++) {
+                float *from_k = s->k[r] + (s->seq_lens[r] - end + token) * size;
+                float *from_v = s->v[r] + (s->seq_lens[r] - end + token) * size;
+                memcpy(pass ? from_k : k + token * size, pass ? k + token * size : from_k, bytes);
+                memcpy(pass ? from_v : v + token * size, pass ? v + token * size : from_v, bytes);
+                for (int32_t i = 0; i < size && !pass; i++) from_k[i] = from_v[i] = NAN;
+            }
+        }
+        if (!pass) scene_write_cache(s);
+    }
+    s->params.dense = (fv_dense_keys){.k = k,
+                                      .k_token_stride = size * 4,
+                                      .k_head_stride = s->params.head_size * 4,
+                                      .v = v,
+                                      .v_token_stride = size * 4,
+                                      .v_head_stride = s->params.head_size * 4,
+                                      .dtype = FV_DTYPE_F32};
+}
+
+static void test_new_tokens_may_be_dense(void **state)
+{
+    (void)state;
+    static float k[MAX_TOKENS * 48], v[MAX_TOKENS * 48];
+    scene *s = mixed_scene();
+    move_new_tokens(s, k, v);
+    scene_attend(s);
+    scene_assert_dense(s, 2e-6);
+
+    fv_kv_reader reader = fv_kv_reader_of(&s->params);
+    double key[24];
+    reader.dense_min_query_len = 3; /* sequence 0 has one token */
+    fv_kv_reader_key(key, &reader, 0, 0, 36, 1);
+    assert_true(isnan(key[0]));
+    fv_kv_reader_key(key, &reader, 2, 2, 29, 1);
+    assert_true(key[0] == s->k[2][29 * 48 + 24]);
+    fv_kv_reader_value(key, &reader, 2, 2, 26, 0); /* cached */
+    assert_true(key[0] == s->v[2][26 * 48]);
+    scene_destroy(s);
+}
+
+static void test_all_keys_may_be_dense(void **state)
+{
+    (void)state;
+    static float k[MAX_SEQS * MAX_KEYS * 48], v[MAX_SEQS * MAX_KEYS * 48];
+    const int32_t key_row[] = {40, 90, 3};
+    scene *s = mixed_scene();
+    move_new_tokens(s, k, v);
+    for (int32_t r = 0; r < 3; r++) {
+        memcpy(k + key_row[r] * 48, s->k[r], (size_t)s->seq_lens[r] * 48 * 4);
+        memcpy(v + key_row[r] * 48, s->v[r], (size_t)s->seq_lens[r] * 48 * 4);
+    }
+    s->params.dense.key_row = key_row;
+    s->params.cache = (fv_kv_view){0};
+    s->params.block_table = NULL;
+    scene_attend(s);
+    scene_assert_dense(s, 2e-6);
+
+    /* Only the last sequence, to an output that begins with its first token. */
+    const fv_work_item item = {2, 2, 0, 3, 0, 2, 0, 30, -1};
+    float out[3 * 6 * 24], lse[3 * 6];
+    memcpy(out, s->out + 7 * 6 * 24, sizeof(out));
+    memcpy(lse, s->lse + 7 * 6, sizeof(lse));
+    s->params.items = &item;
+    s->params.num_items = 1;
+    s->params.out_first_token = 7;
+    scene_attend(s);
+    assert_memory_equal(s->out, out, sizeof(out));
+    assert_memory_equal(s->lse, lse, sizeof(lse));
+    scene_destroy(s);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_one_key_gives_its_value),  cmocka_unit_test(test_equal_keys_give_the_mean),
-        cmocka_unit_test(test_no_key_gives_zero),        cmocka_unit_test(test_features_match_dense),
-        cmocka_unit_test(test_segments_match_whole),     cmocka_unit_test(test_items_match_grid),
-        cmocka_unit_test(test_oracle_matches_reference), cmocka_unit_test(test_ranks_merge_to_whole),
-        cmocka_unit_test(test_merge_of_empty_sides),     cmocka_unit_test(test_kv_gather_returns_what_was_written),
+        cmocka_unit_test(test_one_key_gives_its_value),
+        cmocka_unit_test(test_equal_keys_give_the_mean),
+        cmocka_unit_test(test_no_key_gives_zero),
+        cmocka_unit_test(test_features_match_dense),
+        cmocka_unit_test(test_segments_match_whole),
+        cmocka_unit_test(test_items_match_grid),
+        cmocka_unit_test(test_oracle_matches_reference),
+        cmocka_unit_test(test_ranks_merge_to_whole),
+        cmocka_unit_test(test_merge_of_empty_sides),
+        cmocka_unit_test(test_merge_counts_a_sink),
+        cmocka_unit_test(test_kv_gather_returns_what_was_written),
+        cmocka_unit_test(test_new_tokens_may_be_dense),
+        cmocka_unit_test(test_all_keys_may_be_dense),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -44,6 +44,10 @@ static void mix_keeps_the_order(void **state)
     assert_int_equal(spec.query_lens[2], 1);
     assert_int_equal(spec.seq_lens[33], 1024);
     assert_int_equal(spec.seq_lens[34], 40);
+    assert_int_equal(spec.num_groups, 3);
+    assert_int_equal(spec.groups[1], 0);
+    assert_int_equal(spec.groups[2], 1);
+    assert_int_equal(spec.groups[34], 2);
     fv_batch_spec_deinit(&spec);
 }
 

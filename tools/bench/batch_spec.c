@@ -75,12 +75,16 @@ static fv_status append_group(fv_batch_spec *spec, const group *g, const char *t
     if (query_lens) spec->query_lens = query_lens;
     int32_t *seq_lens = realloc(spec->seq_lens, (size_t)num_seqs * sizeof(*seq_lens));
     if (seq_lens) spec->seq_lens = seq_lens;
-    if (!query_lens || !seq_lens) return fv_fail(FV_ERR_NO_MEMORY, "no memory for batch '%s'", text);
+    int32_t *groups = realloc(spec->groups, (size_t)num_seqs * sizeof(*groups));
+    if (groups) spec->groups = groups;
+    if (!query_lens || !seq_lens || !groups) return fv_fail(FV_ERR_NO_MEMORY, "no memory for batch '%s'", text);
 
     for (int32_t i = spec->num_seqs; i < num_seqs; i++) {
         query_lens[i] = g->query_len;
         seq_lens[i] = g->seq_len;
+        groups[i] = spec->num_groups;
     }
+    spec->num_groups++;
     spec->num_seqs = (int32_t)num_seqs;
     spec->num_tokens = (int32_t)num_tokens;
     spec->max_query_len = fv_max_i32(spec->max_query_len, g->query_len);
@@ -112,5 +116,6 @@ void fv_batch_spec_deinit(fv_batch_spec *spec)
 {
     free(spec->query_lens);
     free(spec->seq_lens);
+    free(spec->groups);
     *spec = (fv_batch_spec){0};
 }

@@ -19,6 +19,8 @@ typedef struct fv_batch_spec {
     int32_t max_seq_len;
     int32_t *query_lens; /* [num_seqs] */
     int32_t *seq_lens;   /* [num_seqs] */
+    int32_t *groups;     /* [num_seqs]: which group of the text a sequence comes from */
+    int32_t num_groups;
 } fv_batch_spec;
 
 /* Reads `text`. FV_ERR_INVALID names the place that is wrong and what is accepted. */

@@ -1,4 +1,5 @@
-/* fovea bench: times batches through the public plan API, next to what the machine can do. */
+/* fovea bench: times batches through the public plan API, next to what the machine can do. The rows of a
+ * batch are measured in turn (bench/measure.c); the reference kernels, which are slow, once and apart. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -16,10 +17,12 @@
 #define REFERENCE "reference"
 #define REFERENCE_LIMIT_SECONDS 2.0
 #define CALIBRATION_SPEC "q1s512"
+#define CALIBRATION_ENCODER_SPEC "q32"
+#define MAX_BACKENDS 64
+#define MAX_TABLES 16
 
 typedef struct options {
-    fv_problem problem;
-    fv_plan_options plan;
+    fv_problem_args args;
     fv_measure_limits limits;
     const char *backend; /* a name, "auto" or "all" */
     const char *kernels; /* a name, "best", "all", or NULL = best and reference */
@@ -38,13 +41,10 @@ static void print_help(void)
            "Times attention over batches SPEC: groups (count)q(len)(s(len)) joined with _, k for x 1024;\n"
            "32q1s4k is 32 decodes over 4096 keys, q2k a prefill, 2q1ks2k_32q1s1k a mix.\n"
            "Default: q1s8k 32q1s4k 4q4s8k q2k. Each time stands beside its ceiling, measured in the same run:\n"
-           "a read of the same pages in the same order, or the peak of the multiply-add units.\n\n" FV_PROBLEM_HELP
-           "  --backend NAME|all     (the one that auto takes)\n"
-           "  --kernels NAME|all     best, reference, portable, avx2, ... (best and reference)\n"
-           "  --variant NAME         of the kernel\n"
-           "  --path 2d|3d           instead of the planner's choice\n"
-           "  --segment-keys N       keys of a segment on the 3D path\n"
-           "  --batch-invariant --static-grid\n"
+           "a read of the same pages in the same order (shared ones once), or the peak of the multiply-add units.\n"
+           "Several backends take turns, run by run; x best is the time over that of the fastest.\n\n" FV_PROBLEM_HELP
+               FV_PLAN_HELP "  --backend NAME|all     (the one that auto takes)\n"
+           "  --kernels NAME|all     best, reference, portable, avx2, ... (best, and reference once)\n"
            "  --threads N            (all CPUs)\n"
            "  --min-time S           seconds for each row, at least (0.5)\n"
            "  --repeat N             runs for each row, at least (5)\n"
@@ -57,11 +57,6 @@ static void print_help(void)
 enum {
     BACKEND = FV_OPTION_COMMAND,
     KERNELS,
-    VARIANT,
-    SOFTMAX_PATH,
-    SEGMENT_KEYS,
-    BATCH_INVARIANT,
-    STATIC_GRID,
     THREADS,
     MIN_TIME,
     REPEAT,
@@ -75,20 +70,9 @@ enum {
 
 static fv_status set_option(options *opts, int value, const char *text)
 {
-    static const char *const paths[] = {"auto", "2d", "3d"}; /* in the order of fv_softmax_path */
-    int32_t path = 0;
     switch (value) {
     case BACKEND: opts->backend = text; return FV_OK;
     case KERNELS: opts->kernels = text; return FV_OK;
-    case VARIANT: opts->plan.variant = text; return FV_OK;
-    case SOFTMAX_PATH: {
-        const fv_status status = fv_args_choice(&path, "--path", text, paths, FV_ARRAY_LEN(paths));
-        opts->plan.path = (fv_softmax_path)path;
-        return status;
-    }
-    case SEGMENT_KEYS: return fv_args_i32(&opts->plan.segment_keys, "--segment-keys", text, 1, 1 << 24);
-    case BATCH_INVARIANT: opts->plan.batch_invariant = 1; return FV_OK;
-    case STATIC_GRID: opts->plan.static_grid = 1; return FV_OK;
     case THREADS: return fv_args_i32(&opts->num_threads, "--threads", text, 1, 4096);
     case MIN_TIME: return fv_args_f64(&opts->limits.min_seconds, "--min-time", text, 0, 3600);
     case REPEAT: return fv_args_i32(&opts->limits.min_runs, "--repeat", text, 1, 2000);
@@ -99,7 +83,7 @@ static fv_status set_option(options *opts, int value, const char *text)
     case COMPARE: opts->compare = text; return FV_OK;
     case 'h':
     case HELP: opts->help = 1; return FV_OK;
-    default: return fv_problem_args_set(&opts->problem, value, text);
+    default: return fv_problem_args_set(&opts->args, value, text);
     }
 }
 
@@ -109,11 +93,6 @@ static fv_status read_options(options *opts, int argc, char **argv)
         FV_PROBLEM_OPTIONS,
         {"backend", required_argument, NULL, BACKEND},
         {"kernels", required_argument, NULL, KERNELS},
-        {"variant", required_argument, NULL, VARIANT},
-        {"path", required_argument, NULL, SOFTMAX_PATH},
-        {"segment-keys", required_argument, NULL, SEGMENT_KEYS},
-        {"batch-invariant", no_argument, NULL, BATCH_INVARIANT},
-        {"static-grid", no_argument, NULL, STATIC_GRID},
         {"threads", required_argument, NULL, THREADS},
         {"min-time", required_argument, NULL, MIN_TIME},
         {"repeat", required_argument, NULL, REPEAT},
@@ -126,8 +105,8 @@ static fv_status read_options(options *opts, int argc, char **argv)
         {NULL, 0, NULL, 0},
     };
     static const char *const default_specs[] = {DEFAULT_SPECS};
-    *opts = (options){.backend = "auto", .plan = {.struct_size = sizeof(opts->plan)}, .limits = {0.5, 5}};
-    fv_problem_args_init(&opts->problem);
+    *opts = (options){.backend = "auto", .limits = {0.5, 5}};
+    fv_problem_args_init(&opts->args);
     opterr = 0;
     int value;
     while ((value = getopt_long(argc, argv, ":h", long_options, NULL)) != -1) {
@@ -147,56 +126,64 @@ static fv_status read_options(options *opts, int argc, char **argv)
         if (status != FV_OK) return status;
         fv_batch_spec_deinit(&spec);
     }
-    return fv_problem_args_finish(&opts->problem);
+    return fv_problem_args_finish(&opts->args);
 }
 
 typedef struct bench {
     const options *opts;
     fv_context *context;
-    const char *backends[64];
+    const char *backends[MAX_BACKENDS];
     int32_t num_backends;
-    const char *kernels[16]; /* names of tables */
+    const char *kernels[MAX_TABLES]; /* names of tables that are measured in turn */
     int32_t num_kernels;
+    int32_t with_reference;            /* 1: also the reference kernels, once */
     double reference_flops_per_second; /* 0: not known yet */
     fv_bench_setting setting;
     fv_bench_row *rows;
     int32_t num_rows;
 } bench;
 
-static fv_status choose_backends(bench *b)
+static int32_t asks_for_all(const bench *b) { return strcmp(b->opts->backend, "all") == 0; }
+
+/* In the order of `auto`, then the rest. */
+static void choose_backends(bench *b)
 {
-    const char *asked = b->opts->backend;
-    if (strcmp(asked, "all") != 0) {
-        b->backends[b->num_backends++] = asked; /* fv_plan_create knows the names */
-        return FV_OK;
+    if (!asks_for_all(b)) {
+        b->backends[b->num_backends++] = b->opts->backend; /* fv_plan_create knows the names */
+        return;
     }
-    for (int32_t i = 0; i < fv_min_i32(fv_backend_count(), FV_ARRAY_LEN(b->backends)); i++) {
-        b->backends[b->num_backends++] = fv_backend_name(i);
+    const char *name;
+    for (int32_t i = 0; (name = fv_backend_preferred_name(i, NULL, &b->opts->args.problem)); i++) {
+        if (b->num_backends < MAX_BACKENDS) b->backends[b->num_backends++] = name;
     }
-    return FV_OK;
+    for (int32_t i = 0; i < fv_backend_count(); i++) {
+        int32_t is_known = 0;
+        for (int32_t j = 0; j < b->num_backends; j++) is_known |= strcmp(b->backends[j], fv_backend_name(i)) == 0;
+        if (!is_known && b->num_backends < MAX_BACKENDS) b->backends[b->num_backends++] = fv_backend_name(i);
+    }
 }
 
-/* Best first, so that what was asked for is seen before the slow reference. */
-static fv_status choose_kernels(bench *b)
+static void choose_kernels(bench *b)
 {
     const fv_device *cpu = b->context->devices[0];
     const char *best = cpu->tables[cpu->num_tables - 1]->name;
     const char *asked = b->opts->kernels;
-    if (asked && strcmp(asked, "all") == 0) {
-        for (int32_t i = cpu->num_tables - 1; i >= 0; i--) b->kernels[b->num_kernels++] = cpu->tables[i]->name;
-        return FV_OK;
+    const int32_t all = asked && strcmp(asked, "all") == 0;
+    for (int32_t i = cpu->num_tables - 1; i >= 0 && all && b->num_kernels < MAX_TABLES; i--) {
+        if (strcmp(cpu->tables[i]->name, REFERENCE) != 0) b->kernels[b->num_kernels++] = cpu->tables[i]->name;
     }
-    b->kernels[b->num_kernels++] = asked && strcmp(asked, "best") != 0 ? asked : best;
-    if (!asked && strcmp(best, REFERENCE) != 0) b->kernels[b->num_kernels++] = REFERENCE;
-    return FV_OK;
+    if (b->num_kernels == 0) b->kernels[b->num_kernels++] = asked && !all && strcmp(asked, "best") != 0 ? asked : best;
+    b->with_reference = (all || !asked) && strcmp(b->kernels[0], REFERENCE) != 0;
 }
 
 /* Seconds that the reference kernels would take, from a small batch of the same problem. */
 static fv_status estimate_reference(double *seconds, bench *b, const fv_plan_options *plan, double flops)
 {
     if (b->reference_flops_per_second == 0) {
+        const fv_problem *problem = &b->opts->args.problem;
+        const char *spec = problem->type == FV_ATTENTION_ENCODER ? CALIBRATION_ENCODER_SPEC : CALIBRATION_SPEC;
         fv_workload small;
-        fv_status status = fv_workload_init(&small, b->context, &b->opts->problem, CALIBRATION_SPEC, 1);
+        fv_status status = fv_workload_init(&small, b->context, problem, spec, 0, 1);
         if (status != FV_OK) return status;
         double once = 0;
         status = fv_measure_once(&once, &small, plan);
@@ -209,67 +196,107 @@ static fv_status estimate_reference(double *seconds, bench *b, const fv_plan_opt
     return FV_OK;
 }
 
-static fv_status fill_row(fv_bench_row *row, bench *b, fv_workload *workload)
+static fv_bench_row *add_row(bench *b, const char *spec, const char *backend, const char *kernels,
+                             const fv_workload *workload)
 {
-    fv_plan_options plan = b->opts->plan;
-    plan.backend = row->backend;
-    plan.kernels = row->kernels;
-    plan.device = workload->device;
-    const int32_t is_reference = strcmp(row->kernels, REFERENCE) == 0;
-    if (is_reference) plan.variant = NULL;
-    if (is_reference && !b->opts->kernels) {
-        double seconds = 0;
-        const fv_status status = estimate_reference(&seconds, b, &plan, workload->flops);
-        if (status != FV_OK) return status;
-        if (seconds > REFERENCE_LIMIT_SECONDS) {
-            snprintf(row->skipped, sizeof(row->skipped), "would take about %.0f s; --kernels reference runs it",
-                     seconds);
-            return FV_OK;
-        }
+    fv_bench_row *row = &b->rows[b->num_rows++];
+    *row = (fv_bench_row){
+        .batch = spec,
+        .is_cold = workload->is_cold,
+        .num_copies = workload->num_copies,
+        .flops = workload->flops,
+    };
+    snprintf(row->backend, sizeof(row->backend), "%s", backend);
+    snprintf(row->kernels, sizeof(row->kernels), "%s", kernels);
+    return row;
+}
+
+static void fill_row(fv_bench_row *row, const fv_contender *contender, const fv_workload *workload)
+{
+    row->read_bytes = workload->read_bytes; /* the measurement listed the pages */
+    if (contender->status != FV_OK) {
+        snprintf(row->skipped, sizeof(row->skipped), "%s", contender->refusal);
+        return;
     }
-    const fv_status status = fv_measure(&row->measured, workload, &plan, &b->opts->limits);
-    if (status == FV_OK) snprintf(row->backend, sizeof(row->backend), "%s", row->measured.backend); /* of auto */
-    row->is_cold = workload->is_cold;
-    row->num_copies = workload->num_copies;
-    row->flops = workload->flops;
-    row->read_bytes = workload->read_bytes;
-    if (status == FV_ERR_UNSUPPORTED && strcmp(b->opts->backend, "all") == 0) {
-        snprintf(row->skipped, sizeof(row->skipped), "%s", fv_last_error());
-        return FV_OK;
+    row->measured = contender->measured;
+    snprintf(row->backend, sizeof(row->backend), "%s", contender->measured.backend); /* of auto */
+}
+
+/* A backend that cannot is a row among others; where none can and one was asked for wrongly, that is the
+ * caller's error. */
+static fv_status check_contenders(const bench *b, const fv_contender *contenders, int32_t num_contenders)
+{
+    const fv_contender *worst = NULL;
+    for (int32_t i = 0; i < num_contenders; i++) {
+        if (contenders[i].status == FV_OK) return FV_OK;
+        const int32_t is_worse = contenders[i].status != FV_ERR_UNSUPPORTED || !asks_for_all(b);
+        if (!worst && is_worse) worst = &contenders[i];
     }
+    return worst ? fv_fail(worst->status, "%s", worst->refusal) : FV_OK;
+}
+
+static fv_status run_contenders(bench *b, const char *spec, fv_workload *workload)
+{
+    const int32_t num_contenders = b->num_backends * b->num_kernels;
+    fv_contender *contenders = calloc((size_t)num_contenders, sizeof(*contenders));
+    if (!contenders) return fv_fail(FV_ERR_NO_MEMORY, "no memory for %d measurements", num_contenders);
+    for (int32_t i = 0; i < num_contenders; i++) {
+        fv_plan_options *plan = &contenders[i].options;
+        *plan = b->opts->args.plan;
+        plan->device = workload->device;
+        plan->backend = b->backends[i / b->num_kernels];
+        plan->kernels = b->kernels[i % b->num_kernels];
+    }
+    fv_status status = fv_measure(contenders, num_contenders, workload, &b->opts->limits);
+    if (status == FV_OK) status = check_contenders(b, contenders, num_contenders);
+    for (int32_t i = 0; i < num_contenders && status == FV_OK; i++) {
+        const fv_plan_options *plan = &contenders[i].options;
+        fill_row(add_row(b, spec, plan->backend, plan->kernels, workload), &contenders[i], workload);
+    }
+    free(contenders);
     return status;
 }
 
-/* How much faster than the reference each row of a batch is. */
-static void fill_ratios(fv_bench_row *rows, int32_t num_rows)
+/* The reference kernels under the backend that was asked for, under `all` the one that auto takes. */
+static fv_status run_reference(bench *b, const char *spec, fv_workload *workload)
 {
-    for (int32_t i = 0; i < num_rows; i++) {
-        for (int32_t j = 0; j < num_rows; j++) {
-            if (strcmp(rows[j].kernels, REFERENCE) != 0 || strcmp(rows[i].backend, rows[j].backend) != 0) continue;
-            if (rows[i].skipped[0] || rows[j].skipped[0] || i == j) continue;
-            rows[i].reference_ratio = rows[j].measured.run.median_us / rows[i].measured.run.median_us;
-        }
+    if (!b->with_reference) return FV_OK;
+    fv_contender reference = {.options = b->opts->args.plan};
+    reference.options.device = workload->device;
+    reference.options.backend = asks_for_all(b) ? "auto" : b->opts->backend;
+    reference.options.kernels = REFERENCE;
+    reference.options.variant = NULL;
+    fv_bench_row *row = add_row(b, spec, reference.options.backend, REFERENCE, workload);
+    double seconds = 0;
+    fv_status status = FV_OK;
+    if (!b->opts->kernels) status = estimate_reference(&seconds, b, &reference.options, workload->flops);
+    if (status == FV_ERR_UNSUPPORTED) { /* every row says so already */
+        b->num_rows--;
+        return FV_OK;
     }
+    if (status != FV_OK) return status;
+    if (seconds > REFERENCE_LIMIT_SECONDS) {
+        snprintf(row->skipped, sizeof(row->skipped), "would take about %.0f s; --kernels reference runs it", seconds);
+        return FV_OK;
+    }
+    status = fv_measure(&reference, 1, workload, &b->opts->limits);
+    if (status == FV_OK) fill_row(row, &reference, workload);
+    return status;
 }
 
 static fv_status run_batch(bench *b, const char *spec)
 {
     const options *opts = b->opts;
     fv_workload workload;
-    fv_status status = fv_workload_init(&workload, b->context, &opts->problem, spec, opts->warm);
+    fv_status status = fv_workload_init(&workload, b->context, &opts->args.problem, spec, opts->args.shared_prefix,
+                                        opts->warm);
     if (status != FV_OK) return status;
 
     fv_bench_row *first = b->rows + b->num_rows;
-    for (int32_t i = 0; i < b->num_backends * b->num_kernels && status == FV_OK; i++) {
-        fv_bench_row *row = &b->rows[b->num_rows++];
-        *row = (fv_bench_row){.batch = spec};
-        snprintf(row->backend, sizeof(row->backend), "%s", b->backends[i / b->num_kernels]);
-        snprintf(row->kernels, sizeof(row->kernels), "%s", b->kernels[i % b->num_kernels]);
-        workload.problem = opts->problem; /* set_layout of the row before changed it */
-        status = fill_row(row, b, &workload);
-    }
+    status = run_contenders(b, spec, &workload);
+    if (status == FV_OK) status = run_reference(b, spec, &workload);
     const int32_t num_rows = (int32_t)(b->rows + b->num_rows - first);
-    if (status == FV_OK) fill_ratios(first, num_rows);
+    if (status == FV_OK) fv_bench_fill_ratios(first, num_rows, REFERENCE);
     if (status == FV_OK && opts->compare) status = fv_bench_compare(first, num_rows, opts->compare);
     for (int32_t i = 0; i < num_rows && status == FV_OK && !opts->json && !opts->csv; i++)
         fv_bench_print_row(&first[i]);
@@ -294,19 +321,22 @@ static fv_status run_bench(bench *b)
     const fv_context_options context_options = {.struct_size = sizeof(context_options),
                                                 .num_threads = opts->num_threads};
     fv_status status = fv_context_create(&b->context, &context_options);
-    if (status == FV_OK) status = choose_backends(b);
-    if (status == FV_OK) status = choose_kernels(b);
     if (status != FV_OK) return status;
-    b->rows = calloc((size_t)opts->num_specs * (size_t)b->num_backends * (size_t)b->num_kernels, sizeof(*b->rows));
+    choose_backends(b);
+    choose_kernels(b);
+    const int32_t rows_of_batch = b->num_backends * b->num_kernels + b->with_reference;
+    b->rows = calloc((size_t)opts->num_specs * (size_t)rows_of_batch, sizeof(*b->rows));
     if (!b->rows) return fv_fail(FV_ERR_NO_MEMORY, "no memory for the rows of %d batches", opts->num_specs);
     if (opts->compare) status = fv_bench_compare(b->rows, 0, opts->compare); /* wrong before the first run */
 
-    char problem[256];
-    fv_problem_args_describe(problem, sizeof(problem), &opts->problem);
+    char problem[320];
+    fv_problem_args_describe(problem, sizeof(problem), &opts->args.problem);
     b->setting.problem = problem;
+    b->setting.shared_prefix = opts->args.shared_prefix;
     b->setting.num_threads = fv_context_num_workers(b->context);
     if (status == FV_OK && !opts->json && !opts->csv) fv_bench_print_heading(&b->setting);
     for (int32_t i = 0; i < opts->num_specs && status == FV_OK; i++) status = run_batch(b, opts->specs[i]);
+    if (status == FV_OK && !opts->json && !opts->csv) fv_bench_print_summary(b->rows, b->num_rows);
     if (status == FV_OK && opts->json) fv_bench_print_json(stdout, &b->setting, b->rows, b->num_rows);
     if (status == FV_OK && opts->csv) fv_bench_print_csv(stdout, b->rows, b->num_rows);
     return status == FV_OK ? write_output(b) : status;

@@ -1,3 +1,12 @@
+/* Contenders take turns: round after round each runs once, then the ceilings are measured once for all. So
+ * a neighbour that comes and goes, or a clock that falls, meets all of them alike. Every run takes the next
+ * copy of the cache, and the order within a round rotates, so that no plan is always the first after the
+ * ceilings, and none finds the pages that the one before it brought in. Each has its own views of the copies
+ * (a layout is a view of the same random bytes), and all share one workspace, as plans on a stream do.
+ *
+ *   round 0   A copy 0 | B copy 1 | C copy 2 | peak, read
+ *   round 1   B copy 3 | C copy 4 | A copy 5 | peak, read
+ */
 #include "bench/measure.h"
 
 #include <stdio.h>
@@ -38,37 +47,64 @@ static fv_samples summarize(double *values, int32_t count)
     };
 }
 
+/* A plan and the copies as it sees them. */
 typedef struct timed_plan {
     fv_plan *plan;
-    void *workspace;
+    fv_layer *layers; /* [num_copies] */
+    double run_us[MAX_SAMPLES];
 } timed_plan;
 
-static void timed_plan_deinit(timed_plan *timed)
+static void timed_plan_destroy(timed_plan *timed)
 {
+    if (!timed) return;
     fv_plan_destroy(timed->plan);
-    free(timed->workspace);
+    free(timed->layers);
+    free(timed);
 }
 
-static fv_status timed_plan_init(timed_plan *timed, fv_workload *workload, const fv_plan_options *options)
+static fv_status make_views(timed_plan *timed, const fv_workload *workload)
 {
-    *timed = (timed_plan){0};
+    timed->layers = calloc((size_t)workload->num_copies, sizeof(*timed->layers));
+    if (!timed->layers) return fv_fail(FV_ERR_NO_MEMORY, "no memory for %d layers", workload->num_copies);
+    fv_status status = FV_OK;
+    for (int32_t copy = 0; copy < workload->num_copies && status == FV_OK; copy++) {
+        status = fv_workload_view(&timed->layers[copy], workload, copy, fv_plan_kv_layout(timed->plan));
+    }
+    return status;
+}
+
+static fv_status timed_plan_create(timed_plan **out, const fv_workload *workload, const fv_plan_options *options)
+{
+    *out = NULL;
     fv_problem problem = workload->problem;
     if (problem.kind == FV_ATTENTION_MHA && problem.mha.head_size != problem.mha.v_head_size) {
-        problem.kv_layout = FV_KV_LAYOUT_STRIDED;
+        problem.kv_layout = FV_KV_LAYOUT_STRIDED; /* named layouts have K and V of one size */
         problem.kv_layout_any = 0;
     }
+    timed_plan *timed = calloc(1, sizeof(*timed));
+    if (!timed) return fv_fail(FV_ERR_NO_MEMORY, "no memory for samples");
     fv_status status = fv_plan_create(&timed->plan, workload->context, &problem, &workload->bounds, options);
-    if (status != FV_OK) return status;
-    status = fv_workload_set_layout(workload, fv_plan_kv_layout(timed->plan));
-    if (status == FV_OK) {
-        const size_t bytes = fv_plan_workspace_bytes(timed->plan);
-        timed->workspace = aligned_alloc(WORKSPACE_ALIGNMENT,
-                                         (bytes + WORKSPACE_ALIGNMENT) / WORKSPACE_ALIGNMENT * WORKSPACE_ALIGNMENT);
-        if (!timed->workspace) status = fv_fail(FV_ERR_NO_MEMORY, "no memory for a workspace of %zu bytes", bytes);
-    }
     if (status == FV_OK) status = fv_plan_update(timed->plan, &workload->batch, NULL);
-    if (status != FV_OK) timed_plan_deinit(timed);
-    return status;
+    if (status == FV_OK) status = make_views(timed, workload);
+    if (status != FV_OK) {
+        timed_plan_destroy(timed);
+        return status;
+    }
+    *out = timed;
+    return FV_OK;
+}
+
+/* Memory for the largest of the plans. */
+static fv_status alloc_workspace(void **workspace, timed_plan *const *plans, int32_t num_plans)
+{
+    size_t bytes = WORKSPACE_ALIGNMENT;
+    for (int32_t i = 0; i < num_plans; i++) {
+        const size_t wanted = fv_plan_workspace_bytes(plans[i]->plan);
+        if (wanted > bytes) bytes = wanted;
+    }
+    bytes = (bytes + WORKSPACE_ALIGNMENT - 1) / WORKSPACE_ALIGNMENT * WORKSPACE_ALIGNMENT;
+    *workspace = aligned_alloc(WORKSPACE_ALIGNMENT, bytes);
+    return *workspace ? FV_OK : fv_fail(FV_ERR_NO_MEMORY, "no memory for a workspace of %zu bytes", bytes);
 }
 
 /* What the schedule did: Q blocks whole ("2D"), cut ("3D"), or some of each. */
@@ -76,17 +112,21 @@ static const char *path_of(const fv_plan *plan)
 {
     const fv_work_item *items = fv_step_buffers_on_device(&plan->buffers).items;
     int32_t num_cut = 0;
-    for (int32_t i = 0; i < plan->num_items; i++) num_cut += items[i].partial >= 0;
-    if (plan->num_items == 0) return plan->num_segments > 1 ? "3D" : "2D";
+    for (int32_t i = 0; i < plan->used.num_items; i++) num_cut += items[i].partial >= 0;
+    if (plan->used.num_items == 0) return plan->num_segments > 1 ? "3D" : "2D";
     if (num_cut == 0) return "2D";
-    return num_cut == plan->num_items ? "3D" : "2D+3D";
+    return num_cut == plan->used.num_items ? "3D" : "2D+3D";
 }
 
 static void describe(fv_measurement *m, fv_plan *plan)
 {
     snprintf(m->backend, sizeof(m->backend), "%s", plan->backend->name);
     snprintf(m->kernels, sizeof(m->kernels), "%s", plan->kernels->name);
-    snprintf(m->variant, sizeof(m->variant), "%s", plan->variant->name);
+    snprintf(m->variant, sizeof(m->variant), "%s", plan->paged->name);
+    snprintf(m->layout, sizeof(m->layout), "%s",
+             plan->problem.type == FV_ATTENTION_ENCODER ? "none" : fv_kv_layout_name(fv_plan_kv_layout(plan)));
+    m->workspace_bytes = fv_plan_workspace_bytes(plan);
+    m->buffer_bytes = fv_plan_buffer_bytes(plan);
     snprintf(m->plan, sizeof(m->plan), "%s", fv_plan_describe(plan));
     snprintf(m->path, sizeof(m->path), "%s", path_of(plan));
 }
@@ -102,82 +142,139 @@ static double median_update(fv_plan *plan, const fv_batch *batch)
     return summarize(times, 5).median_us;
 }
 
-typedef struct sample_arrays {
-    double run[MAX_SAMPLES], read[MAX_SAMPLES], compute[MAX_SAMPLES]; /* us */
-    double operations;                                                /* of one sample of compute */
-    int32_t count;
-} sample_arrays;
+/* The plans of a measurement, and what is measured once a round. */
+typedef struct race {
+    fv_workload *workload;
+    timed_plan **plans; /* [num_plans] */
+    int32_t num_plans;
+    void *workspace;
+    double *read_us, *compute_us; /* [MAX_SAMPLES] */
+    double operations;            /* of one sample of compute */
+    int32_t num_rounds;
+    int32_t next_copy;
+} race;
 
-/* Runs layer after layer; the read of the same pages goes to the copy half way round, so that it
- * neither finds what the kernel left in the caches nor warms what comes next. */
-static fv_status take_samples(sample_arrays *samples, fv_workload *w, timed_plan *timed,
-                              const fv_measure_limits *limits)
+/* The read of the same pages goes to the copy half way round, so that it neither finds what a kernel left in
+ * the caches nor warms what comes next. */
+static void sample_ceilings(race *r, int32_t round)
 {
-    const double start = now_us();
-    volatile uint64_t sink = 0;
-    samples->count = 0;
-    for (int32_t i = 0; i < MAX_SAMPLES; i++) {
-        const double elapsed = (now_us() - start) * 1e-6;
-        if (elapsed >= limits->min_seconds && i >= limits->min_runs) break;
-        if (elapsed >= 10 * limits->min_seconds && i > 0) break;
-
-        const int32_t copy = i % w->num_copies;
-        const double run_start = now_us();
-        const fv_status status = fv_plan_run(timed->plan, &w->layers[copy], timed->workspace, NULL);
-        const double run_end = now_us();
-        if (status != FV_OK) return status;
-
-        fv_ceiling_compute(w->context); /* wakes workers that a kernel of one thread let sleep */
-        const double compute_start = now_us();
-        samples->operations = fv_ceiling_compute(w->context);
-        const double read_start = now_us();
-        sink += fv_ceiling_read(w->context, w->caches[(copy + w->num_copies / 2) % w->num_copies], w->ranges,
-                                w->num_ranges);
-        const double read_end = now_us();
-        samples->run[i] = run_end - run_start;
-        samples->read[i] = read_end - read_start;
-        samples->compute[i] = read_start - compute_start;
-        samples->count++;
-    }
+    fv_workload *w = r->workload;
+    const int32_t copy = (r->next_copy + w->num_copies / 2) % w->num_copies;
+    fv_ceiling_compute(w->context); /* wakes workers that a kernel of one thread let sleep */
+    const double compute_start = now_us();
+    r->operations = fv_ceiling_compute(w->context);
+    const double read_start = now_us();
+    volatile uint64_t sink = fv_ceiling_read(w->context, w->caches[copy], w->ranges, w->num_ranges);
+    const double read_end = now_us();
     (void)sink;
+    r->compute_us[round] = read_start - compute_start;
+    r->read_us[round] = read_end - read_start;
+}
+
+static fv_status sample_plan(race *r, timed_plan *timed, int32_t round)
+{
+    const fv_layer *layer = &timed->layers[r->next_copy];
+    r->next_copy = (r->next_copy + 1) % r->workload->num_copies;
+    const double start = now_us();
+    const fv_status status = fv_plan_run(timed->plan, layer, r->workspace, NULL);
+    timed->run_us[round] = now_us() - start;
+    return status;
+}
+
+static fv_status run_rounds(race *r, const fv_measure_limits *limits)
+{
+    const double start = now_us(), min_seconds = limits->min_seconds * r->num_plans;
+    r->num_rounds = 0;
+    for (int32_t round = 0; round < MAX_SAMPLES; round++) {
+        const double elapsed = (now_us() - start) * 1e-6;
+        if (elapsed >= min_seconds && round >= limits->min_runs) break;
+        if (elapsed >= 10 * min_seconds && round > 0) break;
+        for (int32_t i = 0; i < r->num_plans; i++) {
+            const fv_status status = sample_plan(r, r->plans[(round + i) % r->num_plans], round);
+            if (status != FV_OK) return status;
+        }
+        sample_ceilings(r, round);
+        r->num_rounds++;
+    }
     return FV_OK;
 }
 
-fv_status fv_measure(fv_measurement *m, fv_workload *workload, const fv_plan_options *options,
+static fv_status run_race(race *r, const fv_measure_limits *limits)
+{
+    r->read_us = malloc(MAX_SAMPLES * sizeof(double));
+    r->compute_us = malloc(MAX_SAMPLES * sizeof(double));
+    if (!r->read_us || !r->compute_us) return fv_fail(FV_ERR_NO_MEMORY, "no memory for samples");
+    fv_status status = alloc_workspace(&r->workspace, r->plans, r->num_plans);
+    /* The pages are the same bytes in every layout: one order of reading is the ceiling of all. */
+    if (status == FV_OK) status = fv_workload_list_ranges(r->workload, r->plans[0]->plan->problem.kv_layout);
+    const fv_measure_limits once = {0, 1}; /* touches code, workspace and output */
+    if (status == FV_OK) status = run_rounds(r, &once);
+    return status == FV_OK ? run_rounds(r, limits) : status;
+}
+
+static void fill_measurement(fv_measurement *m, const race *r, timed_plan *timed)
+{
+    describe(m, timed->plan);
+    m->update_us = median_update(timed->plan, &r->workload->batch);
+    m->run = summarize(timed->run_us, r->num_rounds);
+    m->read_us = summarize(r->read_us, r->num_rounds).quartile_us;
+    m->flops_per_us = r->operations / summarize(r->compute_us, r->num_rounds).quartile_us;
+}
+
+/* The contenders whose plans can be made are plans[0 .. num_plans); places[i] is the contender of plan i. */
+static fv_status make_plans(race *r, int32_t *places, fv_contender *contenders, int32_t num_contenders)
+{
+    for (int32_t i = 0; i < num_contenders; i++) {
+        fv_contender *contender = &contenders[i];
+        timed_plan *timed = NULL;
+        contender->status = timed_plan_create(&timed, r->workload, &contender->options);
+        if (contender->status == FV_ERR_NO_MEMORY) return contender->status;
+        if (contender->status != FV_OK) {
+            snprintf(contender->refusal, sizeof(contender->refusal), "%s", fv_last_error());
+            continue;
+        }
+        places[r->num_plans] = i;
+        r->plans[r->num_plans++] = timed;
+    }
+    return FV_OK;
+}
+
+fv_status fv_measure(fv_contender *contenders, int32_t num_contenders, fv_workload *workload,
                      const fv_measure_limits *limits)
 {
-    *m = (fv_measurement){0};
-    timed_plan timed;
-    fv_status status = timed_plan_init(&timed, workload, options);
-    if (status != FV_OK) return status;
-
-    sample_arrays *samples = malloc(sizeof(*samples));
-    if (!samples) status = fv_fail(FV_ERR_NO_MEMORY, "no memory for samples");
-    if (status == FV_OK) {
-        m->update_us = median_update(timed.plan, &workload->batch);
-        const fv_measure_limits once = {0, 1}; /* touches code, workspace and output */
-        status = take_samples(samples, workload, &timed, &once);
+    race r = {.workload = workload, .plans = calloc((size_t)num_contenders, sizeof(*r.plans))};
+    int32_t *places = calloc((size_t)num_contenders, sizeof(*places));
+    fv_status status = FV_OK;
+    if (!r.plans || !places) status = fv_fail(FV_ERR_NO_MEMORY, "no memory for %d plans", num_contenders);
+    if (status == FV_OK) status = make_plans(&r, places, contenders, num_contenders);
+    if (status == FV_OK && r.num_plans > 0) {
+        status = run_race(&r, limits);
+        for (int32_t i = 0; i < r.num_plans && status == FV_OK; i++) {
+            fill_measurement(&contenders[places[i]].measured, &r, r.plans[i]);
+        }
     }
-    if (status == FV_OK) status = take_samples(samples, workload, &timed, limits);
-    if (status == FV_OK) {
-        describe(m, timed.plan);
-        m->run = summarize(samples->run, samples->count);
-        m->read_us = summarize(samples->read, samples->count).quartile_us;
-        m->flops_per_us = samples->operations / summarize(samples->compute, samples->count).quartile_us;
-    }
-    free(samples);
-    timed_plan_deinit(&timed);
+    for (int32_t i = 0; i < r.num_plans; i++) timed_plan_destroy(r.plans[i]);
+    free(r.plans);
+    free(places);
+    free(r.workspace);
+    free(r.read_us);
+    free(r.compute_us);
     return status;
 }
 
 fv_status fv_measure_once(double *seconds, fv_workload *workload, const fv_plan_options *options)
 {
-    timed_plan timed;
-    fv_status status = timed_plan_init(&timed, workload, options);
+    timed_plan *timed = NULL;
+    void *workspace = NULL;
+    fv_status status = timed_plan_create(&timed, workload, options);
     if (status != FV_OK) return status;
-    const double start = now_us();
-    status = fv_plan_run(timed.plan, &workload->layers[0], timed.workspace, NULL);
-    *seconds = (now_us() - start) * 1e-6;
-    timed_plan_deinit(&timed);
+    status = alloc_workspace(&workspace, &timed, 1);
+    if (status == FV_OK) {
+        const double start = now_us();
+        status = fv_plan_run(timed->plan, &timed->layers[0], workspace, NULL);
+        *seconds = (now_us() - start) * 1e-6;
+    }
+    free(workspace);
+    timed_plan_destroy(timed);
     return status;
 }

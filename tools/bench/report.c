@@ -6,9 +6,12 @@
 #include <time.h>
 
 #include "bench/ceilings.h"
+#include "bench/summary.h"
 #include "core/cpu.h"
 #include "core/error.h"
 #include "json.h"
+
+#define MAX_BACKENDS 64
 
 double fv_bench_ceiling_us(const char **kind, const fv_bench_row *row)
 {
@@ -19,16 +22,21 @@ double fv_bench_ceiling_us(const char **kind, const fv_bench_row *row)
 
 static double gigabytes_per_second(double bytes, double us) { return bytes / us * 1e-3; }
 
+static double mebibytes(size_t bytes) { return (double)bytes / (1 << 20); }
+static double kibibytes(size_t bytes) { return (double)bytes / (1 << 10); }
+
 void fv_bench_print_heading(const fv_bench_setting *setting)
 {
-    printf("%s, %d threads\n\n", setting->problem, setting->num_threads);
-    printf("%-18s %-14s %-10s %-6s %11s %11s %5s %7s %8s  %-22s %6s %8s\n", "batch", "backend", "kernels", "path",
-           "median us", "min us", "+-%", "GB/s", "TFLOP/s", "ceiling", "of it", "x faster");
+    printf("%s, %d threads", setting->problem, setting->num_threads);
+    if (setting->shared_prefix) printf(", first %d keys of a group shared", setting->shared_prefix);
+    printf("\n\n%-18s %-24s %-9s %-5s %11s %5s %6s %7s %8s  %-19s %6s %8s %8s %-12s %s\n", "batch", "backend",
+           "kernels", "path", "median us", "+-%", "x best", "GB/s", "TFLOP/s", "ceiling", "of it", "work MiB",
+           "plan KiB", "layout", "x faster");
 }
 
 void fv_bench_print_row(const fv_bench_row *row)
 {
-    printf("%-18s %-14s %-10s ", row->batch, row->backend, row->kernels);
+    printf("%-18s %-24s %-9s ", row->batch, row->backend, row->kernels);
     if (row->skipped[0]) {
         printf("skipped: %s\n", row->skipped);
         return;
@@ -36,39 +44,77 @@ void fv_bench_print_row(const fv_bench_row *row)
     const fv_measurement *m = &row->measured;
     const char *kind = NULL;
     const double ceiling_us = fv_bench_ceiling_us(&kind, row);
-    char ceiling[64], ratio[64] = "";
+    char ceiling[64], best[32] = "";
     if (strcmp(kind, "read") == 0) {
         snprintf(ceiling, sizeof(ceiling), "read %.1f GB/s %s",
                  gigabytes_per_second((double)row->read_bytes, m->read_us), row->is_cold ? "cold" : "warm");
     } else {
         snprintf(ceiling, sizeof(ceiling), "peak %.3f TFLOP/s", m->flops_per_us * 1e-6);
     }
-    if (row->reference_ratio > 0) snprintf(ratio, sizeof(ratio), "%.1f", row->reference_ratio);
-    printf("%-6s %11.1f %11.1f %5.1f %7.2f %8.4f  %-22s %5.1f%% %8s", m->path, m->run.median_us, m->run.min_us,
-           100 * m->run.spread, gigabytes_per_second((double)row->read_bytes, m->run.median_us),
-           row->flops / m->run.median_us * 1e-6, ceiling, 100 * ceiling_us / m->run.median_us, ratio);
+    if (row->best_ratio > 0) snprintf(best, sizeof(best), "%.2f", row->best_ratio);
+    printf("%-5s %11.1f %5.1f %6s %7.2f %8.4f  %-19s %5.1f%% %8.2f %8.1f %-12s", m->path, m->run.median_us,
+           100 * m->run.spread, best, gigabytes_per_second((double)row->read_bytes, m->run.median_us),
+           row->flops / m->run.median_us * 1e-6, ceiling, 100 * ceiling_us / m->run.median_us,
+           mebibytes(m->workspace_bytes), kibibytes(m->buffer_bytes), m->layout);
+    if (row->reference_ratio > 0) printf(" %.1f", row->reference_ratio);
     if (row->old_ratio > 0) printf("  %.2f x the old speed", row->old_ratio);
     printf("\n");
+}
+
+void fv_bench_print_summary(const fv_bench_row *rows, int32_t num_rows)
+{
+    fv_backend_summary backends[MAX_BACKENDS];
+    const int32_t num_backends = fv_bench_summarize(backends, MAX_BACKENDS, rows, num_rows);
+    if (num_backends < 2) return;
+    printf("\n%-18s %s\n", "batch", "best backend");
+    for (int32_t i = 0; i < num_rows; i++) {
+        if (fv_bench_is_best(&rows[i], rows)) printf("%-18s %s\n", rows[i].batch, rows[i].backend);
+    }
+    printf("\n%-24s %11s  %-18s %s\n", "backend", "worst ratio", "on batch", "best or within 5% on");
+    for (int32_t i = 0; i < num_backends; i++) {
+        const fv_backend_summary *b = &backends[i];
+        if (b->num_measured == 0) {
+            printf("%-24s refused on all\n", b->backend);
+            continue;
+        }
+        printf("%-24s %11.2f  %-18s %d of %d", b->backend, b->worst_ratio, b->worst_batch, b->num_near,
+               b->num_measured);
+        if (b->num_refused) printf(", refused on %d", b->num_refused);
+        printf("\n");
+    }
+}
+
+/* Within quotes: a quote is written twice. */
+static void print_csv_text(FILE *file, const char *text)
+{
+    for (; *text; text++) {
+        if (*text == '"') fputc('"', file);
+        fputc(*text, file);
+    }
 }
 
 void fv_bench_print_csv(FILE *file, const fv_bench_row *rows, int32_t num_rows)
 {
     fprintf(file, "batch,backend,kernels,variant,path,state,median_us,min_us,spread,runs,update_us,gbytes_per_s,"
-                  "tflops,ceiling,ceiling_us,ceiling_percent,skipped\n");
+                  "tflops,ceiling,ceiling_us,ceiling_percent,ratio_to_best,workspace_bytes,plan_buffer_bytes,layout,"
+                  "skipped\n");
     for (int32_t i = 0; i < num_rows; i++) {
         const fv_bench_row *row = &rows[i];
         const fv_measurement *m = &row->measured;
         if (row->skipped[0]) {
-            fprintf(file, "%s,%s,%s,,,,,,,,,,,,,,\"%s\"\n", row->batch, row->backend, row->kernels, row->skipped);
+            fprintf(file, "%s,%s,%s,,,,,,,,,,,,,,,,,,\"", row->batch, row->backend, row->kernels);
+            print_csv_text(file, row->skipped);
+            fprintf(file, "\"\n");
             continue;
         }
         const char *kind = NULL;
         const double ceiling_us = fv_bench_ceiling_us(&kind, row);
-        fprintf(file, "%s,%s,%s,%s,%s,%s,%.3f,%.3f,%.4f,%d,%.3f,%.3f,%.5f,%s,%.3f,%.2f,\n", row->batch, row->backend,
-                row->kernels, m->variant, m->path, row->is_cold ? "cold" : "warm", m->run.median_us, m->run.min_us,
-                m->run.spread, m->run.count, m->update_us,
+        fprintf(file, "%s,%s,%s,%s,%s,%s,%.3f,%.3f,%.4f,%d,%.3f,%.3f,%.5f,%s,%.3f,%.2f,%.4f,%zu,%zu,%s,\n", row->batch,
+                row->backend, row->kernels, m->variant, m->path, row->is_cold ? "cold" : "warm", m->run.median_us,
+                m->run.min_us, m->run.spread, m->run.count, m->update_us,
                 gigabytes_per_second((double)row->read_bytes, m->run.median_us), row->flops / m->run.median_us * 1e-6,
-                kind, ceiling_us, 100 * ceiling_us / m->run.median_us);
+                kind, ceiling_us, 100 * ceiling_us / m->run.median_us, row->best_ratio, m->workspace_bytes,
+                m->buffer_bytes, m->layout);
     }
 }
 
@@ -103,10 +149,42 @@ static void print_json_row(fv_json *json, const fv_bench_row *row)
     fv_json_double(json, "peak_tflops", m->flops_per_us * 1e-6);
     fv_json_string(json, "ceiling", kind);
     fv_json_double(json, "ceiling_percent", 100 * ceiling_us / m->run.median_us);
+    fv_json_string(json, "layout", m->layout);
+    fv_json_int(json, "workspace_bytes", (int64_t)m->workspace_bytes);
+    fv_json_int(json, "plan_buffer_bytes", (int64_t)m->buffer_bytes);
+    if (row->best_ratio > 0) fv_json_double(json, "ratio_to_best", row->best_ratio);
     if (row->reference_ratio > 0) fv_json_double(json, "times_faster_than_reference", row->reference_ratio);
     if (row->old_ratio > 0) fv_json_double(json, "times_faster_than_old", row->old_ratio);
     fv_json_string(json, "plan", m->plan);
     fv_json_end_object(json);
+}
+
+static void print_json_summary(fv_json *json, const fv_bench_row *rows, int32_t num_rows)
+{
+    fv_backend_summary backends[MAX_BACKENDS];
+    const int32_t num_backends = fv_bench_summarize(backends, MAX_BACKENDS, rows, num_rows);
+    if (num_backends < 2) return;
+    fv_json_begin_array(json, "best_of_batch");
+    for (int32_t i = 0; i < num_rows; i++) {
+        if (!fv_bench_is_best(&rows[i], rows)) continue;
+        fv_json_begin_row(json);
+        fv_json_string(json, "batch", rows[i].batch);
+        fv_json_string(json, "backend", rows[i].backend);
+        fv_json_end_object(json);
+    }
+    fv_json_end_array(json);
+    fv_json_begin_array(json, "backends");
+    for (int32_t i = 0; i < num_backends; i++) {
+        fv_json_begin_row(json);
+        fv_json_string(json, "backend", backends[i].backend);
+        fv_json_double(json, "worst_ratio", backends[i].worst_ratio);
+        fv_json_string(json, "worst_batch", backends[i].worst_batch);
+        fv_json_int(json, "best_or_within_5_percent", backends[i].num_near);
+        fv_json_int(json, "measured", backends[i].num_measured);
+        fv_json_int(json, "refused", backends[i].num_refused);
+        fv_json_end_object(json);
+    }
+    fv_json_end_array(json);
 }
 
 /* The command as it was typed, words joined with spaces. */
@@ -139,9 +217,11 @@ void fv_bench_print_json(FILE *file, const fv_bench_setting *setting, const fv_b
     fv_json_string(&json, "ceiling_isa", fv_ceiling_isa());
     fv_json_int(&json, "threads", setting->num_threads);
     fv_json_string(&json, "problem", setting->problem);
+    fv_json_int(&json, "shared_prefix", setting->shared_prefix);
     fv_json_begin_array(&json, "rows");
     for (int32_t i = 0; i < num_rows; i++) print_json_row(&json, &rows[i]);
     fv_json_end_array(&json);
+    print_json_summary(&json, rows, num_rows);
     fv_json_end_object(&json);
 }
 

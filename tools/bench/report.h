@@ -10,19 +10,21 @@ typedef struct fv_bench_row {
     const char *batch; /* as given */
     char backend[48];
     char kernels[32];  /* asked for: a table's name */
-    char skipped[128]; /* why there is no measurement; "" otherwise */
+    char skipped[512]; /* why there is no measurement; "" otherwise */
     fv_measurement measured;
     int32_t is_cold;
     int32_t num_copies;
     double flops;
     int64_t read_bytes;
+    double best_ratio;      /* this time / that of the fastest backend of the batch with these kernels; 0: none */
     double reference_ratio; /* the reference kernels' time / this time; 0: not measured */
     double old_ratio;       /* time in the file to compare with / this time; 0: not there */
 } fv_bench_row;
 
 /* What the rows were measured on. */
 typedef struct fv_bench_setting {
-    const char *problem; /* one line */
+    const char *problem;   /* one line */
+    int32_t shared_prefix; /* keys asked for */
     int32_t num_threads;
     int32_t argc; /* the command */
     char **argv;
@@ -33,6 +35,10 @@ double fv_bench_ceiling_us(const char **kind, const fv_bench_row *row);
 
 void fv_bench_print_heading(const fv_bench_setting *setting);
 void fv_bench_print_row(const fv_bench_row *row);
+
+/* Of each batch the best backend; of each backend its worst ratio, and where it is best or near. Prints nothing
+ * for a single backend. */
+void fv_bench_print_summary(const fv_bench_row *rows, int32_t num_rows);
 void fv_bench_print_csv(FILE *file, const fv_bench_row *rows, int32_t num_rows);
 void fv_bench_print_json(FILE *file, const fv_bench_setting *setting, const fv_bench_row *rows, int32_t num_rows);
 

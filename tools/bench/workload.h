@@ -13,38 +13,56 @@
 typedef struct fv_workload {
     fv_context *context;
     fv_device *device;
-    fv_problem problem; /* normal; its layout is that of the views */
+    fv_problem problem; /* normal */
     fv_batch_spec spec;
     fv_batch batch;
     fv_bounds bounds;
-    fv_layer layers[FV_WORKLOAD_MAX_COPIES]; /* the same but for kv_cache */
+    int32_t shared_prefix; /* keys asked for */
+    int64_t num_blocks;    /* of a copy, with the null block */
+    double flops;          /* 2 Hq (D + Dv) for each pair of a token and a key that it sees */
+
+    fv_layer layer; /* without its cache */
     void *caches[FV_WORKLOAD_MAX_COPIES];
     int32_t num_copies;
     int32_t is_cold;    /* 1: the copies together are well beyond the last-level cache */
-    int64_t num_blocks; /* of a copy, with the null block */
-    size_t cache_bytes; /* of a copy */
+    size_t cache_bytes; /* of a copy: K, V and, where each token has its scales, these */
+    size_t kv_bytes;    /* of K and V alone */
 
     fv_read_range *ranges; /* the pages that a step reads, in the order of the sequences */
     int64_t num_ranges;
-    int64_t read_bytes; /* sum of the ranges: K and V of every key that some token sees, once */
-    double flops;       /* 2 Hq (D + Dv) for each pair of a token and a key that it sees */
+    int64_t read_bytes; /* sum of the ranges: K and V of every key that some token sees, shared ones once */
 
     int32_t *query_start;
     int32_t *block_table;
     int64_t *slot_mapping;
-    void *tensors[4]; /* q, k, v, out */
-    float *per_head;  /* slopes, sinks, scales */
+    int32_t *shared_blocks; /* [num_seqs]: first blocks that are those of the sequence before it */
+    uint64_t *tree_mask;    /* NULL: the problem has none */
+    uint8_t *causal;        /* NULL: all are */
+    void *tensors[4];       /* q, k, v, out */
+    float *per_head;        /* slopes, sinks, scales */
 } fv_workload;
 
-/* Makes the data of `spec_text` for `problem` on the context's CPU. warm: one copy only. The problem
- * has a layout (fv_kv_layout) of its own, or strided where K and V differ in size.
- * FV_ERR_NO_MEMORY says how much was needed. */
+/* The batch alone: what fv_plan_update takes. `spec_text` as in batch_spec.h. The sequences of a group of
+ * the text have the blocks of their first `shared_prefix` keys in common, as far as these are whole blocks
+ * before the new tokens. */
+fv_status fv_workload_init_batch(fv_workload *workload, fv_context *context, const fv_problem *problem,
+                                 const char *spec_text, int32_t shared_prefix);
+
+/* The batch and its data, on the context's CPU. warm: one copy of the cache only. FV_ERR_NO_MEMORY says how
+ * much was needed. */
 fv_status fv_workload_init(fv_workload *workload, fv_context *context, const fv_problem *problem, const char *spec_text,
-                           int32_t warm);
+                           int32_t shared_prefix, int32_t warm);
 void fv_workload_deinit(fv_workload *workload); /* takes a zeroed one */
 
-/* Lays the same memory out as another backend wants it. */
-fv_status fv_workload_set_layout(fv_workload *workload, fv_kv_layout layout);
+/* The layer of copy `copy` as a plan with `layout` wants it. Random bytes are random in any layout, so every
+ * layout is a view of the same memory, and views of several layouts live side by side. */
+fv_status fv_workload_view(fv_layer *layer, const fv_workload *workload, int32_t copy, fv_kv_layout layout);
+
+/* Lists the pages in the order of `layout`. */
+fv_status fv_workload_list_ranges(fv_workload *workload, fv_kv_layout layout);
+
+/* 1: a token sees no key after its own. */
+int32_t fv_workload_is_causal(const fv_workload *workload);
 
 /* Bytes of the last-level cache, as the system says it; 32 MiB where it does not. */
 int64_t fv_last_level_cache_bytes(void);

@@ -34,8 +34,10 @@ typedef struct check_case {
     check_spread spread;
     check_schedule schedule;
     int32_t in_cache;        /* 1: the new K/V lie in the cache already, nothing is written */
+    int32_t shared_keys;     /* neighbours may have the same blocks up to so many keys of their context */
+    int32_t tight_workspace; /* 1: plans get the least workspace that they take */
     int32_t plain;           /* 1: dense tensors, no padding rows: what other projects' tests have */
-    fv_plan_options options; /* batch_invariant, static_grid, path, segment_keys */
+    fv_plan_options options; /* of the schedule: batch_invariant, path, cascade, ... */
 } check_case;
 
 void check_case_deinit(check_case *test);

@@ -18,6 +18,7 @@ typedef struct oracle_loop {
     check_expected *expected;
     const fv_attend_params *params;
     const row_batch *batches;
+    int32_t new_min_query_len;
     double *scratch; /* for each worker */
     size_t scratch_doubles;
 } oracle_loop;
@@ -27,7 +28,8 @@ static void oracle_task(void *user, int64_t index, int32_t worker)
     const oracle_loop *loop = user;
     const row_batch *batch = &loop->batches[index];
     fv_oracle_row *rows = loop->expected->rows + batch->first_row;
-    const fv_kv_reader reader = fv_kv_reader_of(loop->params);
+    fv_kv_reader reader = fv_kv_reader_of(loop->params);
+    reader.dense_min_query_len = loop->new_min_query_len;
     fv_oracle_attend(rows, batch->num_rows, loop->params, &reader, rows[0].row.seq,
                      loop->scratch + (size_t)worker * loop->scratch_doubles);
 }
@@ -71,9 +73,25 @@ static int32_t cut_batches(row_batch *batches, const check_expected *expected)
     return num_batches;
 }
 
-void check_expected_init(check_expected *expected, check_scene *scene, const check_lane *lane)
+static fv_dense_keys new_keys(const check_scene *scene)
 {
-    const fv_attend_params params = check_scene_params(scene);
+    return (fv_dense_keys){
+        .k = scene->k.data,
+        .k_token_stride = scene->k.stride_bytes[0],
+        .k_head_stride = scene->k.stride_bytes[1],
+        .v = scene->v.data,
+        .v_token_stride = scene->v.stride_bytes[0],
+        .v_head_stride = scene->v.stride_bytes[1],
+        .dtype = scene->k.dtype,
+    };
+}
+
+void check_expected_init(check_expected *expected, check_scene *scene, const check_lane *lane,
+                         int32_t new_min_query_len)
+{
+    fv_attend_params params = check_scene_params(scene);
+    const int32_t has_new = scene->k.data && scene->test->problem.context_parallel.world <= 1;
+    if (has_new && new_min_query_len < INT32_MAX) params.dense = new_keys(scene);
     const size_t most_rows = (size_t)scene->num_tokens * (size_t)params.num_heads;
     *expected = (check_expected){.rows = check_arena_alloc(&scene->arena, most_rows * sizeof(fv_oracle_row))};
     choose_rows(expected, scene, &params);
@@ -88,7 +106,11 @@ void check_expected_init(check_expected *expected, check_scene *scene, const che
 
     int32_t most_keys = 0;
     for (int32_t r = 0; r < params.num_seqs; r++) most_keys = fv_max_i32(most_keys, check_scene_num_keys(scene, r));
-    oracle_loop loop = {expected, &params, batches, NULL, fv_oracle_scratch_doubles(&params, most_keys)};
+    oracle_loop loop = {.expected = expected,
+                        .params = &params,
+                        .batches = batches,
+                        .new_min_query_len = new_min_query_len,
+                        .scratch_doubles = fv_oracle_scratch_doubles(&params, most_keys)};
     loop.scratch = check_arena_alloc(&scene->arena,
                                      (size_t)lane->executor->num_workers * loop.scratch_doubles * sizeof(double));
     fv_executor_run(lane->executor, num_batches, oracle_task, &loop);

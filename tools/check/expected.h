@@ -15,8 +15,10 @@ typedef struct check_expected {
 } check_expected;
 
 /* Computes the rows from the scene's `cache` as it is now, in the scene's memory. Where there are too
- * many, a random sample, with the last token of each sequence in it. */
-void check_expected_init(check_expected *expected, check_scene *scene, const check_lane *lane);
+ * many, a random sample, with the last token of each sequence in it. Queries of new_min_query_len tokens and
+ * more see their own keys and values as given, shorter ones as the cache stores them; INT32_MAX: all do. */
+void check_expected_init(check_expected *expected, check_scene *scene, const check_lane *lane,
+                         int32_t new_min_query_len);
 
 /* Compares the scene's out and lse: every expected row by the accuracy rule, all rows for being finite,
  * and what lies between and behind the rows for being untouched. Returns 1, and sets *worst to the

@@ -46,6 +46,7 @@ typedef struct merge_case {
     fv_merge_params params;
     char *a, *b; /* copies of the sides, since out may be one of them */
     float *lse_a, *lse_b;
+    int64_t token_stride, head_stride; /* of the sides */
     size_t bytes;
 } merge_case;
 
@@ -64,7 +65,7 @@ static fv_merge_side build_side(merge_case *test, char **copy, float **lse_copy,
     float *lse = check_arena_alloc(&test->arena, rows * sizeof(float));
     for (int32_t token = 0; token < p->num_tokens; token++) {
         for (int32_t head = 0; head < p->num_heads; head++) {
-            char *row = out + token * p->token_stride + head * p->head_stride;
+            char *row = out + token * test->token_stride + head * test->head_stride;
             float *at = &lse[head * p->num_tokens + token]; /* [H, T], as vLLM has it */
             *at = random_lse(random);
             for (int32_t d = 0; d < p->head_size; d++)
@@ -73,7 +74,33 @@ static fv_merge_side build_side(merge_case *test, char **copy, float **lse_copy,
     }
     *copy = memcpy(check_arena_alloc(&test->arena, test->bytes), out, test->bytes);
     *lse_copy = lse;
-    return (fv_merge_side){out, p->token_stride, p->head_stride, lse, 4, 4 * p->num_tokens};
+    return (fv_merge_side){out, test->token_stride, test->head_stride, lse, 4, 4 * p->num_tokens};
+}
+
+/* In the place of a side, or elsewhere and then perhaps of another dtype. */
+static void build_out(merge_case *test, check_random *random)
+{
+    static const fv_dtype dtypes[] = {FV_DTYPE_F32, FV_DTYPE_F16, FV_DTYPE_BF16};
+    fv_merge_params *p = &test->params;
+    p->out_dtype = p->dtype;
+    p->head_stride = test->head_stride;
+    p->token_stride = test->token_stride;
+    const int32_t place = check_random_int(random, 0, 3);
+    if (place < 2) {
+        p->out = (void *)(uintptr_t)(place == 0 ? p->a.out : p->b.out);
+        return;
+    }
+    if (place == 3) p->out_dtype = CHECK_RANDOM_PICK(random, dtypes);
+    p->head_stride = p->head_size * (int64_t)fv_dtype_bytes(p->out_dtype);
+    p->token_stride = p->head_stride * p->num_heads;
+    p->out = check_arena_alloc_fenced(&test->arena, (size_t)(p->token_stride * p->num_tokens));
+}
+
+static float *build_sinks(check_arena *arena, check_random *random, int32_t num_heads)
+{
+    float *sinks = check_arena_alloc(arena, (size_t)num_heads * sizeof(float));
+    for (int32_t head = 0; head < num_heads; head++) sinks[head] = 15 * check_random_normal(random);
+    return sinks;
 }
 
 static void build_merge(merge_case *test, check_random *random)
@@ -87,36 +114,36 @@ static void build_merge(merge_case *test, check_random *random)
                                     .head_size = CHECK_RANDOM_PICK(random, sizes)}};
     fv_merge_params *p = &test->params;
     if (p->num_tokens * p->num_heads > 2048) p->num_tokens = 2048 / p->num_heads;
-    p->head_stride = (p->head_size + check_random_int(random, 0, 3)) * (int64_t)fv_dtype_bytes(p->dtype);
-    p->token_stride = p->head_stride * p->num_heads;
-    test->bytes = (size_t)(p->token_stride * p->num_tokens);
+    test->head_stride = (p->head_size + check_random_int(random, 0, 3)) * (int64_t)fv_dtype_bytes(p->dtype);
+    test->token_stride = test->head_stride * p->num_heads;
+    test->bytes = (size_t)(test->token_stride * p->num_tokens);
     p->a = build_side(test, &test->a, &test->lse_a, random);
     p->b = build_side(test, &test->b, &test->lse_b, random);
-    const int32_t place = check_random_int(random, 0, 2);
-    p->out = place == 0   ? (void *)(uintptr_t)p->a.out
-             : place == 1 ? (void *)(uintptr_t)p->b.out
-                          : check_arena_alloc_fenced(&test->arena, test->bytes);
+    build_out(test, random);
     if (check_random_chance(random, 70)) {
         p->lse = check_arena_alloc_fenced(&test->arena, (size_t)(p->num_tokens * p->num_heads) * sizeof(float));
         p->lse_token_stride = 4 * p->num_heads;
         p->lse_head_stride = 4;
     }
+    if (check_random_chance(random, 40)) p->sinks = build_sinks(&test->arena, random, p->num_heads);
 }
 
 /* The exact row in double. Returns its LSE and, for the floor, the size of what was added. */
 static double exact_merge(double *exact, double *size, const merge_case *test, int32_t token, int32_t head)
 {
     const fv_merge_params *p = &test->params;
-    const int64_t at = token * p->token_stride + head * p->head_stride;
+    const int64_t at = token * test->token_stride + head * test->head_stride;
     const float lse_a = test->lse_a[head * p->num_tokens + token], lse_b = test->lse_b[head * p->num_tokens + token];
     const double a = isfinite(lse_a) ? lse_a : -INFINITY, b = isfinite(lse_b) ? lse_b : -INFINITY;
-    const double max = fmax(a, b);
-    const double weights[2] = {max > -INFINITY ? exp(a - max) : 0, max > -INFINITY ? exp(b - max) : 0};
-    const char *sides[2] = {test->a + at, test->b + at};
-    const double sum = weights[0] + weights[1];
-    double row[512];
     *size = 0;
     memset(exact, 0, (size_t)p->head_size * sizeof(*exact));
+    if (a == -INFINITY && b == -INFINITY) return -INFINITY; /* sink or not */
+    const double sink = p->sinks ? p->sinks[head] : -INFINITY;
+    const double max = fmax(fmax(a, b), sink);
+    const double weights[2] = {exp(a - max), exp(b - max)};
+    const char *sides[2] = {test->a + at, test->b + at};
+    const double sum = weights[0] + weights[1] + exp(sink - max);
+    double row[512];
     for (int32_t side = 0; side < 2; side++) {
         if (weights[side] == 0) continue;
         for (int32_t d = 0; d < p->head_size; d++) {
@@ -125,7 +152,7 @@ static double exact_merge(double *exact, double *size, const merge_case *test, i
         }
         *size += row_norm(row, p->head_size) * (1 + fabs(side == 0 ? a - max : b - max));
     }
-    return max > -INFINITY ? max + log(sum) : -INFINITY;
+    return max + log(sum);
 }
 
 static void judge_merge(check_result *result, const merge_case *test)
@@ -136,10 +163,10 @@ static void judge_merge(check_result *result, const merge_case *test)
         for (int32_t head = 0; head < p->num_heads; head++) {
             const double lse = exact_merge(exact, &size, test, token, head);
             const char *row = (const char *)p->out + token * p->token_stride + head * p->head_stride;
-            const int32_t good = row_good(&result->worst, row, exact, p->head_size, p->dtype, 8 * UNIT * size);
+            const int32_t good = row_good(&result->worst, row, exact, p->head_size, p->out_dtype, 8 * UNIT * size);
             if (good && (!p->lse || lse_good(p->lse[token * p->num_heads + head], lse))) continue;
             check_result_fail(result, "%s of token %d, head %d, is wrong (%d elements, %s)", good ? "lse" : "out",
-                              token, head, p->head_size, fv_dtype_name(p->dtype));
+                              token, head, p->head_size, fv_dtype_name(p->out_dtype));
             return;
         }
     }
@@ -196,9 +223,14 @@ static void build_reduce(reduce_case *test, check_random *random)
     int32_t num_slots = 0;
     for (int32_t i = 0; i < num_items; i++) {
         const int32_t tokens = check_random_int(random, 1, 5), segments = check_random_int(random, 1, 16);
-        test->items[i] = (fv_reduce_item){test->num_tokens, tokens, num_slots, segments};
+        const int32_t apart = check_random_chance(random, 30) ? check_random_int(random, 1, 4) : 0;
+        test->items[i] = (fv_reduce_item){.first_token = test->num_tokens,
+                                          .num_tokens = tokens,
+                                          .partial = num_slots,
+                                          .num_segments = segments,
+                                          .segment_slots = apart ? tokens + apart : 0};
         test->num_tokens += tokens;
-        num_slots += tokens * segments;
+        num_slots += fv_reduce_segment_slots(&test->items[i]) * segments;
     }
     const size_t rows = (size_t)(num_slots * p->num_heads);
     test->out_partial = check_arena_alloc(&test->arena, rows * (size_t)p->v_head_size * sizeof(float));
@@ -217,10 +249,7 @@ static void build_reduce(reduce_case *test, check_random *random)
     p->partial_out = test->out_partial;
     p->partial_max = test->max_partial;
     p->partial_sum = test->sum_partial;
-    if (!check_random_chance(random, 50)) return;
-    float *sinks = check_arena_alloc(&test->arena, (size_t)p->num_heads * sizeof(float));
-    for (int32_t head = 0; head < p->num_heads; head++) sinks[head] = 15 * check_random_normal(random);
-    p->sinks = sinks;
+    if (check_random_chance(random, 50)) p->sinks = build_sinks(&test->arena, random, p->num_heads);
 }
 
 static int32_t reduced_good(check_result *result, const reduce_case *test, const fv_reduce_item *item, int32_t token,
@@ -231,14 +260,15 @@ static int32_t reduced_good(check_result *result, const reduce_case *test, const
     fv_softmax_state state;
     fv_softmax_state_init(&state, exact, p->v_head_size);
     double size = 0; /* of what is added, as for the merge */
+    const int32_t segment_slots = fv_reduce_segment_slots(item);
     for (int32_t segment = 0; segment < item->num_segments; segment++) {
-        const int64_t at = ((int64_t)item->partial + segment * item->num_tokens + token) * p->num_heads + head;
+        const int64_t at = ((int64_t)item->partial + segment * segment_slots + token) * p->num_heads + head;
         fv_softmax_state_merge(&state, p->partial_max[at], p->partial_sum[at], p->partial_out + at * p->v_head_size);
     }
     const double max = state.max;
     const double lse = fv_softmax_state_finish(&state, p->sinks ? &p->sinks[head] : NULL);
     for (int32_t segment = 0; segment < item->num_segments; segment++) {
-        const int64_t at = ((int64_t)item->partial + segment * item->num_tokens + token) * p->num_heads + head;
+        const int64_t at = ((int64_t)item->partial + segment * segment_slots + token) * p->num_heads + head;
         if (p->partial_max[at] == -INFINITY) continue;
         double row[512];
         for (int32_t d = 0; d < p->v_head_size; d++) row[d] = p->partial_out[at * p->v_head_size + d];

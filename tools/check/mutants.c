@@ -299,7 +299,7 @@ static void run_mutant(void *user, int64_t index, int32_t worker)
     check_scene scene;
     check_expected expected;
     check_scene_init(&scene, &test);
-    check_expected_init(&expected, &scene, &lane);
+    check_expected_init(&expected, &scene, &lane, INT32_MAX);
     char text[400];
     run->sound_passes = passes(run->text, sizeof(run->text), &scene, &expected, NULL);
     run->caught = !passes(text, sizeof(text), &scene, &expected, run->mutant);

@@ -10,6 +10,14 @@
 #define MAX_COST 3e6                   /* (row, key, element) steps */
 #define MAX_BLOCK_ELEMENTS (256 << 10) /* K and V of a block */
 
+/* Small lengths are as likely as large ones. */
+static int32_t random_len(check_random *random, int32_t max)
+{
+    int32_t limit = 1;
+    while (limit < max && check_random_chance(random, 80)) limit *= 2;
+    return check_random_int(random, 1, fv_min_i32(limit, max));
+}
+
 static void random_shape(fv_problem *problem, check_random *random)
 {
     static const int32_t block_sizes[] = {1, 3, 8, 16, 16, 16, 17, 32, 64, 128, 544};
@@ -28,22 +36,28 @@ static void random_shape(fv_problem *problem, check_random *random)
     problem->out_dtype = check_random_chance(random, 90) ? problem->q_dtype : CHECK_RANDOM_PICK(random, dtypes);
     problem->kv_dtype = problem->q_dtype;
     if (check_random_chance(random, 35)) {
-        problem->kv_dtype = check_random_chance(random, 50) ? FV_DTYPE_F8_E4M3 : FV_DTYPE_F8_E5M2;
+        static const fv_dtype small[] = {FV_DTYPE_F8_E4M3, FV_DTYPE_F8_E4M3, FV_DTYPE_F8_E5M2, FV_DTYPE_F8_E5M2,
+                                         FV_DTYPE_I8};
+        problem->kv_dtype = CHECK_RANDOM_PICK(random, small);
         static const fv_kv_scaling scalings[] = {FV_KV_SCALING_NONE,       FV_KV_SCALING_PER_TENSOR,
                                                  FV_KV_SCALING_PER_TENSOR, FV_KV_SCALING_PER_HEAD,
                                                  FV_KV_SCALING_PER_HEAD,   FV_KV_SCALING_PER_TOKEN_HEAD};
         problem->kv_scaling = CHECK_RANDOM_PICK(random, scalings);
+        if (problem->kv_dtype == FV_DTYPE_I8 && problem->kv_scaling == FV_KV_SCALING_NONE)
+            problem->kv_scaling = FV_KV_SCALING_PER_TOKEN_HEAD;
     }
 }
 
-/* The backend's own layout in most cases, since the plan takes no other of some backends. */
+/* The layouts that backends have as their own in most cases, since the plan takes no other of some. */
 static void random_layout(fv_problem *problem, check_random *random)
 {
-    problem->kv_layout = FV_KV_LAYOUT_NB_2_BS_H_D;
+    static const fv_kv_layout own[] = {FV_KV_LAYOUT_NB_2_BS_H_D, FV_KV_LAYOUT_2_NB_BS_H_D, FV_KV_LAYOUT_X_PACKED,
+                                       FV_KV_LAYOUT_SHUFFLED};
+    problem->kv_layout = CHECK_RANDOM_PICK(random, own);
     if (check_random_chance(random, 8)) {
         problem->mha.v_head_size = 8 * check_random_int(random, 4, 40);
         problem->kv_layout = FV_KV_LAYOUT_STRIDED;
-    } else if (check_random_chance(random, 50)) {
+    } else if (check_random_chance(random, 30)) {
         problem->kv_layout = (fv_kv_layout)check_random_int(random, 0, FV_KV_LAYOUT_PACKED_HND);
     }
     const int32_t x = 16 / (int32_t)fv_dtype_bytes(problem->kv_dtype);
@@ -74,12 +88,19 @@ static void random_features(fv_problem *problem, check_random *random)
     }
 }
 
-/* Small lengths are as likely as large ones. */
-static int32_t random_len(check_random *random, int32_t max)
+/* Encoders and cross attention: no masks by position. */
+static void random_type(check_case *test, check_random *random)
 {
-    int32_t limit = 1;
-    while (limit < max && check_random_chance(random, 80)) limit *= 2;
-    return check_random_int(random, 1, fv_min_i32(limit, max));
+    fv_problem *problem = &test->problem;
+    if (!check_random_chance(random, 7)) return;
+    problem->type = check_random_chance(random, 50) ? FV_ATTENTION_ENCODER : FV_ATTENTION_CROSS;
+    problem->not_causal = 1;
+    problem->tree_mask = 0;
+    problem->context_parallel = (fv_context_parallel){0};
+    test->in_cache = problem->type == FV_ATTENTION_CROSS;
+    if (problem->type == FV_ATTENTION_ENCODER) return;
+    problem->window = 0;
+    problem->alibi = FV_ALIBI_NONE;
 }
 
 static check_lens random_lens(const check_case *test, check_random *random)
@@ -87,6 +108,10 @@ static check_lens random_lens(const check_case *test, check_random *random)
     static const int32_t longest = 1500, longest_query = 200;
     const int32_t kind = check_random_int(random, 0, 99);
     check_lens lens = {.seq_len = random_len(random, longest)};
+    if (test->problem.type == FV_ATTENTION_ENCODER) {
+        lens.seq_len = fv_min_i32(lens.seq_len, longest_query);
+        return (check_lens){lens.seq_len, lens.seq_len, 1};
+    }
     if (kind < 4) return (check_lens){0};                       /* no tokens at all */
     if (kind < 7) return (check_lens){.query_len = 1};          /* padding under a captured graph: a token, no keys */
     if (kind < 9) return (check_lens){.seq_len = lens.seq_len}; /* keys, but no new token */
@@ -101,6 +126,7 @@ static check_lens random_lens(const check_case *test, check_random *random)
     if (test->problem.tree_mask) lens.query_len = fv_min_i32(lens.query_len, 64);
     lens.query_len = fv_min_i32(lens.query_len, fv_min_i32(lens.seq_len, longest_query));
     lens.not_causal = test->problem.not_causal && check_random_chance(random, 50);
+    if (test->problem.type == FV_ATTENTION_CROSS) lens = (check_lens){lens.query_len, random_len(random, longest), 1};
     return lens;
 }
 
@@ -113,13 +139,17 @@ static void random_schedule(check_case *test, check_random *random)
     if (test->problem.kv_dtype != test->problem.q_dtype || test->problem.soft_cap > 0) {
         if (test->spread == CHECK_SPREAD_LOW) test->spread = CHECK_SPREAD_PEAKED;
     }
-    test->in_cache = test->problem.kv_scaling == FV_KV_SCALING_PER_TOKEN_HEAD || check_random_chance(random, 25);
+    test->in_cache = check_random_chance(random, 25);
     fv_plan_options *options = &test->options;
     options->struct_size = sizeof(*options);
     options->batch_invariant = check_random_chance(random, 20);
     options->static_grid = check_random_chance(random, 20);
     options->path = (fv_softmax_path)check_random_int(random, 0, 2);
     if (check_random_chance(random, 30)) options->segment_keys = 16 * check_random_int(random, 1, 8);
+    options->cascade = (fv_cascade)check_random_int(random, 0, 2);
+    if (check_random_chance(random, 40)) options->decode_threshold = check_random_int(random, 1, 20);
+    test->tight_workspace = check_random_chance(random, 30);
+    if (check_random_chance(random, 30)) test->shared_keys = random_len(random, 1000);
 }
 
 void check_case_random(check_case *test, uint64_t seed, int32_t index)
@@ -131,6 +161,7 @@ void check_case_random(check_case *test, uint64_t seed, int32_t index)
     random_layout(&test->problem, &random);
     random_features(&test->problem, &random);
     random_schedule(test, &random);
+    random_type(test, &random);
     test->seed = check_random_next(&random);
     test->lens = malloc(MAX_SEQS * sizeof(check_lens));
     if (!test->lens || fv_problem_normalize(&test->problem, &test->problem) != FV_OK) {
@@ -143,7 +174,7 @@ void check_case_random(check_case *test, uint64_t seed, int32_t index)
         check_lens *lens = &test->lens[r];
         while (check_case_cost(test) > MAX_COST && lens->seq_len > 1) { /* halve it until the case fits */
             lens->seq_len /= 2;
-            lens->query_len = fv_min_i32(lens->query_len, lens->seq_len);
+            if (test->problem.type != FV_ATTENTION_CROSS) lens->query_len = fv_min_i32(lens->query_len, lens->seq_len);
         }
     }
 }

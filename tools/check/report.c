@@ -79,6 +79,20 @@ static void add_failure(check_report *report, const check_result *result, const 
     fflush(stdout);
 }
 
+/* The reason without what is in parentheses, the values of one case: reasons are counted by kind. */
+static void shorten_reason(char *text)
+{
+    char *to = text;
+    int32_t depth = 0;
+    for (const char *at = text; *at; at++) {
+        if (*at == '(') depth++;
+        if (depth == 0) *to++ = *at;
+        if (*at == '(' && to > text && to[-1] == ' ') to--;
+        if (*at == ')') depth--;
+    }
+    *to = '\0';
+}
+
 void check_report_add(check_report *report, const check_result *result, const char *description)
 {
     pthread_mutex_lock(&report->lock);
@@ -86,8 +100,12 @@ void check_report_add(check_report *report, const check_result *result, const ch
     report->failed += result->verdict == CHECK_FAILED;
     report->skipped += result->verdict == CHECK_SKIPPED;
     count(find_tally(report->runners, &report->num_runners, result->runner), result);
-    if (result->verdict == CHECK_SKIPPED)
-        count(find_tally(report->reasons, &report->num_reasons, result->text), result);
+    if (result->verdict == CHECK_SKIPPED) {
+        char reason[sizeof(result->text)];
+        snprintf(reason, sizeof(reason), "%s", result->text);
+        shorten_reason(reason);
+        count(find_tally(report->reasons, &report->num_reasons, reason), result);
+    }
     if (result->verdict == CHECK_FAILED) add_failure(report, result, description);
     pthread_mutex_unlock(&report->lock);
 }

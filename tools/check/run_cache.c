@@ -134,10 +134,10 @@ static int32_t wrong_row(const check_scene *scene, const fv_kv_gather_params *pa
         for (int32_t row = params->out_start[seq]; row < params->out_start[seq + 1]; row++) {
             const int32_t key = params->key_start[seq] + row - params->out_start[seq];
             for (int32_t head = 0; head < scene->view.num_kv_heads; head++) {
-                fv_kv_reader_key(real, &reader, seq, key, head);
+                fv_kv_reader_key(real, &reader, seq, seq, key, head);
                 const char *k = (char *)params->k + row * params->k_token_stride + head * params->k_head_stride;
                 if (!same_numbers(k, real, scene->view.head_size, params->dst_dtype)) return row;
-                fv_kv_reader_value(real, &reader, seq, key, head);
+                fv_kv_reader_value(real, &reader, seq, seq, key, head);
                 const char *v = (char *)params->v + row * params->v_token_stride + head * params->v_head_stride;
                 if (!same_numbers(v, real, scene->view.v_head_size, params->dst_dtype)) return row;
             }

@@ -1,8 +1,11 @@
 /* The public API: plan, update, run, with the new K/V written on the way. */
+#include <stdio.h>
 #include <string.h>
 
 #include "check/runs.h"
 #include "check/written.h"
+#include "fovea/backend.h"
+#include "planner/plan.h"
 
 /* A plan with its workspace. */
 typedef struct plan_run {
@@ -23,6 +26,21 @@ static fv_bounds bounds_of(const check_scene *scene, check_random *random)
     };
 }
 
+/* The least workspace of a plan, as its refusal says it; 0: there is another error. */
+static size_t least_workspace(const check_lane *lane, const fv_problem *problem, const fv_bounds *bounds,
+                              fv_plan_options options)
+{
+    fv_plan *plan = NULL;
+    options.max_workspace_bytes = 1;
+    if (fv_plan_create(&plan, lane->context, problem, bounds, &options) == FV_OK) {
+        fv_plan_destroy(plan);
+        return 1;
+    }
+    size_t least = 0;
+    const char *at = strstr(fv_last_error(), "or from ");
+    return at && sscanf(at, "or from %zu on", &least) == 1 ? least : 0;
+}
+
 static fv_status open_plan(plan_run *run, check_scene *scene, const check_lane *lane, const char *backend,
                            const char *kernels)
 {
@@ -32,7 +50,9 @@ static fv_status open_plan(plan_run *run, check_scene *scene, const check_lane *
     options.device = lane->device;
     options.backend = backend;
     options.kernels = kernels;
-    const fv_status status = fv_plan_create(&run->plan, lane->context, &scene->test->problem, &bounds, &options);
+    const fv_problem *problem = &scene->test->problem;
+    if (scene->test->tight_workspace) options.max_workspace_bytes = least_workspace(lane, problem, &bounds, options);
+    const fv_status status = fv_plan_create(&run->plan, lane->context, problem, &bounds, &options);
     if (status == FV_OK) run->workspace = check_arena_alloc_fenced(&scene->arena, fv_plan_workspace_bytes(run->plan));
     return status;
 }
@@ -113,7 +133,7 @@ static void shift_tokens(fv_tensor *tensor, int32_t tokens)
     tensor->shape[0] -= tokens;
 }
 
-/* Runs sequence `seq` as a batch of one, its K/V in the cache already. */
+/* Runs sequence `seq` as a batch of one, over the cache that the whole batch left. */
 static fv_status run_alone(const plan_run *run, const check_scene *scene, int32_t seq)
 {
     const int32_t start = scene->query_start[seq];
@@ -127,11 +147,13 @@ static fv_status run_alone(const plan_run *run, const check_scene *scene, int32_
         .block_table = scene->block_table + seq * scene->block_table_stride,
         .block_table_stride = scene->block_table_stride,
         .block_table_width = scene->block_table_width,
+        .slot_mapping = scene->slot_mapping ? scene->slot_mapping + start : NULL,
         .causal = scene->causal ? scene->causal + seq : NULL,
         .tree_mask = scene->tree_mask ? scene->tree_mask + start : NULL,
     };
     fv_layer layer = layer_of(scene);
-    layer.k.data = layer.v.data = NULL;
+    shift_tokens(&layer.k, start);
+    shift_tokens(&layer.v, start);
     shift_tokens(&layer.q, start);
     shift_tokens(&layer.out, start);
     shift_tokens(&layer.lse, start);
@@ -170,15 +192,37 @@ static void check_mates(check_result *result, const mates_test *test, const plan
         check_result_fail(result, "batch-invariant, but the bits of sequence %d differ when it runs alone", test->seq);
 }
 
-static void judge(check_result *result, const plan_run *run, check_scene *scene, check_expected *expected,
+/* From which query length on the plan attends new tokens as given, where that is not what the cache holds. */
+static int32_t new_min_query_len(const plan_run *run, const check_scene *scene)
+{
+    const fv_problem *problem = &scene->test->problem;
+    const int32_t stored_as_given = problem->kv_dtype == problem->q_dtype && problem->kv_scaling == FV_KV_SCALING_NONE;
+    if (problem->type == FV_ATTENTION_ENCODER) return 0;
+    if (stored_as_given || run->plan->static_grid || !scene->k.data) return INT32_MAX;
+    return run->plan->new_min_query_len;
+}
+
+static void judge(check_result *result, const plan_run *run, check_scene *scene, const check_expected *common,
                   const check_lane *lane)
 {
     int32_t differs;
-    if (!check_written_compare(&differs, scene, scene->cache_after, scene->slot_mapping)) {
+    if (scene->test->problem.type == FV_ATTENTION_ENCODER) {
+        differs = 0;
+        if (memcmp(scene->cache, scene->cache_before, scene->cache_bytes) != 0) {
+            check_result_fail(result, "an encoder wrote to the cache");
+            return;
+        }
+    } else if (!check_written_compare(&differs, scene, scene->cache_after, scene->slot_mapping)) {
         check_result_fail(result, "the cache is not what writing the new K/V makes of it");
         return;
     }
-    if (differs) check_expected_init(expected, scene, lane);
+    check_expected own;
+    const check_expected *expected = common;
+    const int32_t as_given = new_min_query_len(run, scene);
+    if (differs || as_given < INT32_MAX) {
+        check_expected_init(&own, scene, lane, as_given);
+        expected = &own;
+    }
     const int32_t invariant = scene->test->options.batch_invariant;
     const mates_test mates = invariant ? keep_bits(scene) : (mates_test){0};
     char text[400];
@@ -191,14 +235,20 @@ static void judge(check_result *result, const plan_run *run, check_scene *scene,
     }
 }
 
-void check_run_plan(check_result *result, check_scene *scene, check_expected *expected, const check_lane *lane,
+void check_run_plan(check_result *result, check_scene *scene, const check_expected *expected, const check_lane *lane,
                     const char *backend, const char *kernels)
 {
     check_result_init(result, scene->test->id, kernels ? "%s on %s" : "%s", backend, kernels);
     plan_run run = {0};
     fv_status status = open_plan(&run, scene, lane, backend, kernels);
     if (status == FV_ERR_UNSUPPORTED) {
-        check_result_skip(result, "%s", fv_last_error());
+        char reasons[400];
+        const fv_status known = fv_backend_why_not(reasons, sizeof(reasons), backend, lane->device,
+                                                   &scene->test->problem);
+        if (known == FV_OK && reasons[0])
+            check_result_skip(result, "%s: %s", backend, reasons);
+        else
+            check_result_skip(result, "%s", fv_last_error()); /* of an option */
         return;
     }
     check_scene_reset(scene, 0);

@@ -19,7 +19,7 @@ void check_run_kv_gather(check_result *result, check_scene *scene, const check_l
 /* fv_plan_create, update, run: `backend` by name, kernels NULL = the device's best. Batch-invariant
  * plans are run again without the sequence's mates, and must give the same bits. Where the kernel
  * rounded a cache element at a tie the other way, *expected is computed anew from its cache. */
-void check_run_plan(check_result *result, check_scene *scene, check_expected *expected, const check_lane *lane,
+void check_run_plan(check_result *result, check_scene *scene, const check_expected *expected, const check_lane *lane,
                     const char *backend, const char *kernels);
 
 #endif

@@ -49,6 +49,17 @@ static int32_t first_live_block(const check_scene *scene, int32_t seq)
     return fv_min_i32(keys.first, fv_local_keys(&problem->context_parallel, context)) / problem->block_size;
 }
 
+/* Blocks that sequence `seq` has in common with the one before it: of the context of both. */
+static int32_t shared_blocks(const check_scene *scene, check_random *random, int32_t seq)
+{
+    const check_case *test = scene->test;
+    if (test->shared_keys == 0 || seq == 0 || test->problem.window > 0) return 0;
+    if (test->problem.context_parallel.world > 1 || !check_random_chance(random, 75)) return 0;
+    int32_t keys = test->shared_keys;
+    for (int32_t r = seq - 1; r <= seq; r++) keys = fv_min_i32(keys, test->lens[r].seq_len - test->lens[r].query_len);
+    return fv_max_i32(0, keys) / test->problem.block_size;
+}
+
 /* Deals out the blocks 1 .. in random order and fills the table. A far cache has no null block that
  * could be read. Returns the number of blocks. */
 static int32_t build_block_table(check_scene *scene, check_random *random, int32_t far)
@@ -77,8 +88,10 @@ static int32_t build_block_table(check_scene *scene, check_random *random, int32
     for (int32_t r = 0; r < test->num_seqs; r++) {
         const int32_t count = (int32_t)fv_ceil_div(check_scene_num_keys(scene, r), test->problem.block_size);
         const int32_t live = !far && check_random_chance(random, 50) ? first_live_block(scene, r) : 0;
+        const int32_t shared = shared_blocks(scene, random, r);
+        int32_t *row = scene->block_table + r * scene->block_table_stride;
         for (int32_t i = 0; i < count; i++, next++)
-            scene->block_table[r * scene->block_table_stride + i] = i < live ? 0 : order[next];
+            row[i] = i < shared ? row[i - scene->block_table_stride] : i < live ? 0 : order[next];
     }
     return num_blocks;
 }
@@ -209,46 +222,71 @@ static size_t build_strided_view(fv_kv_view *view, const fv_problem *problem, in
     return bytes;
 }
 
-static void build_scale_plane(check_scene *scene, fv_scale_plane *plane, check_random *random)
+static size_t scale_plane_bytes(const fv_problem *problem, int64_t num_blocks)
 {
-    const fv_kv_view *view = &scene->view;
+    return (size_t)(num_blocks * problem->mha.num_kv_heads * problem->block_size) * sizeof(float);
+}
+
+static void build_scale_plane(fv_scale_plane *plane, const fv_kv_view *view, char *memory, check_random *random)
+{
     const int64_t heads = view->num_kv_heads, slots = view->block_size;
-    const size_t count = (size_t)(view->num_blocks * heads * slots);
-    float *scales = check_arena_alloc(&scene->arena, count * sizeof(float));
-    for (size_t i = 0; i < count; i++) scales[i] = (float)(0.02 + 0.2 * check_random_unit(random));
-    for (int64_t i = 0; i < heads * slots; i++) scales[i] = NAN; /* the null block */
     const int32_t head_major = check_random_chance(random, 50);
     *plane = (fv_scale_plane){
-        .data = scales,
+        .data = memory,
         .block_stride = heads * slots * 4,
         .slot_stride = head_major ? 4 : heads * 4,
         .head_stride = head_major ? slots * 4 : 4,
     };
 }
 
+/* Bytes of the cache that the layout of the problem needs. */
+static size_t layout_bytes(check_scene *scene, const fv_problem *problem, int64_t num_blocks, int32_t inline_scales,
+                           check_random *random)
+{
+    const int32_t hkv = problem->mha.num_kv_heads, size = problem->mha.head_size;
+    size_t bytes = 0;
+    if (inline_scales)
+        fv_kv_view_inline_scales_bytes(&bytes, FV_KV_LAYOUT_PACKED_NHD, problem->kv_dtype, num_blocks,
+                                       problem->block_size, hkv, size);
+    else if (problem->kv_layout == FV_KV_LAYOUT_STRIDED)
+        bytes = build_strided_view(&scene->view, problem, num_blocks, random);
+    else
+        fv_kv_view_bytes(&bytes, problem->kv_layout, problem->kv_dtype, num_blocks, problem->block_size, hkv, size);
+    return bytes;
+}
+
+/* The scales of tokens and heads are part of the cache's memory: inside the blocks, or after the last. */
 static void build_cache(check_scene *scene, check_random *random, int32_t num_blocks)
 {
     const fv_problem *problem = &scene->test->problem;
-    if (problem->kv_layout == FV_KV_LAYOUT_STRIDED) {
-        scene->cache_bytes = build_strided_view(&scene->view, problem, num_blocks, random);
-    } else if (fv_kv_view_bytes(&scene->cache_bytes, problem->kv_layout, problem->kv_dtype, num_blocks,
-                                problem->block_size, problem->mha.num_kv_heads, problem->mha.head_size) != FV_OK) {
-        scene->cache_bytes = 0;
-    }
+    const int32_t hkv = problem->mha.num_kv_heads, size = problem->mha.head_size;
+    const int32_t has_scales = problem->kv_scaling == FV_KV_SCALING_PER_TOKEN_HEAD;
+    const int32_t strided = problem->kv_layout == FV_KV_LAYOUT_STRIDED;
+    const int32_t inline_scales = has_scales && strided && problem->mha.v_head_size == size &&
+                                  check_random_chance(random, 50);
+    const size_t bytes = layout_bytes(scene, problem, num_blocks, inline_scales, random);
+    const size_t scales_at = (bytes + 3) / 4 * 4;
+    const size_t scale_bytes = has_scales && !inline_scales ? scale_plane_bytes(problem, num_blocks) : 0;
+    scene->cache_bytes = scales_at + 2 * scale_bytes;
     scene->cache = check_arena_alloc(&scene->arena, scene->cache_bytes);
     scene->cache_before = check_arena_alloc(&scene->arena, scene->cache_bytes);
     scene->cache_after = check_arena_alloc(&scene->arena, scene->cache_bytes);
-    if (problem->kv_layout == FV_KV_LAYOUT_STRIDED) {
+    if (inline_scales) {
+        const fv_kv_layout order = check_random_chance(random, 50) ? FV_KV_LAYOUT_PACKED_NHD : FV_KV_LAYOUT_PACKED_HND;
+        fv_kv_view_init_inline_scales(&scene->view, scene->cache, order, problem->kv_dtype, num_blocks,
+                                      problem->block_size, hkv, size);
+        return;
+    }
+    if (strided) {
         scene->view.k.data = scene->cache;
         scene->view.v.data = scene->cache + scene->view.k.block_stride * num_blocks;
     } else {
         fv_kv_view_init(&scene->view, scene->cache, problem->kv_layout, problem->kv_dtype, num_blocks,
-                        problem->block_size, problem->mha.num_kv_heads, problem->mha.head_size);
+                        problem->block_size, hkv, size);
     }
-    if (problem->kv_scaling == FV_KV_SCALING_PER_TOKEN_HEAD) {
-        build_scale_plane(scene, &scene->view.k_scales, random);
-        build_scale_plane(scene, &scene->view.v_scales, random);
-    }
+    if (!has_scales) return;
+    build_scale_plane(&scene->view.k_scales, &scene->view, scene->cache + scales_at, random);
+    build_scale_plane(&scene->view.v_scales, &scene->view, scene->cache + scales_at + scale_bytes, random);
 }
 
 static void build_scales(check_scene *scene, check_random *random)

@@ -7,12 +7,14 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "backends/backend.h"
 #include "check/merges.h"
 #include "check/mutants.h"
 #include "check/runs.h"
 #include "core/cpu.h"
 #include "core/error.h"
 #include "core/executor.h"
+#include "fovea/backend.h"
 
 /* Costs in (row, key, element) steps of check_case_cost(). */
 #define REFERENCE_COST 5e6 /* up to here the reference is run too: it is slow, and it is the oracle */
@@ -97,23 +99,60 @@ static void run_table(const check_suite *suite, check_scene *scene, const check_
     }
 }
 
-/* Through every backend: the device's best kernels, or those that were asked for; random cases also
+/* A case as it runs through one backend: the device's best kernels, or those that were asked for; some also
  * with a table of a weaker level. */
-static void run_backends(const check_suite *suite, check_scene *scene, check_expected *expected, const check_lane *lane,
-                         const char *description)
+static void run_backend(const check_suite *suite, check_scene *scene, const check_expected *expected,
+                        const check_lane *lane, const char *backend, const char *description)
 {
-    const char *weaker = NULL;
-    if (!suite->options->kernels && lane->device->num_tables > 1 && scene->test->seed % 4 == 0)
-        weaker = lane->device->tables[scene->test->seed / 4 % (uint64_t)(lane->device->num_tables - 1)]->name;
-    if (check_case_cost(scene->test) > REFERENCE_COST) weaker = NULL;
-    for (int32_t i = 0; i < suite->options->num_backends; i++) {
+    const check_case *test = scene->test;
+    const char *kernels = suite->options->kernels, *weaker = NULL;
+    check_result result;
+    check_run_plan(&result, scene, expected, lane, backend, kernels);
+    check_report_add(suite->report, &result, description);
+    if (!kernels && lane->device->num_tables > 1 && test->seed % 4 == 0)
+        weaker = lane->device->tables[test->seed / 4 % (uint64_t)(lane->device->num_tables - 1)]->name;
+    if (!weaker || check_case_cost(test) > REFERENCE_COST) return;
+    check_run_plan(&result, scene, expected, lane, backend, weaker);
+    check_report_add(suite->report, &result, description);
+}
+
+/* Does the backend refuse the layout of the case, whatever else it says? */
+static int32_t refuses_layout(const char *backend, const fv_problem *problem)
+{
+    char reasons[512];
+    const fv_status status = fv_backend_why_not(reasons, sizeof(reasons), backend, NULL, problem);
+    return status == FV_OK && strstr(reasons, "layout ") == reasons;
+}
+
+/* One of the backends of the run takes a random case in its own layout, if it is not that of the case. */
+static int32_t is_turn_of(const check_suite *suite, const check_case *test, int32_t backend)
+{
+    return test->seed % (uint64_t)suite->options->num_backends == (uint64_t)backend;
+}
+
+/* The case with the same numbers in a cache as the backend wants it. */
+static void run_in_own_layout(const check_suite *suite, const check_case *test, const check_lane *lane,
+                              const char *name)
+{
+    check_case twin = *test;
+    twin.problem.kv_layout = fv_backend_find(name)->layout;
+    char reasons[512];
+    if (fv_backend_why_not(reasons, sizeof(reasons), name, NULL, &twin.problem) != FV_OK) return;
+    if (reasons[0]) { /* not even in its own layout */
         check_result result;
-        check_run_plan(&result, scene, expected, lane, suite->options->backends[i], suite->options->kernels);
-        check_report_add(suite->report, &result, description);
-        if (!weaker) continue;
-        check_run_plan(&result, scene, expected, lane, suite->options->backends[i], weaker);
-        check_report_add(suite->report, &result, description);
+        check_result_init(&result, test->id, "%s", name);
+        check_result_skip(&result, "%s: %s", name, reasons);
+        check_report_add(suite->report, &result, "");
+        return;
     }
+    char description[512];
+    check_case_describe(description, sizeof(description), &twin);
+    check_scene scene;
+    check_expected expected;
+    check_scene_init(&scene, &twin);
+    check_expected_init(&expected, &scene, lane, INT32_MAX);
+    run_backend(suite, &scene, &expected, lane, name, description);
+    check_scene_deinit(&scene);
 }
 
 static void run_case(const check_suite *suite, const check_case *test, check_lane *lane)
@@ -124,13 +163,19 @@ static void run_case(const check_suite *suite, const check_case *test, check_lan
     check_scene scene;
     check_expected expected;
     check_scene_init(&scene, test);
-    check_expected_init(&expected, &scene, lane);
+    check_expected_init(&expected, &scene, lane, INT32_MAX);
     for (int32_t i = 0; i < lane->device->num_tables; i++) {
         const fv_kernel_table *table = lane->device->tables[i];
         const int32_t too_slow = check_case_cost(test) > (i == 0 ? REFERENCE_COST : HUGE_COST);
         if (table_wanted(suite, table) && !too_slow) run_table(suite, &scene, &expected, lane, table, description);
     }
-    run_backends(suite, &scene, &expected, lane, description);
+    for (int32_t i = 0; i < suite->options->num_backends; i++) {
+        const char *backend = suite->options->backends[i];
+        if (!refuses_layout(backend, &test->problem))
+            run_backend(suite, &scene, &expected, lane, backend, description);
+        else if (test->plain || is_turn_of(suite, test, i))
+            run_in_own_layout(suite, test, lane, backend);
+    }
     check_scene_deinit(&scene);
 }
 

@@ -45,6 +45,7 @@ static const struct option long_options[] = {
     {"raw", no_argument, NULL, OPTION_RAW},
     {"system", required_argument, NULL, OPTION_SYSTEM},
     {"attention-backend", required_argument, NULL, OPTION_BACKEND},
+    {"backend", required_argument, NULL, OPTION_BACKEND},
     {"block-size", required_argument, NULL, OPTION_BLOCK_SIZE},
     {"kv-cache-dtype", required_argument, NULL, OPTION_KV_DTYPE},
     {"dtype", required_argument, NULL, OPTION_DTYPE},
@@ -85,7 +86,8 @@ void generate_print_help(void)
            "      --seed N                of the random numbers; default 0\n"
            "      --ignore-eos            write on after the model has ended its text\n"
            "\n"
-           "      --attention-backend NAME  default $VLLM_ATTENTION_BACKEND, else auto; see fovea backends\n"
+           "      --attention-backend NAME, --backend NAME\n"
+           "                              default $VLLM_ATTENTION_BACKEND, else auto; see fovea backends\n"
            "      --kv-cache-dtype TYPE   auto (float16), float32, float16, bfloat16, fp8_e4m3, fp8_e5m2\n"
            "      --block-size N          tokens of a cache block, from 1; default 16\n"
            "      --cache-tokens N        tokens that the cache holds; default the model's context length\n"

@@ -26,6 +26,18 @@ static void print_shares(FILE *file, const char *name, double seconds, double ge
             1e3 * seconds / (double)num_tokens);
 }
 
+static void print_group(FILE *file, const fv_layer_group_stats *group, const char *attention)
+{
+    fprintf(file, "  %d layers, ", group->num_layers);
+    if (group->window > 0) {
+        fprintf(file, "window %d: ", group->window);
+    } else {
+        fprintf(file, "full: ");
+    }
+    fprintf(file, "%d of %d blocks used at most, %.0f MiB; %s\n", group->max_used_blocks, group->num_blocks,
+            mib(group->cache_bytes), attention);
+}
+
 void generate_print_summary(FILE *file, const generate_summary *summary, bool with_profile)
 {
     const fv_engine_info *engine = &summary->engine;
@@ -34,10 +46,10 @@ void generate_print_summary(FILE *file, const generate_summary *summary, bool wi
             fv_dtype_name(engine->compute_dtype), engine->load_seconds);
     print_speed(file, "prefill", session->prefill_tokens, session->prefill_seconds);
     print_speed(file, "decode", session->decode_tokens, session->decode_seconds);
-    fprintf(file, "cache      %lld of %lld tokens reserved at most, %d sequences at once; %s, blocks of %d, %.0f MiB\n",
-            (long long)session->max_cache_tokens_used, (long long)session->cache_tokens, session->max_running,
-            fv_dtype_name(session->kv_cache_dtype), session->block_size, mib(session->cache_bytes));
-    fprintf(file, "attention  %s\n", summary->attention);
+    fprintf(file, "cache      %lld tokens, %d sequences at once; %s, blocks of %d, %.0f MiB\n",
+            (long long)session->cache_tokens, session->max_running, fv_dtype_name(session->kv_cache_dtype),
+            session->block_size, mib(session->cache_bytes));
+    for (int32_t i = 0; i < session->num_groups; i++) print_group(file, &session->groups[i], summary->attention[i]);
     fprintf(file, "gemm       %s, %d threads\n", engine->gemm, engine->num_threads);
     if (!with_profile) return;
     fprintf(file, "profile    %d steps\n", session->num_steps);
@@ -105,6 +117,23 @@ static void print_phase(fv_json *json, const char *key, int64_t tokens, double s
     fv_json_end_object(json);
 }
 
+static void print_groups(fv_json *json, const generate_summary *summary)
+{
+    fv_json_begin_array(json, "layer_groups");
+    for (int32_t i = 0; i < summary->session.num_groups; i++) {
+        const fv_layer_group_stats *group = &summary->session.groups[i];
+        fv_json_begin_row(json);
+        fv_json_int(json, "layers", group->num_layers);
+        fv_json_int(json, "window", group->window);
+        fv_json_int(json, "blocks", group->num_blocks);
+        fv_json_int(json, "max_blocks_used", group->max_used_blocks);
+        fv_json_int(json, "cache_bytes", (int64_t)group->cache_bytes);
+        fv_json_string(json, "attention", summary->attention[i]);
+        fv_json_end_object(json);
+    }
+    fv_json_end_array(json);
+}
+
 fv_status generate_print_json(FILE *file, const generate_summary *summary, const generate_replies *replies)
 {
     const fv_engine_info *engine = &summary->engine;
@@ -120,19 +149,19 @@ fv_status generate_print_json(FILE *file, const generate_summary *summary, const
                 session->decode_attention_seconds);
     fv_json_begin_object(&json, "cache");
     fv_json_int(&json, "tokens", session->cache_tokens);
-    fv_json_int(&json, "max_tokens_reserved", session->max_cache_tokens_used);
     fv_json_int(&json, "block_size", session->block_size);
     fv_json_string(&json, "dtype", fv_dtype_name(session->kv_cache_dtype));
     fv_json_int(&json, "bytes", (int64_t)session->cache_bytes);
     fv_json_int(&json, "max_running", session->max_running);
     fv_json_end_object(&json);
+    print_groups(&json, summary);
     fv_json_begin_object(&json, "model");
     fv_json_string(&json, "path", summary->model);
+    fv_json_string(&json, "architecture", engine->architecture);
     fv_json_string(&json, "dtype", fv_dtype_name(engine->compute_dtype));
     fv_json_int(&json, "weight_bytes", (int64_t)engine->weight_bytes);
     fv_json_double(&json, "load_seconds", engine->load_seconds);
     fv_json_end_object(&json);
-    fv_json_string(&json, "attention", summary->attention);
     fv_json_string(&json, "gemm", engine->gemm);
     fv_json_int(&json, "threads", engine->num_threads);
     fv_json_end_object(&json);

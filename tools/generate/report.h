@@ -10,7 +10,7 @@ typedef struct generate_summary {
     const char *model;
     fv_engine_info engine;
     fv_session_stats session;
-    const char *attention;
+    const char *attention[FV_MAX_LAYER_GROUPS];
 } generate_summary;
 
 void generate_print_summary(FILE *file, const generate_summary *summary, bool with_profile);

@@ -5,44 +5,32 @@
  * while they are near, and the rows of the next tile are prefetched between the arithmetic, a line for
  * each line that is worked on. Without that, waiting and arithmetic add up instead of overlapping.
  *
- * Rows go in groups of R = 1, 2 or 4 that share each converted key. Eight dot products (R rows x
- * 8 / R keys) are reduced together, which leaves the scores as
+ * Rows go in groups of R = 1, 2 or 4 that share each converted key (row_group.h). Eight dot products
+ * (R rows x 8 / R keys) are reduced together, which leaves the scores in the order of the softmax.
  *
- *     key 0: row 0 .. R - 1 | key 1: row 0 .. R - 1 | ...       8 / R keys to a vector
- *
- * Every step of the softmax is then a vertical one, and the lane of a score depends on nothing but
- * its row and its key's place in the tile. */
+ * A tile ends where the cache ends and dense rows begin; those that are stored in another dtype than
+ * the cache are copied to fp32 first. */
 #include "kernels/cpu/attend_item.h"
 #include "kernels/cpu/prefetch_stream.h"
+#include "kernels/cpu/row_group.h"
 
-/* R rows of one KV head. Lane i belongs to row i % R; rows that pad the last group repeat the last. */
-typedef struct row_group {
-    fv_f32x8 max;        /* running, of the lane's row */
-    fv_f32x8 sum;        /* of this lane's keys only */
-    fv_i32x8 first, end; /* keys that the lane's row sees */
-    fv_f32x8 slope;      /* ALiBi, times log2(e) */
-    fv_i32x8 position;   /* global, of the lane's query token */
-    fv_key_range some;   /* keys that some row sees */
-    fv_key_range all;    /* keys that all rows see */
-} row_group;
-
-/* Keys of one tile and one head. `first` and `end` count from the tile's first key. */
+/* Keys of one tile that share a source, for one head. `first` and `end` count from the tile's first key. */
 typedef struct tile_rows {
+    const fv_key_source *source;
     const char *const *k;      /* element 0 of each key's row, less the offset; entries from first / 8 * 8 to the */
     const char *const *v;      /* next multiple of 8 behind end are valid */
     fv_prefetch_stream *ahead; /* memory that the next tile will want */
     int64_t k_offset, v_offset;
-    const float *k_scales; /* per-token-head, or NULL */
-    const float *v_scales;
     int32_t first_key; /* of the tile */
     int32_t first, end;
+    int32_t turn; /* 0 or 1: whose row tables it uses */
 } tile_rows;
 
 typedef void (*accumulate_fn)(float *sums, const float *weights, const float *rescale, const tile_rows *tile,
                               int32_t first, int32_t end, int32_t v_head_size);
 
 typedef struct few_scratch {
-    row_group *groups;      /* [heads][num_groups] */
+    fv_row_group *groups;   /* [heads][num_groups] */
     float *q;               /* [heads][num_groups * R][D], lane order */
     float *sums;            /* [heads][num_groups][Dv in blocks of columns][R][block], lane order */
     float *row;             /* [Dv] */
@@ -51,7 +39,7 @@ typedef struct few_scratch {
     float *v_scales;        /* [tile] */
     const char **k_rows[2]; /* [tile] of this tile and the next, in turn */
     const char **v_rows[2];
-    const char **k_copied; /* [tile] rows in k_copies, of a plane that is not dense */
+    const char **k_copied; /* [tile] rows in k_copies, where they cannot be read in place */
     const char **v_copied;
     char *k_copies; /* [tile][D] */
     char *v_copies; /* [tile][Dv] */
@@ -64,16 +52,14 @@ typedef struct few_scratch {
 /* Scratch is sized before the cache is known. */
 #define MAX_ELEMENT_BYTES 4
 
-static int32_t rows_in_group(int32_t num_rows) { return num_rows <= 2 ? num_rows : 4; }
-
 static few_scratch few_scratch_of(const fv_attend_params *params, int32_t num_rows, void *memory)
 {
-    const size_t padded = (size_t)fv_round_up(num_rows, rows_in_group(num_rows));
+    const size_t padded = (size_t)fv_round_up(num_rows, fv_rows_in_group(num_rows));
     const size_t rows = padded * (size_t)params->num_kv_heads;
     const size_t tile = (size_t)params->tile_keys;
     const size_t k_size = (size_t)params->head_size, v_size = (size_t)params->v_head_size;
     few_scratch scratch = {0};
-    scratch.groups = fv_scratch_take(memory, &scratch.bytes, rows * sizeof(row_group));
+    scratch.groups = fv_scratch_take(memory, &scratch.bytes, rows * sizeof(fv_row_group));
     scratch.q = fv_scratch_take(memory, &scratch.bytes, rows * k_size * sizeof(float));
     scratch.sums = fv_scratch_take(memory, &scratch.bytes, rows * v_size * sizeof(float));
     scratch.row = fv_scratch_take(memory, &scratch.bytes, v_size * sizeof(float));
@@ -249,121 +235,11 @@ static void unblock_row(float *to, const float *sums, int32_t row, int32_t num_r
     }
 }
 
-/* --- softmax ------------------------------------------------------------------------------------------- */
-
-/* The lane's key, counted from the first key of the vector. */
-FV_ALWAYS_INLINE fv_i32x8 lane_keys(const int32_t num_rows)
-{
-    fv_i32x8 keys;
-    for (int32_t i = 0; i < FV_LANES; i++) keys[i] = i / num_rows;
-    return keys;
-}
-
-FV_ALWAYS_INLINE fv_f32x8 lane_values(const float *of_keys, const int32_t num_rows)
-{
-    fv_f32x8 values;
-    for (int32_t i = 0; i < FV_LANES; i++) values[i] = of_keys[i / num_rows];
-    return values;
-}
-
-FV_ALWAYS_INLINE fv_i32x8 lane_positions(const fv_context_parallel *context_parallel, fv_i32x8 keys)
-{
-    if (context_parallel->world <= 1) return keys;
-    for (int32_t i = 0; i < FV_LANES; i++) keys[i] = (int32_t)fv_key_position(context_parallel, keys[i]);
-    return keys;
-}
-
-static fv_i32x8 tree_visible(const fv_attend_job *job, int32_t first_row, int32_t num_rows, fv_i32x8 positions)
-{
-    fv_i32x8 visible;
-    for (int32_t i = 0; i < FV_LANES; i++) {
-        const int32_t row = fv_min_i32(first_row + i % num_rows, job->num_rows - 1);
-        visible[i] = -fv_attend_tree_sees(job, row, positions[i]);
-    }
-    return visible;
-}
-
-/* A call of the softmax: which keys of which group. */
-typedef struct softmax_span {
-    const fv_attend_job *job;
-    const tile_rows *tile;
-    int32_t first, end; /* keys, from the tile's first */
-    int32_t first_row;  /* of the group */
-    int32_t is_edge;    /* some lane of the vectors is not to be seen */
-    fv_score_scale scale;
-} softmax_span;
-
-/* The score of one vector of dot products, after scales, mask and ALiBi. */
-FV_ALWAYS_INLINE fv_f32x8 full_score(fv_f32x8 dot_product, const row_group *group, const softmax_span *span,
-                                     int32_t first_key, const int32_t num_rows)
-{
-    const fv_attend_params *params = span->job->params;
-    const tile_rows *tile = span->tile;
-    if (tile->k_scales) dot_product *= lane_values(tile->k_scales + first_key, num_rows);
-    fv_f32x8 score = fv_attend_score(dot_product, span->scale);
-    const fv_i32x8 keys = lane_keys(num_rows) + (tile->first_key + first_key);
-    const fv_i32x8 positions = lane_positions(&params->context_parallel, keys);
-    fv_i32x8 visible = (fv_i32x8)(keys >= group->first) & (fv_i32x8)(keys < group->end);
-    if (params->tree_mask) visible &= tree_visible(span->job, span->first_row, num_rows, positions);
-    score = fv_select(visible, score, fv_splat(-INFINITY));
-    if (params->alibi == FV_ALIBI_NONE) return score;
-    return score + fv_attend_alibi(positions - group->position, group->slope, params->alibi);
-}
-
-/* Dot products to weights 2^(s - max), with the group brought up to date. rescale[r] = 2^(old max - new
- * max); returns 0 if all are 1. is_plain: neither mask nor ALiBi nor scales of single keys. */
-FV_ALWAYS_INLINE int32_t softmax_as(row_group *group, float *scores, float rescale[FV_LANES], const softmax_span *span,
-                                    const int32_t num_rows, const int32_t is_plain)
-{
-    const int32_t num_keys = FV_LANES / num_rows;
-    const int32_t first = span->first / num_keys * num_keys;
-    const float *v_scales = is_plain ? NULL : span->tile->v_scales;
-
-    fv_f32x8 max = group->max;
-    for (int32_t key = first; key < span->end; key += num_keys) {
-        float *at = scores + key * num_rows;
-        const fv_f32x8 score = is_plain ? fv_attend_score(fv_load_f32(at), span->scale)
-                                        : full_score(fv_load_f32(at), group, span, key, num_rows);
-        fv_store_f32(at, score);
-        max = fv_max(max, score);
-    }
-    max = fv_max_by_period(max, num_rows);
-
-    /* Where no key was seen yet, any finite number serves: 2^(-inf - 0) is 0. */
-    const fv_f32x8 base = fv_select((fv_i32x8)(max == -INFINITY), fv_splat(0.0f), max);
-    const fv_f32x8 shrink = fv_exp2(group->max - base);
-    fv_f32x8 sum = group->sum * shrink;
-    for (int32_t key = first; key < span->end; key += num_keys) {
-        float *at = scores + key * num_rows;
-        fv_f32x8 weight = fv_exp2(fv_load_f32(at) - base);
-        sum += weight;
-        if (v_scales) {
-            const fv_f32x8 scaled = weight * lane_values(v_scales + key, num_rows);
-            weight = fv_select((fv_i32x8)(weight == 0.0f), weight, scaled);
-        }
-        fv_store_f32(at, weight);
-    }
-    group->max = max;
-    group->sum = sum;
-    fv_store_f32(rescale, shrink);
-    return fv_any((fv_i32x8)(shrink != 1.0f));
-}
-
-FV_ALWAYS_INLINE int32_t softmax(row_group *group, float *scores, float rescale[FV_LANES], const softmax_span *span,
-                                 const int32_t num_rows)
-{
-    const tile_rows *tile = span->tile;
-    const int32_t is_plain = !span->is_edge && !tile->k_scales && !tile->v_scales &&
-                             span->job->params->alibi == FV_ALIBI_NONE;
-    return is_plain ? softmax_as(group, scores, rescale, span, num_rows, 1)
-                    : softmax_as(group, scores, rescale, span, num_rows, 0);
-}
-
 /* --- one compiled form for each dtype and R -------------------------------------------------------------- */
 
 typedef struct few_kernels {
     void (*dot)(float *scores, const float *q, const tile_rows *tile, int32_t first, int32_t end, int32_t head_size);
-    int32_t (*softmax)(row_group *group, float *scores, float rescale[FV_LANES], const softmax_span *span);
+    int32_t (*softmax)(fv_row_group *group, float *scores, float rescale[FV_LANES], const fv_softmax_span *span);
     accumulate_fn accumulate;
     accumulate_fn accumulate_masked;
 } few_kernels;
@@ -385,10 +261,11 @@ typedef struct few_kernels {
     {                                                                                                                 \
         accumulate(sums, weights, rescale, tile, first, end, v_head_size, ROWS, DTYPE, 1);                            \
     }
-#define DEFINE_SOFTMAX(ROWS)                                                                                          \
-    static int32_t softmax_##ROWS(row_group *group, float *scores, float rescale[FV_LANES], const softmax_span *span) \
-    {                                                                                                                 \
-        return softmax(group, scores, rescale, span, ROWS);                                                           \
+#define DEFINE_SOFTMAX(ROWS)                                                                   \
+    static int32_t softmax_##ROWS(fv_row_group *group, float *scores, float rescale[FV_LANES], \
+                                  const fv_softmax_span *span)                                 \
+    {                                                                                          \
+        return fv_row_group_softmax(group, scores, rescale, span, ROWS);                       \
     }
 #define DEFINE_DTYPE(NAME, DTYPE)  \
     DEFINE_KERNELS(NAME, DTYPE, 1) \
@@ -423,10 +300,10 @@ static const few_kernels kernels_of[][5] = {
 /* Keys of a tile: those of the schedule, or an even part of them, so that this tile and the next, with
  * all KV heads, leave most of a core's L2 cache free. Not of the item's heads: the tiles must not depend
  * on the schedule. */
-static int32_t few_tile_keys(const fv_attend_params *params)
+static int32_t few_tile_keys(const fv_attend_params *params, fv_dtype dtype)
 {
     const int64_t key_bytes = (int64_t)params->num_kv_heads * (params->head_size + params->v_head_size) *
-                              (int64_t)fv_dtype_bytes(params->cache.dtype);
+                              (int64_t)fv_dtype_bytes(dtype);
     int32_t tile_keys = params->tile_keys;
     while (tile_keys % 32 == 0 && tile_keys * key_bytes > TILE_BYTES) tile_keys /= 2;
     return tile_keys;
@@ -440,32 +317,7 @@ typedef struct few_item {
     int32_t num_groups; /* of each head */
     int32_t num_rows;   /* R */
     int32_t tile_keys;
-    int32_t k_is_dense, v_is_dense;
-    const few_kernels *kernels;
 } few_item;
-
-static void group_init(row_group *group, const fv_attend_job *job, int32_t kv_head, int32_t first_row, int32_t num_rows)
-{
-    group->max = fv_splat(-INFINITY);
-    group->sum = fv_splat(0.0f);
-    group->slope = fv_splat(0.0f);
-    group->some = (fv_key_range){INT32_MAX, 0};
-    group->all = (fv_key_range){0, INT32_MAX};
-    for (int32_t i = 0; i < FV_LANES; i++) {
-        const int32_t row = fv_min_i32(first_row + i % num_rows, job->num_rows - 1);
-        const fv_key_range keys = fv_attend_row_keys(job, row);
-        group->first[i] = keys.first;
-        group->end[i] = keys.end;
-        group->position[i] = (int32_t)(job->context + job->item->first_token + row / job->group);
-        if (job->params->alibi != FV_ALIBI_NONE) {
-            group->slope[i] = job->params->alibi_slopes[kv_head * job->group + row % job->group] * FV_LOG2E;
-        }
-        group->some.first = fv_min_i32(group->some.first, keys.first);
-        group->some.end = fv_max_i32(group->some.end, keys.end);
-        group->all.first = fv_max_i32(group->all.first, keys.first);
-        group->all.end = fv_min_i32(group->all.end, keys.end);
-    }
-}
 
 static void head_init(const few_item *few, int32_t head)
 {
@@ -473,23 +325,14 @@ static void head_init(const few_item *few, int32_t head)
     const int32_t kv_head = few->job->item->first_kv_head + head;
     const int32_t padded_rows = few->num_groups * few->num_rows;
     const int32_t head_size = params->head_size;
-    const int64_t q_bytes = (int64_t)fv_dtype_bytes(params->q_dtype);
     for (int32_t g = 0; g < few->num_groups; g++) {
-        group_init(&few->scratch.groups[head * few->num_groups + g], few->job, kv_head, g * few->num_rows,
-                   few->num_rows);
+        fv_row_group_init(&few->scratch.groups[head * few->num_groups + g], few->job, kv_head, g * few->num_rows,
+                          few->num_rows);
     }
     for (int32_t r = 0; r < padded_rows; r++) {
         const char *from = fv_attend_q_row(few->job, kv_head, fv_min_i32(r, few->job->num_rows - 1));
-        float *to = few->scratch.q + (int64_t)(head * padded_rows + r) * head_size;
-        int32_t d = 0;
-        for (; d + 16 <= head_size; d += 16) {
-            const fv_f32x16 natural = {fv_load8(from + d * q_bytes, params->q_dtype),
-                                       fv_load8(from + (d + 8) * q_bytes, params->q_dtype)};
-            const fv_f32x16 lanes = fv_lanes_of_natural(natural, params->cache.dtype);
-            fv_store_f32(to + d, lanes.a);
-            fv_store_f32(to + d + 8, lanes.b);
-        }
-        if (d < head_size) fv_store_f32(to + d, fv_load8(from + d * q_bytes, params->q_dtype));
+        fv_row_load_lanes(few->scratch.q + (int64_t)(head * padded_rows + r) * head_size, from, head_size,
+                          params->q_dtype, few->job->lane_dtype);
     }
     memset(few->scratch.sums + (int64_t)head * padded_rows * params->v_head_size, 0,
            (size_t)padded_rows * (size_t)params->v_head_size * sizeof(float));
@@ -508,22 +351,43 @@ static void pad_scales(float *scales, int32_t first, int32_t end)
     for (int32_t i = end; i % FV_LANES != 0; i++) scales[i] = 1.0f;
 }
 
-/* Where the tile's rows of one head are; copies them first where they are not dense. */
+/* Where the tile's rows of one head are; copies them first where they cannot be read in place. */
 static const char *const *head_rows(int64_t *offset, const char **copied, char *copies, const char **rows,
-                                    const fv_kv_plane *plane, int32_t is_dense, int32_t kv_head, int32_t first,
-                                    int32_t end, int32_t num_elements, size_t element_bytes)
+                                    const few_item *few, const tile_rows *tile, const fv_kv_plane *plane,
+                                    int32_t in_place, int32_t kv_head, int32_t num_elements)
 {
     *offset = kv_head * plane->head_stride;
-    if (is_dense) return rows;
-    for (int32_t i = first; i < end; i++) {
-        copied[i] = copies + (size_t)i * (size_t)num_elements * element_bytes;
-        fv_row_gather(copies + (size_t)i * (size_t)num_elements * element_bytes, rows[i] + *offset, plane, 0,
-                      num_elements, element_bytes);
+    if (in_place) return rows;
+    const int64_t copy_bytes = num_elements * (int64_t)fv_dtype_bytes(tile->source->dtype);
+    for (int32_t i = tile->first; i < tile->end; i++) {
+        fv_attend_copy_row(copies + i * copy_bytes, rows[i] + *offset, few->job, tile->source, plane, num_elements);
+        copied[i] = copies + i * copy_bytes;
     }
-    for (int32_t i = first / FV_LANES * FV_LANES; i < first; i++) copied[i] = copied[first];
-    for (int32_t i = end; i % FV_LANES != 0; i++) copied[i] = copied[end - 1];
+    for (int32_t i = tile->first / FV_LANES * FV_LANES; i < tile->first; i++) copied[i] = copied[tile->first];
+    for (int32_t i = tile->end; i % FV_LANES != 0; i++) copied[i] = copied[tile->end - 1];
     *offset = 0;
     return copied;
+}
+
+static void find_head_rows(tile_rows *tile, const few_item *few, int32_t kv_head)
+{
+    const fv_attend_params *params = few->job->params;
+    const few_scratch *scratch = &few->scratch;
+    const fv_key_source *source = tile->source;
+    tile->k = head_rows(&tile->k_offset, scratch->k_copied, scratch->k_copies, scratch->k_rows[tile->turn], few, tile,
+                        &source->k, source->k_in_place, kv_head, params->head_size);
+    tile->v = head_rows(&tile->v_offset, scratch->v_copied, scratch->v_copies, scratch->v_rows[tile->turn], few, tile,
+                        &source->v, source->v_in_place, kv_head, params->v_head_size);
+}
+
+/* The scales of the tile's keys in `scales`; NULL where there are none. */
+static const float *head_scales(float *scales, const few_item *few, const tile_rows *tile, const fv_scale_plane *plane,
+                                const float *head_scale, int32_t kv_head)
+{
+    fv_attend_find_scales(scales + tile->first, few->job, plane, head_scale, kv_head, tile->first_key + tile->first,
+                          tile->first_key + tile->end);
+    pad_scales(scales, tile->first, tile->end);
+    return scales;
 }
 
 static void attend_tile_head(const few_item *few, tile_rows *tile, int32_t head)
@@ -532,28 +396,21 @@ static void attend_tile_head(const few_item *few, tile_rows *tile, int32_t head)
     const fv_attend_params *params = job->params;
     const few_scratch *scratch = &few->scratch;
     const int32_t kv_head = job->item->first_kv_head + head;
-    const size_t element_bytes = fv_dtype_bytes(params->cache.dtype);
     const int32_t num_rows = few->num_rows;
-    const fv_score_scale scale = fv_attend_score_scale(params, kv_head);
+    const few_kernels *kernels = &kernels_of[tile->source->dtype][num_rows];
+    const int32_t has_scales = tile->source == &job->cache;
 
-    const int32_t now = tile->first_key / few->tile_keys % 2;
-    tile->k = head_rows(&tile->k_offset, scratch->k_copied, scratch->k_copies, scratch->k_rows[now], &params->cache.k,
-                        few->k_is_dense, kv_head, tile->first, tile->end, params->head_size, element_bytes);
-    tile->v = head_rows(&tile->v_offset, scratch->v_copied, scratch->v_copies, scratch->v_rows[now], &params->cache.v,
-                        few->v_is_dense, kv_head, tile->first, tile->end, params->v_head_size, element_bytes);
-    if (tile->k_scales) {
-        fv_attend_find_scales(scratch->k_scales + tile->first, job, &params->cache.k_scales, kv_head,
-                              tile->first_key + tile->first, tile->first_key + tile->end);
-        pad_scales(scratch->k_scales, tile->first, tile->end);
+    find_head_rows(tile, few, kv_head);
+    fv_softmax_span span = {.job = job, .first_key = tile->first_key, .scale = fv_attend_score_scale(job, kv_head)};
+    if (job->has_k_scales && has_scales) {
+        span.k_scales = head_scales(scratch->k_scales, few, tile, &params->cache.k_scales, params->k_scale, kv_head);
     }
-    if (tile->v_scales) {
-        fv_attend_find_scales(scratch->v_scales + tile->first, job, &params->cache.v_scales, kv_head,
-                              tile->first_key + tile->first, tile->first_key + tile->end);
-        pad_scales(scratch->v_scales, tile->first, tile->end);
+    if (job->has_v_scales && has_scales) {
+        span.v_scales = head_scales(scratch->v_scales, few, tile, &params->cache.v_scales, params->v_scale, kv_head);
     }
 
     for (int32_t g = 0; g < few->num_groups; g++) {
-        row_group *group = &scratch->groups[head * few->num_groups + g];
+        fv_row_group *group = &scratch->groups[head * few->num_groups + g];
         const int32_t first = fv_max_i32(group->some.first - tile->first_key, tile->first);
         const int32_t end = fv_min_i32(group->some.end - tile->first_key, tile->end);
         if (first >= end) continue;
@@ -561,66 +418,66 @@ static void attend_tile_head(const few_item *few, tile_rows *tile, int32_t head)
         const int32_t all_first = group->all.first - tile->first_key, all_end = group->all.end - tile->first_key;
         const int32_t some_masked = all_first > first || all_end < end || params->tree_mask;
         const int32_t num_keys = FV_LANES / num_rows;
-        const int32_t is_edge = some_masked || first % num_keys != 0 || end % num_keys != 0;
+        span.first = first;
+        span.end = end;
+        span.first_row = g * num_rows;
+        span.is_edge = some_masked || first % num_keys != 0 || end % num_keys != 0;
 
-        const softmax_span span = {job, tile, first, end, g * num_rows, is_edge, scale};
         float rescale[FV_LANES];
-        few->kernels->dot(scratch->scores, scratch->q + first_row * params->head_size, tile, first, end,
-                          params->head_size);
-        const int32_t max_grew = few->kernels->softmax(group, scratch->scores, rescale, &span);
-        const accumulate_fn add = some_masked ? few->kernels->accumulate_masked : few->kernels->accumulate;
+        kernels->dot(scratch->scores, scratch->q + first_row * params->head_size, tile, first, end, params->head_size);
+        const int32_t max_grew = kernels->softmax(group, scratch->scores, rescale, &span);
+        const accumulate_fn add = some_masked ? kernels->accumulate_masked : kernels->accumulate;
         add(scratch->sums + first_row * params->v_head_size, scratch->scores, max_grew ? rescale : NULL, tile, first,
             end, params->v_head_size);
     }
 }
 
-static tile_rows tile_at(const few_item *few, int32_t index)
+/* The item's tile that starts at key `key`, with the rows looked up; empty at the end of the keys. */
+static tile_rows tile_from(const few_item *few, int32_t key, int32_t turn)
 {
-    const fv_attend_params *params = few->job->params;
-    const int32_t first_key = index * few->tile_keys;
-    return (tile_rows){
-        .k_scales = params->cache.k_scales.data ? few->scratch.k_scales : NULL,
-        .v_scales = params->cache.v_scales.data ? few->scratch.v_scales : NULL,
+    const fv_attend_job *job = few->job;
+    const int32_t first_key = key / few->tile_keys * few->tile_keys;
+    const int32_t end_key = fv_attend_source_end(job, key, fv_min_i32(job->keys.end, first_key + few->tile_keys));
+    const tile_rows tile = {
+        .source = fv_attend_source_of(job, key),
         .first_key = first_key,
-        .first = fv_max_i32(few->job->keys.first - first_key, 0),
-        .end = fv_min_i32(few->job->keys.end - first_key, few->tile_keys),
+        .first = key - first_key,
+        .end = end_key - first_key,
+        .turn = turn,
     };
-}
+    if (key >= end_key) return tile;
 
-/* Looks up the rows of tile `index`. */
-static void find_tile(const few_item *few, int32_t index)
-{
-    const fv_kv_view *cache = &few->job->params->cache;
-    const tile_rows tile = tile_at(few, index);
-    const char **k_rows = few->scratch.k_rows[index % 2], **v_rows = few->scratch.v_rows[index % 2];
-    fv_attend_find_rows(k_rows + tile.first, few->job, &cache->k, tile.first_key + tile.first,
-                        tile.first_key + tile.end);
-    fv_attend_find_rows(v_rows + tile.first, few->job, &cache->v, tile.first_key + tile.first,
-                        tile.first_key + tile.end);
+    const char **k_rows = few->scratch.k_rows[turn], **v_rows = few->scratch.v_rows[turn];
+    fv_attend_find_rows(k_rows + tile.first, job, &tile.source->k, key, end_key);
+    fv_attend_find_rows(v_rows + tile.first, job, &tile.source->v, key, end_key);
     pad_rows(k_rows, tile.first, tile.end, few->tile_keys);
     pad_rows(v_rows, tile.first, tile.end, few->tile_keys);
+    return tile;
 }
 
-/* The memory of tile `index`, in the order in which it lies. Empty where rows have to be gathered. */
-static fv_prefetch_stream stream_of(const few_item *few, int32_t index)
+/* The memory of a tile, in the order in which it lies. Nothing where its rows are copied first, or it has none. */
+static fv_prefetch_stream stream_of(const few_item *few, const tile_rows *tile)
 {
     const fv_attend_params *params = few->job->params;
-    const fv_kv_plane *k = &params->cache.k;
-    const int64_t element_bytes = (int64_t)fv_dtype_bytes(params->cache.dtype);
+    const fv_key_source *source = tile->source;
+    const fv_kv_plane *k = &source->k;
+    const int64_t element_bytes = (int64_t)fv_dtype_bytes(source->dtype);
     const int32_t num_heads = few->job->item->num_kv_heads;
-    const tile_rows tile = tile_at(few, index);
+    if (tile->first >= tile->end || !source->k_in_place || !source->v_in_place) {
+        return fv_prefetch_nothing(few->scratch.q);
+    }
     fv_prefetch_stream stream = {
-        .rows = {few->scratch.k_rows[index % 2], few->scratch.v_rows[index % 2]},
+        .rows = {few->scratch.k_rows[tile->turn], few->scratch.v_rows[tile->turn]},
         .num_planes = 2,
         .num_heads = num_heads,
         .offset = few->job->item->first_kv_head * k->head_stride,
         .head_stride = k->head_stride,
         .row_bytes = params->head_size * element_bytes,
-        .first = tile.first,
-        .end = tile.end,
-        .key = tile.first,
+        .first = tile->first,
+        .end = tile->end,
+        .key = tile->first,
     };
-    const int64_t apart = stream.rows[1][tile.first] - stream.rows[0][tile.first];
+    const int64_t apart = stream.rows[1][tile->first] - stream.rows[0][tile->first];
     if (apart > 0 && apart <= 2 * stream.row_bytes) { /* packed: the value follows its key */
         stream.row_bytes = apart + params->v_head_size * element_bytes;
         stream.num_planes = 1;
@@ -638,7 +495,7 @@ static void finish_head(const few_item *few, int32_t head)
     const fv_attend_params *params = few->job->params;
     for (int32_t row = 0; row < few->job->num_rows; row++) {
         const int32_t g = row / few->num_rows, lane = row % few->num_rows;
-        const row_group *group = &few->scratch.groups[head * few->num_groups + g];
+        const fv_row_group *group = &few->scratch.groups[head * few->num_groups + g];
         const int64_t first_row = (int64_t)(head * few->num_groups + g) * few->num_rows;
         unblock_row(few->scratch.row, few->scratch.sums + first_row * params->v_head_size, lane, few->num_rows,
                     params->v_head_size);
@@ -651,32 +508,24 @@ static void finish_head(const few_item *few, int32_t head)
 void FV_ISA_SYMBOL(fv_attend_few_rows)(const fv_attend_job *job, void *memory)
 {
     const fv_attend_params *params = job->params;
-    const int32_t num_rows = rows_in_group(job->num_rows);
-    const int64_t element_bytes = (int64_t)fv_dtype_bytes(params->cache.dtype);
+    const int32_t num_rows = fv_rows_in_group(job->num_rows);
     const few_item few = {
         .job = job,
         .scratch = few_scratch_of(params, job->num_rows, memory),
         .num_groups = (job->num_rows + num_rows - 1) / num_rows,
         .num_rows = num_rows,
-        .tile_keys = few_tile_keys(params),
-        .k_is_dense = fv_plane_is_dense(&params->cache.k, element_bytes),
-        .v_is_dense = fv_plane_is_dense(&params->cache.v, element_bytes),
-        .kernels = &kernels_of[params->cache.dtype][num_rows],
+        .tile_keys = few_tile_keys(params, job->lane_dtype),
     };
     const int32_t num_heads = job->item->num_kv_heads;
     for (int32_t head = 0; head < num_heads; head++) head_init(&few, head);
 
-    const int32_t is_dense = few.k_is_dense && few.v_is_dense;
-    const int32_t first_tile = job->keys.first / few.tile_keys;
-    const int32_t end_tile = (int32_t)fv_ceil_div(job->keys.end, few.tile_keys);
-    if (first_tile < end_tile) find_tile(&few, first_tile);
-    for (int32_t index = first_tile; index < end_tile; index++) {
-        const int32_t has_next = index + 1 < end_tile;
-        if (has_next) find_tile(&few, index + 1);
-        tile_rows tile = tile_at(&few, index);
-        fv_prefetch_stream ahead = is_dense && has_next ? stream_of(&few, index + 1) : fv_prefetch_nothing(memory);
+    tile_rows tile = tile_from(&few, job->keys.first, 0);
+    while (tile.first < tile.end) {
+        const tile_rows next = tile_from(&few, tile.first_key + tile.end, !tile.turn);
+        fv_prefetch_stream ahead = stream_of(&few, &next);
         tile.ahead = &ahead;
         for (int32_t head = 0; head < num_heads; head++) attend_tile_head(&few, &tile, head);
+        tile = next;
     }
     for (int32_t head = 0; head < num_heads; head++) finish_head(&few, head);
 }

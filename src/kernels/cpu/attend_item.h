@@ -1,11 +1,12 @@
-/* What the two strategies of attend_paged share: the item as they see it, the way from keys to rows
- * of the cache, the score after the dot product, and the end of a row.
+/* What the strategies of attend_paged share: the item as they see it, the way from keys to their rows,
+ * the score after the dot product, and the end of a row.
  *
  * Row m of an item and a KV head is query token m / G with query head m % G of the group. Scores
  * are kept in base 2: s = score * log2(e). */
 #ifndef FV_KERNELS_CPU_ATTEND_ITEM_H
 #define FV_KERNELS_CPU_ATTEND_ITEM_H
 
+#include <assert.h>
 #include <math.h>
 
 #include "kernels/cpu/isa.h"
@@ -15,10 +16,18 @@
 /* Scores are clamped to this, so that an overflow of the dot product cannot end in inf - inf. */
 #define FV_SCORE_LIMIT 3e38f
 
+/* Where rows of keys and values lie: in the cache, or dense. */
+typedef struct fv_key_source {
+    fv_kv_plane k, v; /* of dense rows: a slot is a row */
+    fv_dtype stored;
+    fv_dtype dtype;                 /* as the kernels read the rows: `stored`, or fp32 */
+    int32_t k_in_place, v_in_place; /* 0: rows are copied first, see fv_attend_copy_row */
+} fv_key_source;
+
 typedef struct fv_attend_job {
     const fv_attend_params *params;
     const fv_work_item *item;
-    const int32_t *table; /* the sequence's row of the block table */
+    const int32_t *table; /* the sequence's row of the block table; NULL: no cache */
     int64_t context;      /* global position of the sequence's first new token */
     int32_t batch_token;  /* of the batch: the item's first */
     int32_t seq_len;
@@ -26,6 +35,17 @@ typedef struct fv_attend_job {
     int32_t group;     /* G */
     int32_t num_rows;  /* for each KV head */
     fv_key_range keys; /* of the item that some row sees */
+
+    fv_key_source cache; /* of the keys before dense_from */
+    fv_key_source dense; /* of the others */
+    int32_t dense_from;  /* INT32_MAX: no key is a dense row */
+    int64_t dense_row;   /* of key 0, were it one; often negative */
+    fv_dtype lane_dtype; /* whose lane order queries, keys and sums have */
+
+    /* Scales of whole heads. Where only a part of the keys has scales all are those of single keys
+     * (fv_attend_find_scales), and these are NULL. */
+    const float *k_head_scale, *v_head_scale;
+    int32_t has_k_scales, has_v_scales; /* of single keys */
 } fv_attend_job;
 
 /* Constants of the score of one KV head. */
@@ -33,6 +53,67 @@ typedef struct fv_score_scale {
     float dot; /* factor of the dot product; with a soft cap, of its argument */
     float cap; /* 0: none; else cap * log2(e) */
 } fv_score_scale;
+
+static inline fv_key_source fv_cache_source(const fv_kv_view *cache)
+{
+    const int64_t bytes = (int64_t)fv_dtype_bytes(cache->dtype);
+    return (fv_key_source){
+        .k = cache->k,
+        .v = cache->v,
+        .stored = cache->dtype,
+        .dtype = cache->dtype,
+        .k_in_place = fv_plane_is_dense(&cache->k, bytes),
+        .v_in_place = fv_plane_is_dense(&cache->v, bytes),
+    };
+}
+
+static inline fv_key_source fv_dense_source(const fv_dense_keys *dense, fv_dtype lane_dtype)
+{
+    const int64_t bytes = (int64_t)fv_dtype_bytes(dense->dtype);
+    const int32_t is_native = dense->dtype == lane_dtype;
+    return (fv_key_source){
+        .k = {.data = (void *)dense->k,
+              .head_stride = dense->k_head_stride,
+              .slot_stride = dense->k_token_stride,
+              .element_stride = bytes},
+        .v = {.data = (void *)dense->v,
+              .head_stride = dense->v_head_stride,
+              .slot_stride = dense->v_token_stride,
+              .element_stride = bytes},
+        .stored = dense->dtype,
+        .dtype = is_native ? dense->dtype : FV_DTYPE_F32,
+        .k_in_place = is_native,
+        .v_in_place = is_native,
+    };
+}
+
+static inline void fv_attend_job_set_sources(fv_attend_job *job)
+{
+    const fv_attend_params *params = job->params;
+    const fv_dense_keys *dense = &params->dense;
+    const fv_kv_view *cache = &params->cache;
+    const int32_t seq = job->item->seq;
+    const int32_t has_cache = cache->dtype != FV_DTYPE_NONE;
+    const int32_t has_head_scales = params->num_kv_scales > 0;
+
+    job->lane_dtype = has_cache ? cache->dtype : dense->dtype;
+    job->dense_from = INT32_MAX;
+    if (has_cache) job->cache = fv_cache_source(cache);
+    if (params->block_table) job->table = params->block_table + job->item->table_row * params->block_table_stride;
+    if (dense->k) {
+        assert(params->context_parallel.world <= 1);
+        job->dense = fv_dense_source(dense, job->lane_dtype);
+        job->dense_from = dense->key_row ? 0 : (int32_t)job->context;
+        job->dense_row = dense->key_row ? dense->key_row[seq] : params->query_start[seq] - job->context;
+    }
+    assert(job->keys.first >= job->keys.end || job->keys.first >= job->dense_from || (has_cache && job->table));
+
+    const int32_t mixes = dense->k && has_head_scales;
+    job->k_head_scale = mixes ? NULL : params->k_scale;
+    job->v_head_scale = mixes ? NULL : params->v_scale;
+    job->has_k_scales = cache->k_scales.data || (mixes && params->k_scale);
+    job->has_v_scales = cache->v_scales.data || (mixes && params->v_scale);
+}
 
 static inline fv_attend_job fv_attend_job_of(const fv_attend_params *params, const fv_work_item *item)
 {
@@ -42,7 +123,6 @@ static inline fv_attend_job fv_attend_job_of(const fv_attend_params *params, con
     fv_attend_job job = {
         .params = params,
         .item = item,
-        .table = params->block_table + item->table_row * params->block_table_stride,
         .context = (int64_t)params->seq_lens[seq] - query_len,
         .batch_token = start + item->first_token,
         .seq_len = params->seq_lens[seq],
@@ -55,6 +135,7 @@ static inline fv_attend_job fv_attend_job_of(const fv_attend_params *params, con
     job.keys.first = fv_max_i32(job.keys.first, item->first_key);
     job.keys.end = fv_min_i32(job.keys.end, item->end_key);
     if (job.keys.first >= job.keys.end) job.keys = (fv_key_range){0, 0};
+    fv_attend_job_set_sources(&job);
     return job;
 }
 
@@ -76,12 +157,30 @@ static inline const char *fv_attend_q_row(const fv_attend_job *job, int32_t kv_h
     return (const char *)job->params->q + token * job->params->q_token_stride + head * job->params->q_head_stride;
 }
 
-/* --- from keys to rows of the cache --------------------------------------------------------------- */
+/* --- from keys to their rows ----------------------------------------------------------------------- */
 
-/* rows[i] = element 0 of key first + i, KV head 0. */
+/* The end of the run of keys [first, ...) that share a source, at most `end`. */
+static inline int32_t fv_attend_source_end(const fv_attend_job *job, int32_t first, int32_t end)
+{
+    return first < job->dense_from ? fv_min_i32(end, job->dense_from) : end;
+}
+
+/* Where key `key` lies. */
+static inline const fv_key_source *fv_attend_source_of(const fv_attend_job *job, int32_t key)
+{
+    return key < job->dense_from ? &job->cache : &job->dense;
+}
+
+/* rows[i] = element 0 of key first + i, KV head 0. The keys share a source, `plane` is of it. */
 static inline void fv_attend_find_rows(const char **rows, const fv_attend_job *job, const fv_kv_plane *plane,
                                        int32_t first, int32_t end)
 {
+    if (first >= job->dense_from) {
+        for (int32_t key = first; key < end; key++) {
+            *rows++ = (const char *)plane->data + (job->dense_row + key) * plane->slot_stride;
+        }
+        return;
+    }
     const int32_t block_size = job->params->cache.block_size;
     int32_t index = first / block_size;
     int32_t slot = first % block_size;
@@ -93,21 +192,39 @@ static inline void fv_attend_find_rows(const char **rows, const fv_attend_job *j
     }
 }
 
-/* Scales of the keys [first, end) of one head. */
-static inline void fv_attend_find_scales(float *scales, const fv_attend_job *job, const fv_scale_plane *plane,
-                                         int32_t kv_head, int32_t first, int32_t end)
+/* Copies a row that the kernels cannot read in place: side by side, as source->dtype, lane order. */
+static inline void fv_attend_copy_row(void *to, const char *row, const fv_attend_job *job, const fv_key_source *source,
+                                      const fv_kv_plane *plane, int32_t num_elements)
 {
-    const int32_t block_size = job->params->cache.block_size;
-    for (int32_t key = first; key < end; key++) {
-        *scales++ = fv_scale_at(plane, job->table[key / block_size], key % block_size, kv_head);
+    if (source->stored == job->lane_dtype)
+        fv_row_gather(to, row, plane, 0, num_elements, fv_dtype_bytes(source->stored));
+    else
+        fv_row_load_lanes(to, row, num_elements, source->stored, job->lane_dtype);
+}
+
+/* Scales of the keys [first, end) of one head where the job has such: those of `plane`, times that of
+ * the head if only a part of the keys has scales; 1 for dense rows. */
+static inline void fv_attend_find_scales(float *scales, const fv_attend_job *job, const fv_scale_plane *plane,
+                                         const float *head_scale, int32_t kv_head, int32_t first, int32_t end)
+{
+    const fv_attend_params *params = job->params;
+    const int32_t block_size = params->cache.block_size;
+    const int32_t cache_end = fv_min_i32(end, job->dense_from);
+    const float of_head = params->dense.k ? fv_head_scale_of(head_scale, params->num_kv_scales, kv_head) : 1.0f;
+    int32_t key = first;
+    for (; key < cache_end; key++) {
+        const int64_t block = plane->data ? job->table[key / block_size] : 0;
+        *scales++ = of_head * fv_scale_at(plane, block, key % block_size, kv_head);
     }
+    for (; key < end; key++) *scales++ = 1.0f;
 }
 
 /* --- the score -------------------------------------------------------------------------------------- */
 
-static inline fv_score_scale fv_attend_score_scale(const fv_attend_params *params, int32_t kv_head)
+static inline fv_score_scale fv_attend_score_scale(const fv_attend_job *job, int32_t kv_head)
 {
-    const float scale = params->scale * fv_head_scale_of(params->k_scale, params->num_kv_scales, kv_head);
+    const fv_attend_params *params = job->params;
+    const float scale = params->scale * fv_head_scale_of(job->k_head_scale, params->num_kv_scales, kv_head);
     if (params->soft_cap > 0) return (fv_score_scale){scale / params->soft_cap, params->soft_cap * FV_LOG2E};
     return (fv_score_scale){scale * FV_LOG2E, 0.0f};
 }
@@ -145,16 +262,15 @@ static inline void fv_attend_finish_row(const fv_attend_job *job, int32_t kv_hea
                                         float max, float sum)
 {
     const fv_attend_params *params = job->params;
-    const fv_dtype lane_dtype = params->cache.dtype;
     const int32_t head = kv_head * job->group + row % job->group;
     const int64_t token = row / job->group;
     const int32_t is_empty = max == -INFINITY;
-    const float v_scale = fv_head_scale_of(params->v_scale, params->num_kv_scales, kv_head);
+    const float v_scale = fv_head_scale_of(job->v_head_scale, params->num_kv_scales, kv_head);
 
     if (job->item->partial >= 0) {
         const int64_t at = (job->item->partial + token) * params->num_heads + head;
         fv_row_store_lanes(params->partial_out + at * params->v_head_size, sums, is_empty ? 0.0f : v_scale,
-                           params->v_head_size, FV_DTYPE_F32, lane_dtype);
+                           params->v_head_size, FV_DTYPE_F32, job->lane_dtype);
         params->partial_max[at] = max * FV_LN2;
         params->partial_sum[at] = is_empty ? 0.0f : sum;
         return;
@@ -168,12 +284,12 @@ static inline void fv_attend_finish_row(const fv_attend_job *job, int32_t kv_hea
         sum = sum * weight + exp2f(sink - total_max);
         max = total_max;
     }
-    const int64_t batch_token = job->batch_token + token;
-    char *out = (char *)params->out + batch_token * params->out_token_stride + head * params->out_head_stride;
+    const int64_t out_row = job->batch_token + token - params->out_first_token;
+    char *out = (char *)params->out + out_row * params->out_token_stride + head * params->out_head_stride;
     fv_row_store_lanes(out, sums, is_empty ? 0.0f : v_scale * weight / sum, params->v_head_size, params->out_dtype,
-                       lane_dtype);
+                       job->lane_dtype);
     if (!params->lse) return;
-    char *lse = (char *)params->lse + batch_token * params->lse_token_stride + head * params->lse_head_stride;
+    char *lse = (char *)params->lse + out_row * params->lse_token_stride + head * params->lse_head_stride;
     *(float *)(void *)lse = is_empty ? -INFINITY : max * FV_LN2 + logf(sum);
 }
 

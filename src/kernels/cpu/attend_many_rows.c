@@ -44,7 +44,7 @@ typedef struct many_scratch {
     float *k_scales;
     float *v_scales;
     const char **rows;
-    char *copies;
+    float *copy; /* one row */
     size_t bytes;
 } many_scratch;
 
@@ -74,7 +74,7 @@ static many_scratch many_scratch_of(const fv_attend_params *params, int32_t num_
     scratch.k_scales = fv_scratch_take(memory, &scratch.bytes, tile * sizeof(float));
     scratch.v_scales = fv_scratch_take(memory, &scratch.bytes, tile * sizeof(float));
     scratch.rows = fv_scratch_take(memory, &scratch.bytes, tile * sizeof(char *));
-    scratch.copies = fv_scratch_take(memory, &scratch.bytes, widest * sizeof(float));
+    scratch.copy = fv_scratch_take(memory, &scratch.bytes, widest * sizeof(float));
     return scratch;
 }
 
@@ -346,77 +346,81 @@ static void strip_init(row_strip *strip, const fv_attend_job *job, int32_t kv_he
 }
 
 /* The strip's queries as [d][row], d in lane order. Rows that pad the strip repeat the last. */
-static void pack_queries(const row_strip *strip, const fv_attend_job *job, int32_t kv_head)
+static void pack_queries(const row_strip *strip, float *row, const fv_attend_job *job, int32_t kv_head)
 {
     const fv_attend_params *params = job->params;
     const int32_t width = strip->num_vectors * FV_LANES;
-    const int64_t bytes = (int64_t)fv_dtype_bytes(params->q_dtype);
     for (int32_t i = 0; i < width; i++) {
         const char *from = fv_attend_q_row(job, kv_head, fv_min_i32(strip->first_row + i, job->num_rows - 1));
-        float *to = strip->q + i;
-        for (int32_t d = 0; d < params->head_size; d += 16) {
-            const int32_t is_whole = d + 16 <= params->head_size;
-            fv_f32x16 value = {fv_load8(from + d * bytes, params->q_dtype), fv_splat(0.0f)};
-            if (is_whole) {
-                value.b = fv_load8(from + (d + 8) * bytes, params->q_dtype);
-                value = fv_lanes_of_natural(value, params->cache.dtype);
-            }
-            for (int32_t lane = 0; lane < FV_LANES; lane++) to[(d + lane) * width] = value.a[lane];
-            if (!is_whole) continue;
-            for (int32_t lane = 0; lane < FV_LANES; lane++) to[(d + 8 + lane) * width] = value.b[lane];
-        }
+        fv_row_load_lanes(row, from, params->head_size, params->q_dtype, job->lane_dtype);
+        for (int32_t d = 0; d < params->head_size; d++) strip->q[d * width + i] = row[d];
     }
 }
 
-/* Element 0 of the tile's rows in a plane. */
+/* Element 0 of the keys [first, end) of the tile, which share a source, in a plane of it. */
 static void load_rows(const char **rows, const fv_attend_job *job, const fv_kv_plane *plane, int32_t kv_head,
-                      const many_tile *tile)
+                      const many_tile *tile, int32_t first, int32_t end)
 {
-    fv_attend_find_rows(rows + tile->first, job, plane, tile->first_key + tile->first, tile->first_key + tile->end);
-    for (int32_t key = tile->first; key < tile->end; key++) rows[key] += kv_head * plane->head_stride;
+    fv_attend_find_rows(rows + first, job, plane, tile->first_key + first, tile->first_key + end);
+    for (int32_t key = first; key < end; key++) rows[key] += kv_head * plane->head_stride;
+}
+
+static void load_keys(const many_scratch *scratch, const many_tile *tile, const fv_attend_job *job, int32_t kv_head,
+                      int32_t first, int32_t end)
+{
+    const fv_key_source *source = fv_attend_source_of(job, tile->first_key + first);
+    const int32_t head_size = job->params->head_size;
+    load_rows(scratch->rows, job, &source->k, kv_head, tile, first, end);
+    if (source->k_in_place) {
+        convert_keys(scratch->keys, scratch->rows, first, end, head_size, source->dtype);
+        return;
+    }
+    for (int32_t key = first; key < end; key++) {
+        fv_attend_copy_row(scratch->copy, scratch->rows[key], job, source, &source->k, head_size);
+        scratch->rows[key] = (const char *)scratch->copy;
+        convert_keys(scratch->keys, scratch->rows, key, key + 1, head_size, source->dtype);
+    }
+}
+
+static void load_values(const many_scratch *scratch, many_tile *tile, const fv_attend_job *job, int32_t kv_head,
+                        int32_t first, int32_t end)
+{
+    const fv_key_source *source = fv_attend_source_of(job, tile->first_key + first);
+    const int32_t tile_keys = job->params->tile_keys, size = job->params->v_head_size;
+    load_rows(scratch->rows, job, &source->v, kv_head, tile, first, end);
+    if (source->v_in_place) {
+        tile->not_finite |= convert_values(scratch->values, scratch->rows, first, end, tile_keys, size, source->dtype);
+        return;
+    }
+    for (int32_t key = first; key < end; key++) {
+        fv_attend_copy_row(scratch->copy, scratch->rows[key], job, source, &source->v, size);
+        scratch->rows[key] = (const char *)scratch->copy;
+        tile->not_finite |= convert_values(scratch->values, scratch->rows, key, key + 1, tile_keys, size,
+                                           source->dtype);
+    }
 }
 
 static void load_tile(const many_scratch *scratch, many_tile *tile, const fv_attend_job *job, int32_t kv_head)
 {
     const fv_attend_params *params = job->params;
-    const fv_kv_view *cache = &params->cache;
-    const size_t bytes = fv_dtype_bytes(cache->dtype);
-    const int32_t head_size = params->head_size, v_head_size = params->v_head_size;
-
-    load_rows(scratch->rows, job, &cache->k, kv_head, tile);
-    if (fv_plane_is_dense(&cache->k, (int64_t)bytes)) {
-        convert_keys(scratch->keys, scratch->rows, tile->first, tile->end, head_size, cache->dtype);
-    } else {
-        for (int32_t key = tile->first; key < tile->end; key++) {
-            fv_row_gather(scratch->copies, scratch->rows[key], &cache->k, 0, head_size, bytes);
-            scratch->rows[key] = scratch->copies;
-            convert_keys(scratch->keys, scratch->rows, key, key + 1, head_size, cache->dtype);
-        }
+    for (int32_t first = tile->first, end; first < tile->end; first = end) {
+        end = fv_attend_source_end(job, tile->first_key + first, tile->first_key + tile->end) - tile->first_key;
+        load_keys(scratch, tile, job, kv_head, first, end);
+        load_values(scratch, tile, job, kv_head, first, end);
     }
     for (int32_t key = tile->end; key < params->tile_keys && key < tile->end + KEY_STEP; key++) {
-        memset(scratch->keys + (int64_t)key * head_size, 0, (size_t)head_size * sizeof(float));
-    }
-
-    load_rows(scratch->rows, job, &cache->v, kv_head, tile);
-    if (fv_plane_is_dense(&cache->v, (int64_t)bytes)) {
-        tile->not_finite = convert_values(scratch->values, scratch->rows, tile->first, tile->end, params->tile_keys,
-                                          v_head_size, cache->dtype);
-    } else {
-        for (int32_t key = tile->first; key < tile->end; key++) {
-            fv_row_gather(scratch->copies, scratch->rows[key], &cache->v, 0, v_head_size, bytes);
-            scratch->rows[key] = scratch->copies;
-            tile->not_finite |= convert_values(scratch->values, scratch->rows, key, key + 1, params->tile_keys,
-                                               v_head_size, cache->dtype);
-        }
+        memset(scratch->keys + (int64_t)key * params->head_size, 0, (size_t)params->head_size * sizeof(float));
     }
 
     const int32_t first = tile->first_key + tile->first, end = tile->first_key + tile->end;
-    if (cache->k_scales.data) {
-        fv_attend_find_scales(scratch->k_scales + tile->first, job, &cache->k_scales, kv_head, first, end);
+    if (job->has_k_scales) {
+        fv_attend_find_scales(scratch->k_scales + tile->first, job, &params->cache.k_scales, params->k_scale, kv_head,
+                              first, end);
         tile->k_scales = scratch->k_scales;
     }
-    if (cache->v_scales.data) {
-        fv_attend_find_scales(scratch->v_scales + tile->first, job, &cache->v_scales, kv_head, first, end);
+    if (job->has_v_scales) {
+        fv_attend_find_scales(scratch->v_scales + tile->first, job, &params->cache.v_scales, params->v_scale, kv_head,
+                              first, end);
         tile->v_scales = scratch->v_scales;
     }
 }
@@ -453,11 +457,11 @@ static void attend_head(const fv_attend_job *job, const many_scratch *scratch, i
         strip->q = scratch->q + (int64_t)first_row * params->head_size;
         strip->sums = scratch->sums + (int64_t)first_row * num_columns;
         strip_init(strip, job, kv_head, first_row, (num_rows + FV_LANES - 1) / FV_LANES);
-        pack_queries(strip, job, kv_head);
+        pack_queries(strip, scratch->copy, job, kv_head);
     }
     memset(scratch->sums, 0, (size_t)(fv_round_up(job->num_rows, FV_LANES) * num_columns) * sizeof(float));
 
-    const fv_score_scale scale = fv_attend_score_scale(params, kv_head);
+    const fv_score_scale scale = fv_attend_score_scale(job, kv_head);
     for (int32_t first_key = job->keys.first / params->tile_keys * params->tile_keys; first_key < job->keys.end;
          first_key += params->tile_keys) {
         many_tile tile = {

@@ -1,10 +1,12 @@
-/* attend_paged on the CPU: one task of the executor for each work item, or cell of the static grid.
+/* attend_paged and attend_dense on the CPU: one task of the executor for each work item, or cell of the
+ * static grid. They are one code: each key has a row, in the cache or among the dense ones.
  *
  * A sequence with few rows (decode, short verification) is bound by the bytes of its keys and
  * values: attend_few_rows.c reads them where they lie. One with many (prefill) is bound by
  * arithmetic: attend_many_rows.c copies each tile into the form that its kernels like. Which one
  * serves an item depends on its sequence's query length and on G alone, so that a row's result does
- * not depend on its batch mates. */
+ * not depend on its batch mates; but an item that spans sequences (a shared prefix) takes the one for
+ * all of its rows. */
 #include <assert.h>
 
 #include "core/error.h"
@@ -17,7 +19,7 @@ static void attend_item(const fv_attend_params *params, const fv_work_item *item
     void *scratch = (char *)params->scratch + (size_t)worker * params->scratch_bytes;
     const fv_attend_job job = fv_attend_job_of(params, item);
     const int32_t query_len = params->query_start[item->seq + 1] - params->query_start[item->seq];
-    if ((int64_t)query_len * job.group <= FV_DECODE_ROWS)
+    if ((int64_t)fv_max_i32(query_len, item->num_tokens) * job.group <= FV_DECODE_ROWS)
         FV_ISA_SYMBOL(fv_attend_few_rows)(&job, scratch);
     else
         FV_ISA_SYMBOL(fv_attend_many_rows)(&job, scratch);
@@ -57,6 +59,18 @@ static fv_status launch(const fv_launch *launch_at, const fv_attend_params *para
     return FV_OK;
 }
 
+/* Without the cache, whose dtype and scales would have a say in how dense rows are read. */
+static fv_status launch_dense(const fv_launch *launch_at, const fv_attend_params *params)
+{
+    assert(params->dense.k);
+    fv_attend_params dense = *params;
+    dense.cache = (fv_kv_view){0};
+    dense.block_table = NULL;
+    dense.k_scale = dense.v_scale = NULL;
+    dense.num_kv_scales = 0;
+    return launch(launch_at, &dense);
+}
+
 static size_t scratch_bytes(const fv_attend_params *params)
 {
     const size_t few = FV_ISA_SYMBOL(fv_attend_few_scratch)(params);
@@ -76,4 +90,9 @@ const fv_attend_variant FV_ISA_SYMBOL(fv_attend_paged)[FV_NUM_VARIANTS_attend_pa
     {"rows16_keys64", 16, 64, why_not, scratch_bytes, launch},
     {"rows48_keys64", 48, 64, why_not, scratch_bytes, launch},
     {"rows120_keys64", 120, 64, why_not, scratch_bytes, launch},
+};
+
+const fv_attend_variant FV_ISA_SYMBOL(fv_attend_dense)[FV_NUM_VARIANTS_attend_dense] = {
+    {"rows48_keys64", 48, 64, why_not, scratch_bytes, launch_dense},
+    {"rows120_keys64", 120, 64, why_not, scratch_bytes, launch_dense},
 };

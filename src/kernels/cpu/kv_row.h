@@ -52,6 +52,22 @@ static inline void fv_row_scatter(char *row, const char *from, const fv_kv_plane
     }
 }
 
+/* Natural order to the lane order of `lane_dtype`, in fp32. */
+static inline void fv_row_load_lanes(float *to, const void *row, int32_t num_elements, fv_dtype dtype,
+                                     fv_dtype lane_dtype)
+{
+    const size_t bytes = fv_dtype_bytes(dtype);
+    const char *at = (const char *)row;
+    int32_t d = 0;
+    for (; d + 16 <= num_elements; d += 16, at += 16 * bytes) {
+        const fv_f32x16 natural = {fv_load8(at, dtype), fv_load8(at + 8 * bytes, dtype)};
+        const fv_f32x16 lanes = fv_lanes_of_natural(natural, lane_dtype);
+        fv_store_f32(to + d, lanes.a);
+        fv_store_f32(to + d + 8, lanes.b);
+    }
+    if (d < num_elements) fv_store_f32(to + d, fv_load8(at, dtype));
+}
+
 /* Lane order to natural order, times `factor`, to `dtype`. */
 static inline void fv_row_store_lanes(void *to, const float *lanes, float factor, int32_t num_elements, fv_dtype dtype,
                                       fv_dtype lane_dtype)

@@ -1,8 +1,12 @@
 /* kv_write: new rows of K and V into the cache; runs of tokens in parallel. */
+#include <float.h>
+#include <math.h>
+
 #include "core/error.h"
 #include "core/executor.h"
 #include "kernels/cpu/kernels.h"
 #include "kernels/cpu/kv_row.h"
+#include "kernels/cpu/kv_write_token.h"
 
 #define BYTES_PER_TASK 16384
 #define PIECE 64 /* elements converted at a time on the way to a row that is not dense */
@@ -42,21 +46,54 @@ static void write_row(char *row, const fv_kv_plane *plane, fv_dtype dtype, const
     }
 }
 
-static void write_token(const fv_kv_write_params *params, int64_t token, int64_t block, int64_t slot)
+/* Largest magnitude of a row, only finite elements. */
+static float largest_of(const char *from, fv_dtype dtype, int32_t num_elements)
+{
+    const size_t bytes = fv_dtype_bytes(dtype);
+    fv_f32x8 lanes = fv_splat(0.0f);
+    int32_t d = 0;
+    for (; d + FV_LANES <= num_elements; d += FV_LANES) {
+        const fv_f32x8 magnitude = fv_abs(fv_load8(from + (size_t)d * bytes, dtype));
+        lanes = fv_max(lanes, fv_select((fv_i32x8)(magnitude <= FLT_MAX), magnitude, fv_splat(0.0f)));
+    }
+    float largest = fv_max_by_period(lanes, 1)[0];
+    for (; d < num_elements; d++) {
+        const float magnitude = fabsf(fv_float_load(from + (size_t)d * bytes, dtype));
+        if (magnitude <= FLT_MAX && magnitude > largest) largest = magnitude;
+    }
+    return largest;
+}
+
+/* What a row is divided by: the scale given for its head, times, where the cache keeps a scale for each
+ * token and head, the row's own, which is stored. */
+static float find_scale(const fv_scale_plane *plane, const fv_kv_write_params *params, const float *head_scales,
+                        const char *from, int32_t num_elements, int64_t block, int32_t head, int64_t slot)
+{
+    const float head_scale = fv_head_scale_of(head_scales, params->num_kv_scales, head);
+    if (!plane->data) return head_scale;
+    const float largest = largest_of(from, params->src_dtype, num_elements);
+    const float scale = fv_scale_of_largest(largest / head_scale, params->cache.dtype);
+    memcpy(fv_scale_address(plane, block, slot, head), &scale, sizeof(scale));
+    return head_scale * scale;
+}
+
+void FV_ISA_SYMBOL(fv_kv_write_token)(const fv_kv_write_params *params, int64_t token, int64_t block, int64_t slot)
 {
     const fv_kv_view *cache = &params->cache;
     const char *k = (const char *)params->k + token * params->k_token_stride;
     const char *v = (const char *)params->v + token * params->v_token_stride;
     for (int32_t head = 0; head < cache->num_kv_heads; head++) {
-        const float k_scale = fv_head_scale_of(params->k_scale, params->num_kv_scales, head) *
-                              fv_scale_at(&cache->k_scales, block, slot, head);
+        const char *k_row = k + head * params->k_head_stride;
+        const float k_scale = find_scale(&cache->k_scales, params, params->k_scale, k_row, cache->head_size, block,
+                                         head, slot);
         write_row((char *)cache->k.data + fv_kv_row_offset(&cache->k, block, head, slot), &cache->k, cache->dtype,
-                  k + head * params->k_head_stride, params->src_dtype, k_scale, cache->head_size);
+                  k_row, params->src_dtype, k_scale, cache->head_size);
         if (cache->layout == FV_KV_LAYOUT_LATENT) continue; /* the value is the start of the key */
-        const float v_scale = fv_head_scale_of(params->v_scale, params->num_kv_scales, head) *
-                              fv_scale_at(&cache->v_scales, block, slot, head);
+        const char *v_row = v + head * params->v_head_stride;
+        const float v_scale = find_scale(&cache->v_scales, params, params->v_scale, v_row, cache->v_head_size, block,
+                                         head, slot);
         write_row((char *)cache->v.data + fv_kv_row_offset(&cache->v, block, head, slot), &cache->v, cache->dtype,
-                  v + head * params->v_head_stride, params->src_dtype, v_scale, cache->v_head_size);
+                  v_row, params->src_dtype, v_scale, cache->v_head_size);
     }
 }
 
@@ -78,7 +115,7 @@ static void write_task(void *user, int64_t index, int32_t worker)
     for (int64_t token = index * per_task; token < end; token++) {
         const int64_t slot = params->slot_mapping[token];
         if (slot < 0 || slot >= num_slots) continue;
-        write_token(params, token, slot / block_size, slot % block_size);
+        FV_ISA_SYMBOL(fv_kv_write_token)(params, token, slot / block_size, slot % block_size);
     }
 }
 

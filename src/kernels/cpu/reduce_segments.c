@@ -36,12 +36,13 @@ static void merge_columns(void *to, const row_segments *row, float total_max, fl
 static void reduce_row(const fv_reduce_params *params, const fv_reduce_item *item, int32_t token, int32_t head)
 {
     const int64_t at = ((int64_t)item->partial + token) * params->num_heads + head;
+    const int64_t stride = (int64_t)fv_reduce_segment_slots(item) * params->num_heads;
     const row_segments row = {
         .max = params->partial_max + at,
         .sum = params->partial_sum + at,
         .out = params->partial_out + at * params->v_head_size,
-        .stride = (int64_t)item->num_tokens * params->num_heads,
-        .out_stride = (int64_t)item->num_tokens * params->num_heads * params->v_head_size,
+        .stride = stride,
+        .out_stride = stride * params->v_head_size,
         .num = item->num_segments,
     };
     float max = -INFINITY;

@@ -1,0 +1,372 @@
+/* Choosing variants and laying out memory. What a workspace has beyond the least is shared out, so that a
+ * small one leads to more chunks and fewer segments, never to more memory:
+ *
+ *   scratch x workers | partial results: a quarter | gathered K, V: a quarter | two state buffers: half */
+#include "backends/mha_plan.h"
+
+#include <stdio.h>
+#include <string.h>
+
+#include "core/error.h"
+
+#define STATIC_SEGMENTS 16
+#define DEFAULT_WORKSPACE_BYTES (256ull << 20) /* beside the scratch */
+#define MAX_SLOT_BYTES (64ull << 20)
+#define MAX_GATHER_ROWS (32 * 1024) /* as in vLLM's ROCM_AITER_FA */
+#define ALIGNMENT 256
+
+/* --- variants ----------------------------------------------------------------------------------------- */
+
+static fv_status refuse_variant(const fv_plan *plan, const char *asked, const char *operation,
+                                const fv_attend_variant *variants, int32_t num_variants)
+{
+    char names[256] = "";
+    size_t used = 0;
+    for (int32_t i = 0; i < num_variants && used < sizeof(names); i++) {
+        used += (size_t)snprintf(names + used, sizeof(names) - used, "%s%s", i ? ", " : "", variants[i].name);
+    }
+    return fv_fail(FV_ERR_INVALID, "no variant '%s' of %s; kernels %s have: %s", asked, operation, plan->kernels->name,
+                   names);
+}
+
+/* The smallest Q block that takes `rows` at once, or else the largest. */
+static const fv_attend_variant *fitting_variant(const char **refusal, const fv_problem *problem,
+                                                const fv_attend_variant *variants, int32_t num_variants, int64_t rows)
+{
+    const fv_attend_variant *best = NULL;
+    *refusal = "the table has none";
+    for (int32_t i = 0; i < num_variants; i++) {
+        const fv_attend_variant *variant = &variants[i];
+        const char *reason = variant->why_not(problem);
+        if (reason) {
+            *refusal = reason;
+            continue;
+        }
+        const int32_t fits = variant->block_m >= rows;
+        if (!best || (fits && (best->block_m < rows || variant->block_m < best->block_m)) ||
+            (!fits && best->block_m < rows && variant->block_m > best->block_m)) {
+            best = variant;
+        }
+    }
+    return best;
+}
+
+static fv_status choose_variant(const fv_attend_variant **chosen, const fv_plan *plan, const char *asked,
+                                const char *operation, const fv_attend_variant *variants, int32_t num_variants)
+{
+    /* With a shared prefix all sequences' rows may meet in one Q block. */
+    const int32_t tokens = plan->rule.cascade ? fv_max_i32(plan->bounds.max_query_len, plan->bounds.max_num_seqs)
+                                              : plan->bounds.max_query_len;
+    const char *refusal;
+    *chosen = fitting_variant(&refusal, &plan->problem, variants, num_variants, (int64_t)tokens * plan->group);
+    if (!*chosen) {
+        return fv_fail(FV_ERR_UNSUPPORTED, "no %s of kernels %s serves the problem: %s", operation, plan->kernels->name,
+                       refusal);
+    }
+    if (!asked) return FV_OK;
+    for (int32_t i = 0; i < num_variants; i++) {
+        if (strcmp(variants[i].name, asked) != 0 || variants[i].why_not(&plan->problem)) continue;
+        *chosen = &variants[i];
+        return FV_OK;
+    }
+    return refuse_variant(plan, asked, operation, variants, num_variants);
+}
+
+static fv_status choose_variants(fv_plan *plan, const fv_mha_strategy *strategy)
+{
+    const fv_kernel_table *kernels = plan->kernels;
+    fv_status status = choose_variant(&plan->paged, plan, plan->options.variant, "attend_paged", kernels->attend_paged,
+                                      kernels->num_attend_paged);
+    const int32_t dense = strategy->needs_dense || plan->problem.type == FV_ATTENTION_ENCODER;
+    if (status != FV_OK || !dense) return status;
+    return choose_variant(&plan->dense, plan, NULL, "attend_dense", kernels->attend_dense, kernels->num_attend_dense);
+}
+
+/* --- the workspace -------------------------------------------------------------------------------------- */
+
+static size_t slot_bytes(const fv_plan *plan)
+{
+    return (size_t)plan->problem.mha.num_heads * (size_t)(plan->problem.mha.v_head_size + 2) * sizeof(float);
+}
+
+/* A row of both state buffers. */
+static size_t state_row_bytes(const fv_plan *plan)
+{
+    return 2 * (size_t)plan->problem.mha.num_heads * (size_t)(plan->problem.mha.v_head_size + 1) * sizeof(float);
+}
+
+/* A row of gathered K and V. */
+static size_t gather_row_bytes(const fv_plan *plan)
+{
+    const fv_mha_shape *mha = &plan->problem.mha;
+    return (size_t)mha->num_kv_heads * (size_t)(mha->head_size + mha->v_head_size) * fv_dtype_bytes(plan->gather_dtype);
+}
+
+/* The dtype that holds what the cache stands for: that of the queries where it is exact, else fp32. */
+static fv_dtype exact_gather_dtype(const fv_problem *problem)
+{
+    const int32_t is_small = fv_dtype_bytes(problem->kv_dtype) == 1;
+    const int32_t is_exact = problem->kv_dtype == problem->q_dtype || is_small;
+    return is_exact && problem->kv_scaling == FV_KV_SCALING_NONE ? problem->q_dtype : FV_DTYPE_F32;
+}
+
+static int32_t at_most(size_t count, int64_t limit)
+{
+    return (int32_t)fv_min_i64(fv_min_i64((int64_t)count, INT32_MAX), limit);
+}
+
+static fv_context_limits least_contexts(const fv_plan *plan)
+{
+    const int32_t block_tokens = fv_max_i32(plan->rule.block_q, FV_DECODE_ROWS / plan->group);
+    return (fv_context_limits){2 * block_tokens, fv_max_i32(64, 2 * plan->problem.block_size)};
+}
+
+static size_t context_bytes(const fv_plan *plan, fv_context_limits limits)
+{
+    return (size_t)limits.state_tokens * state_row_bytes(plan) + (size_t)limits.gather_rows * gather_row_bytes(plan);
+}
+
+/* Rows of the state and gather buffers: the least, and what half and a quarter of `surplus` bytes add. */
+static fv_context_limits size_contexts(const fv_plan *plan, size_t surplus)
+{
+    const fv_bounds *bounds = &plan->bounds;
+    const fv_context_limits least = least_contexts(plan);
+    const int64_t block_size = plan->problem.block_size;
+    const int64_t all_keys = fv_round_up((int64_t)bounds->max_num_seqs * bounds->max_seq_len, block_size);
+    const int64_t state_tokens = least.state_tokens + (int64_t)(surplus / 2 / state_row_bytes(plan));
+    const int64_t gather_rows = least.gather_rows + (int64_t)(surplus / 4 / gather_row_bytes(plan));
+    const int64_t most_rows = fv_max_i64(least.gather_rows, fv_min_i64(all_keys, MAX_GATHER_ROWS));
+    const int64_t rows = fv_min_i64(gather_rows, most_rows);
+    const int64_t whole_blocks = rows / block_size * block_size;
+    return (fv_context_limits){
+        .state_tokens = (int32_t)fv_min_i64(state_tokens, fv_max_i32(least.state_tokens, bounds->max_num_tokens)),
+        .gather_rows = (int32_t)fv_max_i64(whole_blocks, least.gather_rows),
+    };
+}
+
+static size_t take(size_t *at, size_t bytes)
+{
+    const size_t offset = *at;
+    *at += (size_t)fv_round_up((int64_t)bytes, ALIGNMENT);
+    return offset;
+}
+
+static void lay_out_workspace(fv_plan *plan)
+{
+    const fv_mha_shape *mha = &plan->problem.mha;
+    const size_t heads = (size_t)mha->num_heads, slots = (size_t)plan->room.slot_capacity;
+    const size_t gather_rows = (size_t)plan->contexts.gather_rows, states = (size_t)plan->contexts.state_tokens;
+    const size_t gather_bytes = gather_rows * (size_t)mha->num_kv_heads * fv_dtype_bytes(plan->gather_dtype);
+    fv_workspace_layout *layout = &plan->workspace;
+    size_t at = 0;
+    layout->scratch = take(&at, layout->scratch_bytes * (size_t)plan->device->num_workers);
+    layout->partial_out = take(&at, slots * heads * (size_t)mha->v_head_size * sizeof(float));
+    layout->partial_max = take(&at, slots * heads * sizeof(float));
+    layout->partial_sum = take(&at, slots * heads * sizeof(float));
+    layout->gather_k = take(&at, gather_bytes * (size_t)mha->head_size);
+    layout->gather_v = take(&at, gather_bytes * (size_t)mha->v_head_size);
+    for (int32_t i = 0; i < 2; i++) {
+        layout->state_out[i] = take(&at, states * heads * (size_t)mha->v_head_size * sizeof(float));
+        layout->state_lse[i] = take(&at, states * heads * sizeof(float));
+    }
+    layout->bytes = at;
+}
+
+/* Scratch of a worker for either operation. */
+static size_t scratch_bytes(const fv_plan *plan)
+{
+    const fv_problem *problem = &plan->problem;
+    const fv_attend_params params = {
+        .q_dtype = problem->q_dtype,
+        .out_dtype = problem->out_dtype,
+        .num_heads = problem->mha.num_heads,
+        .num_kv_heads = problem->mha.num_kv_heads,
+        .head_size = problem->mha.head_size,
+        .v_head_size = problem->mha.v_head_size,
+        .context_parallel = problem->context_parallel,
+        .block_q = plan->rule.block_q,
+        .tile_keys = plan->rule.tile_keys,
+    };
+    const size_t paged = plan->paged->scratch_bytes(&params);
+    const size_t dense = plan->dense ? plan->dense->scratch_bytes(&params) : 0;
+    return (size_t)fv_round_up((int64_t)(paged > dense ? paged : dense), ALIGNMENT);
+}
+
+/* Segments of the static grid: for decode-like bounds or where path 3D is asked for, as many as the limit of
+ * the slots allows. */
+static void size_static_grid(fv_plan *plan, size_t slots_limit)
+{
+    const fv_bounds *bounds = &plan->bounds;
+    const fv_plan_options *options = &plan->options;
+    const int64_t most = (int64_t)(slots_limit / slot_bytes(plan)) / bounds->max_num_tokens;
+    const int32_t is_decode = bounds->max_query_len * plan->group <= FV_DECODE_ROWS && most >= STATIC_SEGMENTS;
+    const int32_t cut = options->path == FV_PATH_3D || (options->path == FV_PATH_AUTO && is_decode);
+    int64_t num_segments = cut ? STATIC_SEGMENTS : 1;
+    if (options->path == FV_PATH_3D && options->segment_keys > 0) {
+        num_segments = fv_ceil_div(bounds->max_seq_len, options->segment_keys);
+    }
+    plan->num_segments = (int32_t)fv_max_i64(1, fv_min_i64(num_segments, most));
+    if (plan->num_segments < 2) return;
+    plan->room.slot_capacity = fv_max_i32(plan->room.slot_capacity, bounds->max_num_tokens * plan->num_segments);
+}
+
+/* --- the schedule's host memory ---------------------------------------------------------------------------- */
+
+/* Entries that the gathering of context may take at most, beside those of a plain step. */
+typedef struct context_room {
+    int64_t num_items, num_calls, num_indices;
+} context_room;
+
+/* A round fills at least half of the state buffers, a chunk half of the gather buffers. */
+static context_room room_of_contexts(const fv_plan *plan)
+{
+    if (plan->contexts.state_tokens == 0) return (context_room){0};
+    const fv_bounds *bounds = &plan->bounds;
+    const int64_t state = plan->contexts.state_tokens, rows = plan->contexts.gather_rows;
+    const int64_t rounds = 2 * fv_ceil_div(bounds->max_num_tokens, state) + 2;
+    const int64_t seqs = fv_min_i64(bounds->max_num_seqs, state);
+    const int64_t chunks = fv_ceil_div(2 * seqs * bounds->max_seq_len, rows) + 1;
+    const int64_t pieces = seqs + chunks;
+    const int64_t span = bounds->max_num_seqs + chunks;
+    const int64_t blocks = seqs + fv_ceil_div(state, plan->rule.block_q);
+    const int64_t passes = 2 + fv_ceil_div(2 * (int64_t)bounds->max_seq_len, rows) + 1; /* that a Q block is in */
+    return (context_room){
+        .num_items = rounds * blocks * passes * plan->problem.mha.num_kv_heads,
+        .num_calls = rounds * (1 + 2 * chunks + pieces),
+        .num_indices = rounds * (3 * span + chunks),
+    };
+}
+
+static fv_status allocate_schedule(fv_plan *plan, const context_room *contexts)
+{
+    const size_t seqs = (size_t)plan->bounds.max_num_seqs;
+    plan->call_capacity = at_most((size_t)contexts->num_calls + 16, 1 << 24);
+    const size_t run_bytes = seqs * sizeof(fv_query_run), piece_bytes = seqs * sizeof(fv_context_piece);
+    const size_t group_bytes = (seqs / 2 + 1) * sizeof(fv_prefix_group);
+    const size_t call_bytes = (size_t)plan->call_capacity * sizeof(fv_call);
+    plan->schedule_bytes = 2 * run_bytes + piece_bytes + group_bytes + call_bytes + seqs * (sizeof(int32_t) + 1);
+    plan->schedule_memory = fv_context_alloc(plan->context, plan->schedule_bytes);
+    if (!plan->schedule_memory) return FV_ERR_NO_MEMORY;
+    char *at = plan->schedule_memory;
+    plan->runs = (fv_query_run *)(void *)at;
+    plan->round_runs = (fv_query_run *)(void *)(at += run_bytes);
+    plan->pieces = (fv_context_piece *)(void *)(at += run_bytes);
+    plan->groups = (fv_prefix_group *)(void *)(at += piece_bytes);
+    plan->calls = (fv_call *)(void *)(at += group_bytes);
+    plan->extends = (int32_t *)(void *)(at += call_bytes);
+    plan->not_causal = (uint8_t *)at + seqs * sizeof(int32_t);
+    return FV_OK;
+}
+
+static fv_status allocate(fv_plan *plan)
+{
+    const context_room contexts = room_of_contexts(plan);
+    const fv_status status = allocate_schedule(plan, &contexts);
+    if (status != FV_OK) return status;
+    const int64_t num_items = plan->room.item_capacity + contexts.num_items;
+    if (num_items > 1 << 26 || contexts.num_indices > 1 << 28) {
+        return fv_fail(FV_ERR_INVALID,
+                       "bounds of %d tokens, %d sequences of %d need %lld work items; accepted: %d. A larger "
+                       "max_workspace_bytes needs fewer",
+                       plan->bounds.max_num_tokens, plan->bounds.max_num_seqs, plan->bounds.max_seq_len,
+                       (long long)num_items, 1 << 26);
+    }
+    plan->room.item_capacity = (int32_t)num_items;
+    const int64_t flags = fv_ceil_div(plan->bounds.max_num_seqs, (int64_t)sizeof(int32_t)); /* of fv_schedule_step */
+    const fv_step_sizes room = {plan->static_grid ? 0 : plan->room.item_capacity,
+                                plan->static_grid ? 0 : plan->room.reduce_capacity,
+                                (int32_t)(contexts.num_indices + flags)};
+    return fv_step_buffers_init(&plan->buffers, plan->device, &room);
+}
+
+/* --- the plan --------------------------------------------------------------------------------------------- */
+
+static int32_t may_cascade(const fv_plan *plan)
+{
+    return plan->options.cascade != FV_CASCADE_OFF && !plan->options.batch_invariant && !plan->options.static_grid &&
+           plan->problem.type == FV_ATTENTION_DECODER && plan->bounds.max_num_seqs > 1;
+}
+
+/* Room of the work list: a pass over everything, and the partitioned decode of one token a sequence. */
+static void size_work_list(fv_plan *plan, size_t slots_limit)
+{
+    fv_split_rule_fix(&plan->rule, &plan->bounds, slot_bytes(plan), slots_limit);
+    fv_work_list_room(&plan->room, &plan->rule, &plan->bounds, slot_bytes(plan), slots_limit);
+    if (!plan->partition_keys || plan->rule.batch_invariant) return;
+    fv_split_rule partitioned = plan->rule;
+    partitioned.segment_keys = plan->partition_keys;
+    fv_bounds decodes = plan->bounds;
+    decodes.max_num_tokens = fv_min_i32(decodes.max_num_tokens, decodes.max_num_seqs);
+    fv_work_list room;
+    fv_work_list_room(&room, &partitioned, &decodes, slot_bytes(plan), slots_limit);
+    plan->room.item_capacity += room.item_capacity;
+    plan->room.reduce_capacity += room.reduce_capacity;
+    plan->room.slot_capacity = fv_max_i32(plan->room.slot_capacity, room.slot_capacity);
+}
+
+static fv_status size_workspace(fv_plan *plan, const fv_mha_strategy *strategy)
+{
+    const int32_t gathers = strategy->needs_gather && !plan->static_grid;
+    plan->workspace.scratch_bytes = scratch_bytes(plan);
+    const size_t least = plan->workspace.scratch_bytes * (size_t)plan->device->num_workers + 16 * ALIGNMENT +
+                         (gathers ? context_bytes(plan, least_contexts(plan)) : 0);
+    const size_t asked = plan->options.max_workspace_bytes;
+    if (asked > 0 && asked < least) {
+        return fv_fail(FV_ERR_INVALID, "max_workspace_bytes is %zu; accepted: 0 (chosen), or from %zu on", asked,
+                       least);
+    }
+    const size_t surplus = asked ? asked - least : DEFAULT_WORKSPACE_BYTES;
+    const size_t share = gathers ? surplus / 4 : surplus;
+    const size_t slots_limit = share < MAX_SLOT_BYTES ? share : MAX_SLOT_BYTES;
+    size_work_list(plan, slots_limit);
+    size_static_grid(plan, slots_limit);
+    if (gathers) plan->contexts = size_contexts(plan, surplus);
+    lay_out_workspace(plan);
+    return FV_OK;
+}
+
+fv_status fv_mha_plan_create(fv_plan *plan, const fv_mha_strategy *strategy)
+{
+    const fv_plan_options *options = &plan->options;
+    plan->group = fv_group_of(&plan->problem);
+    plan->rule.cascade = may_cascade(plan);
+    fv_status status = choose_variants(plan, strategy);
+    if (status != FV_OK) return status;
+
+    plan->static_grid = options->static_grid;
+    plan->decode_threshold = options->decode_threshold ? options->decode_threshold
+                                                       : fv_max_i32(1, FV_DECODE_ROWS / plan->group);
+    plan->partition_keys = strategy->partition_keys;
+    plan->new_min_query_len = INT32_MAX;
+    plan->gather_dtype = exact_gather_dtype(&plan->problem);
+    plan->rule = (fv_split_rule){
+        .problem = &plan->problem,
+        .block_q = fv_max_i32(1, plan->paged->block_m / plan->group),
+        .tile_keys = plan->paged->tile_keys,
+        .num_workers = plan->device->num_workers,
+        .path = options->path,
+        .batch_invariant = options->batch_invariant,
+        .segment_keys = options->path == FV_PATH_3D || options->batch_invariant ? options->segment_keys : 0,
+        .num_segments = strategy->num_segments,
+        .cascade = plan->rule.cascade,
+    };
+    status = size_workspace(plan, strategy);
+    return status == FV_OK ? allocate(plan) : status;
+}
+
+fv_split_rule fv_mha_partition_rule(const fv_plan *plan, const fv_step *step, const fv_query_run *runs,
+                                    int32_t num_runs)
+{
+    fv_split_rule rule = plan->rule;
+    if (rule.batch_invariant || rule.path == FV_PATH_2D || !plan->partition_keys) return rule;
+    rule.num_segments = 0;
+    rule.segment_keys = plan->partition_keys;
+    for (;; rule.segment_keys *= 2) {
+        int64_t slots = 0;
+        for (int32_t i = 0; i < num_runs; i++) {
+            const int64_t partitions = fv_ceil_div(step->seq_lens[runs[i].seq], rule.segment_keys) + 1;
+            slots += partitions * runs[i].num_tokens;
+        }
+        if (slots <= plan->room.slot_capacity || rule.segment_keys >= plan->bounds.max_seq_len) return rule;
+    }
+}

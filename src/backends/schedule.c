@@ -1,0 +1,133 @@
+/* Writing the calls of a step. */
+#include "backends/schedule.h"
+
+#include <string.h>
+
+#include "backends/backend.h"
+#include "core/error.h"
+
+fv_query_run fv_schedule_whole_query(const fv_schedule *schedule, int32_t seq)
+{
+    return (fv_query_run){seq, 0, fv_step_query_len(schedule->step, seq), 0, schedule->step->seq_lens[seq]};
+}
+
+fv_status fv_schedule_add(fv_schedule *schedule, const fv_call *call)
+{
+    fv_plan *plan = schedule->plan;
+    if (plan->num_calls >= plan->call_capacity) {
+        return fv_fail(FV_ERR_NO_SPACE, "the plan has room for %d kernel calls; the step needs more",
+                       plan->call_capacity);
+    }
+    plan->calls[plan->num_calls++] = *call;
+    return FV_OK;
+}
+
+/* The prefix groups of a pass, where the host can read the block table. */
+static int32_t find_groups(const fv_schedule *schedule, const fv_split_rule *rule, const fv_query_run *runs,
+                           int32_t num_runs)
+{
+    const fv_plan *plan = schedule->plan;
+    const fv_batch *batch = &plan->batch;
+    if (!rule->cascade || !plan->device->host_is_device) return 0;
+    const fv_block_rows rows = {batch->block_table, batch->block_table_stride, batch->block_table_width};
+    return fv_prefix_groups_find(plan->groups, &plan->problem, schedule->step, runs, num_runs, &rows,
+                                 plan->options.cascade == FV_CASCADE_ALWAYS);
+}
+
+fv_status fv_schedule_attend(fv_schedule *schedule, const fv_split_rule *rule, fv_operation operation,
+                             fv_key_source source, fv_result_target target, int32_t first_token,
+                             const fv_query_run *runs, int32_t num_runs)
+{
+    fv_plan *plan = schedule->plan;
+    const int32_t first_item = schedule->list.num_items, first_reduce = schedule->list.num_reduces;
+    const int32_t from_cache = source == FV_KEYS_CACHE || source == FV_KEYS_CACHE_AND_NEW;
+    const int32_t num_groups = from_cache ? find_groups(schedule, rule, runs, num_runs) : 0;
+    const fv_pass pass = {runs, num_runs, plan->groups, num_groups};
+    fv_status status = fv_work_list_append(&schedule->list, rule, schedule->step, &pass);
+    if (status != FV_OK || schedule->list.num_items == first_item) return status;
+    plan->num_groups += num_groups;
+    for (int32_t i = 0; i < num_groups; i++) plan->num_shared_keys += plan->groups[i].num_keys;
+
+    const fv_call attend = {
+        .operation = operation,
+        .source = source,
+        .target = target,
+        .first = first_item,
+        .count = schedule->list.num_items - first_item,
+        .first_token = first_token,
+        .indices = schedule->num_indices,
+    };
+    const fv_call reduce = {
+        .operation = FV_OP_REDUCE_SEGMENTS,
+        .target = target,
+        .first = first_reduce,
+        .count = schedule->list.num_reduces - first_reduce,
+        .first_token = first_token,
+    };
+    status = fv_schedule_add(schedule, &attend);
+    if (status == FV_OK && reduce.count > 0) status = fv_schedule_add(schedule, &reduce);
+    return status;
+}
+
+/* Encoders: every token is new, and there is no cache. */
+static fv_status schedule_encoder(fv_schedule *schedule)
+{
+    fv_plan *plan = schedule->plan;
+    for (int32_t seq = 0; seq < schedule->step->num_seqs; seq++) {
+        plan->runs[seq] = fv_schedule_whole_query(schedule, seq);
+    }
+    return fv_schedule_attend(schedule, &plan->rule, FV_OP_ATTEND_DENSE, FV_KEYS_NEW, FV_TARGET_OUT, 0, plan->runs,
+                              schedule->step->num_seqs);
+}
+
+static fv_status schedule_grid(fv_schedule *schedule)
+{
+    const fv_plan *plan = schedule->plan;
+    const int32_t is_encoder = plan->problem.type == FV_ATTENTION_ENCODER;
+    const fv_call attend = {
+        .operation = is_encoder ? FV_OP_ATTEND_DENSE : FV_OP_ATTEND_PAGED,
+        .source = is_encoder ? FV_KEYS_NEW : FV_KEYS_CACHE,
+        .count = -1,
+    };
+    const fv_status status = fv_schedule_add(schedule, &attend);
+    if (status != FV_OK || plan->num_segments <= 1) return status;
+    return fv_schedule_add(schedule, &(fv_call){.operation = FV_OP_REDUCE_SEGMENTS, .count = -1});
+}
+
+/* Where all attend all, the kernels read flags that say so, kept in the first indices. */
+static void write_causal_flags(fv_schedule *schedule)
+{
+    const fv_plan *plan = schedule->plan;
+    if (plan->problem.type == FV_ATTENTION_DECODER || plan->batch.causal) return;
+    memset(schedule->host.indices, 0, (size_t)plan->bounds.max_num_seqs);
+    schedule->num_indices = (int32_t)fv_ceil_div(plan->bounds.max_num_seqs, (int64_t)sizeof(int32_t));
+}
+
+static fv_status schedule_calls(fv_schedule *schedule)
+{
+    const fv_plan *plan = schedule->plan;
+    if (plan->problem.type == FV_ATTENTION_DECODER) {
+        const fv_status status = fv_schedule_add(schedule, &(fv_call){.operation = FV_OP_KV_WRITE});
+        if (status != FV_OK) return status;
+    }
+    if (plan->static_grid || !schedule->step->query_start) return schedule_grid(schedule);
+    if (plan->problem.type == FV_ATTENTION_ENCODER) return schedule_encoder(schedule);
+    return plan->backend->schedule(schedule);
+}
+
+fv_status fv_schedule_step(fv_plan *plan, const fv_step *step, fv_stream stream)
+{
+    fv_schedule schedule = {.plan = plan, .step = step, .list = plan->room};
+    fv_status status = fv_step_buffers_begin(&schedule.host, &plan->buffers);
+    if (status != FV_OK) return status;
+    schedule.host.header->num_seqs = plan->batch.num_seqs;
+    schedule.host.header->num_tokens = plan->batch.num_tokens;
+    schedule.list.items = schedule.host.items;
+    schedule.list.reduces = schedule.host.reduces;
+    plan->num_calls = plan->num_groups = plan->num_shared_keys = plan->num_rounds = plan->num_chunks = 0;
+    write_causal_flags(&schedule);
+    if (plan->batch.num_seqs > 0 || plan->static_grid) status = schedule_calls(&schedule);
+    if (status != FV_OK) return status;
+    plan->used = (fv_step_sizes){schedule.list.num_items, schedule.list.num_reduces, schedule.num_indices};
+    return fv_step_buffers_commit(&plan->buffers, &plan->used, stream);
+}

@@ -1,0 +1,278 @@
+/* Top to bottom in the order of the pass. */
+#include "engine/forward.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+#include "core/compiler.h"
+#include "engine/clock.h"
+#include "engine/rows.h"
+
+enum { rows_of_task = 8, alignment = 64 };
+
+/* What the row functions of a step see. */
+typedef struct pass {
+    fv_forward *forward;
+    const fv_forward_step *step;
+    const fv_model_layer *layer;
+    int32_t group;          /* of the layer */
+    const float *norm;      /* of the residual stream, comes next */
+    const float *post_norm; /* of what is added to it before that, or NULL */
+    int64_t num_rows;
+    void (*row)(const struct pass *pass, int64_t row);
+} pass;
+
+static int32_t q_size(const fv_model_config *config) { return config->num_heads * config->head_size; }
+static int32_t kv_size(const fv_model_config *config) { return config->num_kv_heads * config->head_size; }
+static int32_t qkv_size(const fv_model_config *config) { return q_size(config) + 2 * kv_size(config); }
+
+fv_status fv_forward_init(fv_forward *forward, const fv_model *model, fv_context *context, fv_gemm *gemm,
+                          int32_t max_tokens, int32_t max_logit_rows)
+{
+    memset(forward, 0, sizeof(*forward));
+    const fv_model_config *config = &model->config;
+    const size_t tokens = (size_t)max_tokens, logit_rows = (size_t)max_logit_rows;
+    const size_t angles = (size_t)config->num_groups * (size_t)config->rope_size / 2;
+    const struct {
+        float **buffer;
+        size_t rows, columns;
+    } buffers[] = {
+        {&forward->hidden, tokens, (size_t)config->hidden_size},
+        {&forward->normed, tokens, (size_t)config->hidden_size},
+        {&forward->qkv, tokens, (size_t)qkv_size(config)},
+        {&forward->attended, tokens, (size_t)q_size(config)},
+        {&forward->projected, tokens, (size_t)config->hidden_size},
+        {&forward->gate_up, tokens, 2 * (size_t)config->ffn_size},
+        {&forward->activated, tokens, (size_t)config->ffn_size},
+        {&forward->cosines, tokens, angles},
+        {&forward->sines, tokens, angles},
+        {&forward->logit_hidden, logit_rows, (size_t)config->hidden_size},
+        {&forward->logits, logit_rows, (size_t)config->vocabulary_size},
+    };
+    size_t offsets[FV_ARRAY_LEN(buffers)];
+    size_t bytes = 0;
+    for (int32_t i = 0; i < FV_ARRAY_LEN(buffers); i++) {
+        offsets[i] = bytes;
+        bytes += (size_t)fv_round_up((int64_t)(buffers[i].rows * buffers[i].columns * sizeof(float)), alignment);
+    }
+    forward->memory = aligned_alloc(alignment, bytes);
+    if (!forward->memory) return fv_fail(FV_ERR_NO_MEMORY, "no memory for %zu bytes of activations", bytes);
+    for (int32_t i = 0; i < FV_ARRAY_LEN(buffers); i++)
+        *buffers[i].buffer = forward->memory + offsets[i] / sizeof(float);
+    forward->model = model;
+    forward->context = context;
+    forward->gemm = gemm;
+    forward->max_tokens = max_tokens;
+    forward->max_logit_rows = max_logit_rows;
+    forward->memory_bytes = bytes;
+    const fv_status status = fv_gemm_reserve(gemm, fv_max_i32(max_tokens, max_logit_rows));
+    if (status != FV_OK) fv_forward_deinit(forward);
+    return status;
+}
+
+void fv_forward_deinit(fv_forward *forward)
+{
+    free(forward->memory);
+    memset(forward, 0, sizeof(*forward));
+}
+
+static void run_rows(void *user, int64_t index, int32_t worker)
+{
+    (void)worker;
+    const pass *on = user;
+    const int64_t end = fv_min_i64(on->num_rows, (index + 1) * rows_of_task);
+    for (int64_t row = index * rows_of_task; row < end; row++) on->row(on, row);
+}
+
+/* A few rows are done sooner than another thread is awake: a loop of one task stays in this one. */
+static void for_rows(pass *on, void (*row)(const pass *, int64_t))
+{
+    on->row = row;
+    fv_context_parallel_for(on->forward->context, fv_ceil_div(on->num_rows, rows_of_task), run_rows, on);
+}
+
+/* Where the angles of a row begin. */
+static int64_t angles_at(const pass *on, int32_t group, int64_t row)
+{
+    return (group * (int64_t)on->forward->max_tokens + row) * (on->forward->model->config.rope_size / 2);
+}
+
+static void angles_row(const pass *on, int64_t row)
+{
+    const fv_forward *forward = on->forward;
+    const fv_model_config *config = &forward->model->config;
+    for (int32_t i = 0; i < config->num_groups; i++) {
+        const int64_t at = angles_at(on, i, row);
+        const double position = (double)on->step->positions[row] / (double)config->groups[i].rope_scale;
+        fv_rope_angles(forward->cosines + at, forward->sines + at, position, config->rope_size,
+                       config->groups[i].rope_base);
+    }
+}
+
+static void norm_row(const pass *on, int64_t row)
+{
+    const fv_forward *forward = on->forward;
+    const fv_model_config *config = &forward->model->config;
+    const int64_t at = row * config->hidden_size;
+    fv_rms_norm_row(forward->normed + at, forward->hidden + at, on->norm, config->hidden_size, config->rms_epsilon);
+}
+
+static void add_row(const pass *on, int64_t row)
+{
+    const fv_forward *forward = on->forward;
+    const fv_model_config *config = &forward->model->config;
+    const int32_t size = config->hidden_size;
+    float *projected = forward->projected + row * size;
+    if (on->post_norm) fv_rms_norm_row(projected, projected, on->post_norm, size, config->rms_epsilon);
+    fv_add_row(forward->hidden + row * size, projected, size);
+}
+
+static void add_and_norm_row(const pass *on, int64_t row)
+{
+    add_row(on, row);
+    norm_row(on, row);
+}
+
+static void norm_heads(float *heads, const float *weight, int32_t num_heads, const fv_model_config *config)
+{
+    for (int32_t i = 0; i < num_heads; i++, heads += config->head_size) {
+        fv_rms_norm_row(heads, heads, weight, config->head_size, config->rms_epsilon);
+    }
+}
+
+static void rope_row(const pass *on, int64_t row)
+{
+    const fv_forward *forward = on->forward;
+    const fv_model_config *config = &forward->model->config;
+    float *heads = forward->qkv + row * qkv_size(config);
+    if (config->has_qk_norms) {
+        norm_heads(heads, on->layer->q_norm, config->num_heads, config);
+        norm_heads(heads + q_size(config), on->layer->k_norm, config->num_kv_heads, config);
+    }
+    /* q and k lie side by side and turn alike. */
+    const int64_t angles = angles_at(on, on->group, row);
+    const int32_t num_heads = config->num_heads + config->num_kv_heads;
+    if (config->rope_pairs == FV_ROPE_HALVES) {
+        fv_rope_row_halves(heads, forward->cosines + angles, forward->sines + angles, num_heads, config->head_size,
+                           config->rope_size);
+    } else {
+        fv_rope_row_neighbours(heads, forward->cosines + angles, forward->sines + angles, num_heads, config->head_size,
+                               config->rope_size);
+    }
+}
+
+static void activation_row(const pass *on, int64_t row)
+{
+    const fv_forward *forward = on->forward;
+    const int32_t size = forward->model->config.ffn_size;
+    float *out = forward->activated + row * size;
+    const float *gate_up = forward->gate_up + row * 2 * size;
+    if (forward->model->config.activation == FV_ACTIVATION_GELU) {
+        fv_geglu_row(out, gate_up, size);
+    } else {
+        fv_swiglu_row(out, gate_up, size);
+    }
+}
+
+static fv_status multiply(fv_forward *forward, float *y, const float *x, const fv_gemm_weight *weight, int64_t num_rows,
+                          bool batch_invariant)
+{
+    const double start = fv_clock_seconds();
+    const fv_status status = fv_gemm_run(forward->gemm, y, x, weight, num_rows, batch_invariant);
+    forward->profile.gemm += fv_clock_seconds() - start;
+    return status;
+}
+
+/* [T, num_heads, D] inside rows of qkv. */
+static fv_tensor heads_of_qkv(const fv_forward *forward, int32_t num_tokens, int32_t first_head, int32_t num_heads)
+{
+    const fv_model_config *config = &forward->model->config;
+    fv_tensor heads = fv_tensor_3d(forward->qkv + first_head * config->head_size, FV_DTYPE_F32, num_tokens, num_heads,
+                                   config->head_size);
+    heads.stride_bytes[0] = (int64_t)qkv_size(config) * (int64_t)sizeof(float);
+    return heads;
+}
+
+static fv_status attend(const pass *on, int32_t layer)
+{
+    fv_forward *forward = on->forward;
+    const fv_forward_step *step = on->step;
+    const fv_model_config *config = &forward->model->config;
+    const int32_t q_heads = config->num_heads, kv_heads = config->num_kv_heads, rows = step->num_tokens;
+    const fv_layer tensors = {
+        .struct_size = sizeof(tensors),
+        .q = heads_of_qkv(forward, rows, 0, q_heads),
+        .k = heads_of_qkv(forward, rows, q_heads, kv_heads),
+        .v = heads_of_qkv(forward, rows, q_heads + kv_heads, kv_heads),
+        .kv_cache = step->caches[layer],
+        .out = fv_tensor_3d(forward->attended, FV_DTYPE_F32, rows, q_heads, config->head_size),
+    };
+    const double start = fv_clock_seconds();
+    const fv_status status = fv_plan_run(step->plans[on->group], &tensors, step->workspace, NULL);
+    forward->profile.attention += fv_clock_seconds() - start;
+    return status;
+}
+
+static fv_status run_layer(pass *on, int32_t index)
+{
+    fv_forward *forward = on->forward;
+    const fv_model_layer *layer = &forward->model->layers[index];
+    const int64_t rows = on->num_rows;
+    const bool invariant = on->step->batch_invariant;
+    on->layer = layer;
+    on->group = fv_model_config_group_of(&forward->model->config, index);
+
+    on->norm = layer->attention_norm;
+    for_rows(on, index == 0 ? norm_row : add_and_norm_row); /* adds what the layer before left */
+    fv_status status = multiply(forward, forward->qkv, forward->normed, layer->qkv, rows, invariant);
+    if (status != FV_OK) return status;
+    for_rows(on, rope_row);
+    status = attend(on, index);
+    if (status != FV_OK) return status;
+    status = multiply(forward, forward->projected, forward->attended, layer->output, rows, invariant);
+    if (status != FV_OK) return status;
+
+    on->norm = layer->ffn_norm;
+    on->post_norm = layer->post_attention_norm;
+    for_rows(on, add_and_norm_row);
+    status = multiply(forward, forward->gate_up, forward->normed, layer->gate_up, rows, invariant);
+    if (status != FV_OK) return status;
+    for_rows(on, activation_row);
+    on->post_norm = layer->post_ffn_norm;
+    return multiply(forward, forward->projected, forward->activated, layer->down, rows, invariant);
+}
+
+fv_status fv_forward_run(fv_forward *forward, const fv_forward_step *step)
+{
+    const fv_model_config *config = &forward->model->config;
+    if (step->num_tokens < 1 || step->num_tokens > forward->max_tokens) {
+        return fv_fail(FV_ERR_INVALID, "a step of %d tokens; accepted: 1 to %d", step->num_tokens, forward->max_tokens);
+    }
+    for (int32_t i = 0; i < step->num_tokens; i++) {
+        const fv_status status = fv_model_embed(forward->hidden + (int64_t)i * config->hidden_size, forward->model,
+                                                step->tokens[i]);
+        if (status != FV_OK) return status;
+    }
+    pass on = {.forward = forward, .step = step, .num_rows = step->num_tokens};
+    for_rows(&on, angles_row);
+    for (int32_t layer = 0; layer < config->num_layers; layer++) {
+        const fv_status status = run_layer(&on, layer);
+        if (status != FV_OK) return status;
+    }
+    for_rows(&on, add_row);
+    return FV_OK;
+}
+
+fv_status fv_forward_compute_logits(fv_forward *forward, const int32_t *rows, int32_t num_rows, bool batch_invariant)
+{
+    const fv_model *model = forward->model;
+    const int32_t size = model->config.hidden_size;
+    if (num_rows > forward->max_logit_rows) {
+        return fv_fail(FV_ERR_INVALID, "logits of %d rows; accepted: up to %d", num_rows, forward->max_logit_rows);
+    }
+    for (int32_t i = 0; i < num_rows; i++) {
+        fv_rms_norm_row(forward->logit_hidden + (int64_t)i * size, forward->hidden + (int64_t)rows[i] * size,
+                        model->output_norm, size, model->config.rms_epsilon);
+    }
+    return multiply(forward, forward->logits, forward->logit_hidden, model->head, num_rows, batch_invariant);
+}

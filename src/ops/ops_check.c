@@ -1,0 +1,97 @@
+/* The checks that the public operations share. */
+#include "ops/ops_check.h"
+
+#include "core/error.h"
+
+fv_status fv_ops_check_device(const fv_device *device)
+{
+    return fv_ops_kernels(device) ? FV_OK : fv_fail(FV_ERR_INVALID, "device is NULL or has no kernels");
+}
+
+fv_status fv_ops_check_kernel(const fv_device *device, const char *operation, int32_t has_kernel)
+{
+    if (has_kernel) return FV_OK;
+    return fv_fail(FV_ERR_UNSUPPORTED, "device %s has no %s", device->name, operation);
+}
+
+fv_status fv_ops_check_rows(const char *name, const fv_tensor *tensor, fv_dtype dtype, int64_t num_rows, int64_t heads,
+                            int64_t elements)
+{
+    if (!fv_ops_is_given(tensor)) return fv_fail(FV_ERR_INVALID, "%s has no data", name);
+    const int32_t num_dims = elements ? 3 : 2;
+    const int64_t last = tensor->num_dims == 3 ? tensor->shape[2] : 0;
+    if (tensor->dtype != dtype || tensor->num_dims != num_dims || tensor->shape[0] < num_rows ||
+        tensor->shape[1] != heads || last != elements) {
+        return fv_fail(FV_ERR_INVALID, "%s is %s [%lld, %lld, %lld]; accepted: %s [%lld or more, %lld, %lld]", name,
+                       fv_dtype_name(tensor->dtype), (long long)tensor->shape[0], (long long)tensor->shape[1],
+                       (long long)last, fv_dtype_name(dtype), (long long)num_rows, (long long)heads,
+                       (long long)elements);
+    }
+    if (elements && tensor->stride_bytes[2] != (int64_t)fv_dtype_bytes(dtype)) {
+        return fv_fail(FV_ERR_INVALID, "the last stride of %s is %lld bytes; accepted: %zu (dense)", name,
+                       (long long)tensor->stride_bytes[2], fv_dtype_bytes(dtype));
+    }
+    return FV_OK;
+}
+
+fv_status fv_ops_check_compute_dtype(const char *name, const fv_tensor *tensor)
+{
+    const fv_dtype dtype = tensor ? tensor->dtype : FV_DTYPE_NONE;
+    if (dtype == FV_DTYPE_F32 || dtype == FV_DTYPE_F16 || dtype == FV_DTYPE_BF16) return FV_OK;
+    return fv_fail(FV_ERR_INVALID, "%s is %s; accepted: float32, float16, bfloat16", name, fv_dtype_name(dtype));
+}
+
+fv_status fv_ops_check_cache(const fv_kv_view *cache)
+{
+    if (cache && cache->struct_size == sizeof(*cache) && cache->k.data && cache->v.data) return FV_OK;
+    return fv_fail(FV_ERR_INVALID, "the KV cache view is NULL, has no data or its struct_size is not %zu",
+                   sizeof(*cache));
+}
+
+fv_status fv_ops_check_cache_rows(const fv_kv_view *cache, const fv_tensor *k, const fv_tensor *v, int32_t num_rows,
+                                  const float *k_scale, const float *v_scale, int32_t num_scales)
+{
+    fv_status status = fv_ops_check_cache(cache);
+    if (status != FV_OK) return status;
+    if (num_rows < 0) return fv_fail(FV_ERR_INVALID, "%d rows; accepted: 0 or more", num_rows);
+    if (num_scales != 0 && num_scales != 1 && num_scales != cache->num_kv_heads) {
+        return fv_fail(FV_ERR_INVALID, "num_scales is %d; accepted: 0, 1 or %d (one for each KV head)", num_scales,
+                       cache->num_kv_heads);
+    }
+    if (num_scales && (!k_scale || !v_scale)) return fv_fail(FV_ERR_INVALID, "k_scale or v_scale is NULL");
+    status = fv_ops_check_compute_dtype("k", k);
+    if (status != FV_OK) return status;
+    status = fv_ops_check_rows("k", k, k->dtype, num_rows, cache->num_kv_heads, cache->head_size);
+    if (status != FV_OK) return status;
+    return fv_ops_check_rows("v", v, k->dtype, num_rows, cache->num_kv_heads, cache->v_head_size);
+}
+
+/* Two tokens or heads that share a scale would overwrite each other's. */
+static fv_status check_scale_plane(const char *name, const fv_kv_view *cache, const fv_scale_plane *plane)
+{
+    if (!plane->data) return FV_OK;
+    if (cache->dtype != FV_DTYPE_I8 && cache->dtype != FV_DTYPE_F8_E4M3 && cache->dtype != FV_DTYPE_F8_E5M2) {
+        return fv_fail(FV_ERR_INVALID, "%s of a cache of %s; accepted: int8, fp8_e4m3, fp8_e5m2", name,
+                       fv_dtype_name(cache->dtype));
+    }
+    if ((plane->slot_stride == 0 && cache->block_size > 1) || (plane->head_stride == 0 && cache->num_kv_heads > 1) ||
+        (plane->block_stride == 0 && cache->num_blocks > 1)) {
+        return fv_fail(FV_ERR_INVALID,
+                       "%s has strides of %lld (block), %lld (slot) and %lld (head) bytes; accepted for a write: none "
+                       "of them 0",
+                       name, (long long)plane->block_stride, (long long)plane->slot_stride,
+                       (long long)plane->head_stride);
+    }
+    return FV_OK;
+}
+
+fv_status fv_ops_check_write(const fv_kv_view *cache, const fv_tensor *k, const fv_tensor *v,
+                             const int64_t *slot_mapping, int32_t num_tokens, const float *k_scale,
+                             const float *v_scale, int32_t num_scales)
+{
+    fv_status status = fv_ops_check_cache_rows(cache, k, v, num_tokens, k_scale, v_scale, num_scales);
+    if (status == FV_OK) status = check_scale_plane("k_scales", cache, &cache->k_scales);
+    if (status == FV_OK) status = check_scale_plane("v_scales", cache, &cache->v_scales);
+    if (status == FV_OK && num_tokens > 0 && !slot_mapping) status = fv_fail(FV_ERR_INVALID, "slot_mapping is NULL");
+    return status;
+}

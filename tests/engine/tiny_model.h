@@ -1,0 +1,19 @@
+/* A gemma3 model of a few thousand random weights, written to a file: everything that the architecture
+ * has, in milliseconds, where no real model is at hand or several windows would take too long. */
+#ifndef FV_TESTS_TINY_MODEL_H
+#define FV_TESTS_TINY_MODEL_H
+
+#include "fovea/engine.h"
+
+enum {
+    TINY_LAYERS = 7,
+    TINY_FULL_EVERY = 3, /* layers 2 and 5 are full */
+    TINY_WINDOW = 20,
+    TINY_CONTEXT = 400,
+    TINY_VOCABULARY = 275,
+};
+
+/* An engine on it; fp32. Fails the test where it cannot be made. */
+fv_engine *tiny_model_load(int32_t num_threads);
+
+#endif

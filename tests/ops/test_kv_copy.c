@@ -1,0 +1,204 @@
+/* kv_copy: copies within a device, in every layout, and the swap between a device and the host. */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+#include "kvcache/kv_block_runs.h"
+#include "ops/ops_fixture.h"
+
+enum { NUM_BLOCKS = 6, HOST_BLOCKS = 5, NUM_PAIRS = 3 };
+
+static void fill_bytes(char *memory, uint32_t seed)
+{
+    for (int32_t i = 0; i < CACHE_BYTES; i++) memory[i] = (char)next_random(&seed);
+}
+
+/* All tables make the bytes that the reference makes, which goes element by element. */
+static void test_tables_agree(void **state)
+{
+    (void)state;
+    static char cache[CACHE_BYTES], other[CACHE_BYTES], expected[CACHE_BYTES];
+    const fv_kernel_table *const *tables;
+    const int32_t num_tables = cpu_tables(&tables);
+    const fv_launch launch = serial_launch();
+    const int64_t dst_blocks[] = {4, 1, NUM_BLOCKS, 5, -1, 5}, src_blocks[] = {2, 3, 0, INT64_MAX, 2, 0};
+    for (int32_t kind = 0; kind < NUM_CACHE_KINDS; kind++) {
+        fv_kv_copy_params params = {.dst_blocks = dst_blocks, .src_blocks = src_blocks, .num_pairs = 6};
+        make_cache(&params.dst, cache, kind, FV_DTYPE_NONE, NUM_BLOCKS);
+        for (int32_t source = 0; source < 3; source++) { /* one block: K and V may lie together there */
+            if (source == 0)
+                params.src = params.dst;
+            else
+                make_cache(&params.src, other, kind, FV_DTYPE_NONE, source == 1 ? HOST_BLOCKS : 1);
+            for (int32_t table = 0; table < num_tables; table++) {
+                fill_bytes(cache, 1);
+                fill_bytes(other, 2);
+                must(tables[table]->kv_copy(&launch, &params));
+                if (table == 0) memcpy(expected, cache, sizeof(cache));
+                assert_memory_equal(cache, expected, sizeof(cache));
+            }
+            fill_bytes(cache, 1);
+            assert_memory_not_equal(cache, expected, sizeof(cache));
+        }
+    }
+}
+
+/* Layouts that keep a block, or its K and V, together are copied in one or two runs. */
+static void test_runs(void **state)
+{
+    (void)state;
+    static char cache[CACHE_BYTES];
+    const int64_t num_runs[] = {[FV_KV_LAYOUT_NB_2_BS_H_D] = 1,
+                                [FV_KV_LAYOUT_2_NB_BS_H_D] = 2,
+                                [FV_KV_LAYOUT_X_PACKED] = 2,
+                                [FV_KV_LAYOUT_SHUFFLED] = 2,
+                                [FV_KV_LAYOUT_PACKED_NHD] = 1,
+                                [FV_KV_LAYOUT_PACKED_HND] = 1,
+                                [FV_KV_LAYOUT_LATENT] = 1,
+                                [FV_KV_LAYOUT_LATENT_FP8_DS] = 1,
+                                [9] = 4,
+                                [10] = 1,
+                                [11] = 1};
+    for (int32_t kind = 1; kind < NUM_CACHE_KINDS; kind++) {
+        fv_kv_view view;
+        fv_kv_block_runs runs;
+        make_cache(&view, cache, kind, FV_DTYPE_NONE, NUM_BLOCKS);
+        fv_kv_block_runs_init(&runs, &view, &view);
+        int64_t found = 0;
+        for (int32_t i = 0; i < runs.num_parts; i++) found += runs.parts[i].num_runs;
+        assert_int_equal(found, num_runs[kind]);
+    }
+}
+
+/* Blocks go out to the host and come back elsewhere; `device` may keep its memory out of reach. */
+static void swap_on(fv_device *device)
+{
+    static char before[CACHE_BYTES], after[CACHE_BYTES], host[CACHE_BYTES], expected[CACHE_BYTES];
+    const fv_launch launch = serial_launch();
+    void *memory;
+    fv_stream stream;
+    must(fv_device_alloc(&memory, device, CACHE_BYTES));
+    must(fv_stream_create(&stream, device));
+    for (int32_t kind = 0; kind < NUM_CACHE_KINDS; kind++) {
+        const int64_t out[NUM_PAIRS] = {2, 5, 1}, on_host[NUM_PAIRS] = {0, 4, 2}, back[NUM_PAIRS] = {3, 1, 4};
+        fv_kv_view view, host_view, expected_view;
+        make_cache(&view, memory, kind, FV_DTYPE_NONE, NUM_BLOCKS);
+        make_cache(&host_view, host, kind, FV_DTYPE_NONE, HOST_BLOCKS);
+        make_cache(&expected_view, expected, kind, FV_DTYPE_NONE, NUM_BLOCKS);
+        fill_bytes(before, 3);
+        fill_bytes(host, 4);
+        must(fv_device_copy_in(device, memory, before, CACHE_BYTES, stream));
+        must(fv_kv_copy_out(device, &host_view, on_host, &view, out, NUM_PAIRS, stream));
+        must(fv_kv_copy_in(device, &view, back, &host_view, on_host, NUM_PAIRS, stream));
+        must(fv_device_copy_out(device, after, memory, CACHE_BYTES, stream));
+        must(fv_stream_synchronize(device, stream));
+
+        memcpy(expected, before, CACHE_BYTES);
+        fv_kv_view source_view;
+        make_cache(&source_view, before, kind, FV_DTYPE_NONE, NUM_BLOCKS);
+        const fv_kernel_table *const *tables;
+        cpu_tables(&tables);
+        const fv_kv_copy_params params = {expected_view, source_view, back, out, NUM_PAIRS};
+        must(tables[0]->kv_copy(&launch, &params));
+        assert_memory_equal(after, expected, CACHE_BYTES);
+    }
+    fv_stream_destroy(device, stream);
+    fv_device_free(device, memory);
+}
+
+static void test_swap(void **state)
+{
+    fv_device *device;
+    must(fv_device_find(&device, *state, "cpu"));
+    swap_on(device);
+    must(fv_device_find(&device, *state, "null"));
+    swap_on(device);
+}
+
+/* Copy on write on a device whose arrays the host cannot read, replayed by a graph. */
+static void test_copy_on_the_null_device(void **state)
+{
+    static char before[CACHE_BYTES], after[CACHE_BYTES];
+    const int64_t blocks[2] = {4, 2}; /* dst, src */
+    fv_device *device;
+    fv_stream stream;
+    fv_graph graph;
+    void *memory;
+    int64_t *blocks_at;
+    fv_kv_view view;
+    must(fv_device_find(&device, *state, "null"));
+    must(fv_device_alloc(&memory, device, CACHE_BYTES));
+    must(fv_device_alloc((void **)&blocks_at, device, sizeof(blocks)));
+    must(fv_stream_create(&stream, device));
+    make_cache(&view, memory, FV_KV_LAYOUT_PACKED_HND, FV_DTYPE_NONE, NUM_BLOCKS);
+    fill_bytes(before, 5);
+    must(fv_device_copy_in(device, memory, before, CACHE_BYTES, stream));
+    must(fv_device_copy_in(device, blocks_at, blocks, sizeof(blocks), stream));
+    must(fv_graph_begin(device, stream));
+    must(fv_kv_copy(device, &view, blocks_at, &view, blocks_at + 1, 1, stream));
+    must(fv_graph_end(&graph, device, stream));
+    must(fv_graph_launch(device, graph, stream));
+    must(fv_device_copy_out(device, after, memory, CACHE_BYTES, stream));
+    must(fv_stream_synchronize(device, stream));
+    const int64_t block = view.k.block_stride;
+    memcpy(before + 4 * block, before + 2 * block, (size_t)block);
+    assert_memory_equal(after, before, CACHE_BYTES);
+    fv_graph_destroy(device, graph);
+    fv_stream_destroy(device, stream);
+    fv_device_free(device, memory);
+    fv_device_free(device, blocks_at);
+}
+
+static void test_refusals(void **state)
+{
+    static char cache[CACHE_BYTES];
+    const int64_t good[1] = {1}, bad[1] = {NUM_BLOCKS};
+    fv_device *device;
+    fv_kv_view view, other;
+    must(fv_device_find(&device, *state, "cpu"));
+    make_cache(&view, cache, FV_KV_LAYOUT_PACKED_NHD, FV_DTYPE_NONE, NUM_BLOCKS);
+    must(fv_kv_copy(device, &view, NULL, &view, NULL, 0, NULL));
+    refused(fv_kv_copy(NULL, &view, good, &view, good, 1, NULL), FV_ERR_INVALID, "device is NULL");
+    refused(fv_kv_copy(device, NULL, good, &view, good, 1, NULL), FV_ERR_INVALID, "view is NULL");
+    refused(fv_kv_copy(device, &view, NULL, &view, good, 1, NULL), FV_ERR_INVALID, "dst_blocks or src_blocks is NULL");
+    refused(fv_kv_copy(device, &view, good, &view, bad, 1, NULL), FV_ERR_INVALID,
+            "src_blocks[0] is 6; accepted: 0 to 5");
+    refused(fv_kv_copy_in(device, &view, bad, &view, good, 1, NULL), FV_ERR_INVALID, "dst_blocks[0] is 6");
+    refused(fv_kv_copy(device, &view, good, &view, good, -1, NULL), FV_ERR_INVALID, "-1 pairs");
+    make_cache(&other, cache, FV_KV_LAYOUT_PACKED_HND, FV_DTYPE_NONE, NUM_BLOCKS);
+    refused(fv_kv_copy(device, &view, good, &other, good, 1, NULL), FV_ERR_INVALID,
+            "from layout packed_hnd to packed_nhd");
+    make_cache(&other, cache, FV_KV_LAYOUT_PACKED_NHD, FV_DTYPE_F16, NUM_BLOCKS);
+    refused(fv_kv_copy(device, &view, good, &other, good, 1, NULL), FV_ERR_INVALID, "from float16 to bfloat16");
+    other = view;
+    other.block_size = 4;
+    refused(fv_kv_copy_out(device, &view, good, &other, good, 1, NULL), FV_ERR_INVALID, "blocks of 4 slots");
+    other = view;
+    other.k_scales.data = cache;
+    refused(fv_kv_copy(device, &view, good, &other, good, 1, NULL), FV_ERR_INVALID, "with scales and one without");
+}
+
+static int open_context(void **state) { return fv_context_create((fv_context **)state, NULL) == FV_OK ? 0 : -1; }
+
+static int close_context(void **state)
+{
+    fv_context_destroy(*state);
+    return 0;
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_tables_agree),
+        cmocka_unit_test(test_runs),
+        cmocka_unit_test_setup_teardown(test_swap, open_context, close_context),
+        cmocka_unit_test_setup_teardown(test_copy_on_the_null_device, open_context, close_context),
+        cmocka_unit_test_setup_teardown(test_refusals, open_context, close_context),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}

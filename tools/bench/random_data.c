@@ -1,0 +1,56 @@
+#include "bench/random_data.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+#include "core/error.h"
+#include "core/float.h"
+
+#define POOL_ELEMENTS (1 << 20)
+#define PIECE_BYTES 8192
+
+uint64_t fv_random_next(uint64_t *state)
+{
+    *state ^= *state >> 12;
+    *state ^= *state << 25;
+    *state ^= *state >> 27;
+    return *state * 0x2545f4914f6cdd1du;
+}
+
+/* About normal, mean 0 and variance 1: the sum of 12 uniform values, less 6. */
+static float next_normal(uint64_t *state)
+{
+    float sum = -6.0f;
+    for (int32_t i = 0; i < 12; i += 3) {
+        const uint64_t bits = fv_random_next(state);
+        sum += ((float)(bits & 0xfffff) + (float)(bits >> 20 & 0xfffff) + (float)(bits >> 40 & 0xfffff)) / 1048576.0f;
+    }
+    return sum;
+}
+
+fv_status fv_random_pool_init(fv_random_pool *pool, fv_dtype dtype)
+{
+    *pool = (fv_random_pool){.element = fv_dtype_bytes(dtype), .state = 0x9e3779b97f4a7c15u};
+    pool->bytes = pool->element * POOL_ELEMENTS;
+    pool->data = malloc(pool->bytes);
+    if (!pool->data) return fv_fail(FV_ERR_NO_MEMORY, "no memory for random data");
+    for (size_t i = 0; i < POOL_ELEMENTS; i++)
+        fv_float_store(pool->data + i * pool->element, next_normal(&pool->state), dtype);
+    return FV_OK;
+}
+
+void fv_random_fill(fv_random_pool *pool, void *data, size_t bytes)
+{
+    for (size_t at = 0; at < bytes; at += PIECE_BYTES) {
+        const size_t size = bytes - at < PIECE_BYTES ? bytes - at : PIECE_BYTES;
+        const size_t from = (size_t)(fv_random_next(&pool->state) % ((pool->bytes - PIECE_BYTES) / pool->element)) *
+                            pool->element;
+        memcpy((char *)data + at, pool->data + from, size);
+    }
+}
+
+void fv_random_pool_deinit(fv_random_pool *pool)
+{
+    free(pool->data);
+    *pool = (fv_random_pool){0};
+}

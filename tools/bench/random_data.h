@@ -1,0 +1,24 @@
+/* Random values by the gigabyte: normal ones of a dtype, cut from a pool. */
+#ifndef FV_TOOLS_BENCH_RANDOM_DATA_H
+#define FV_TOOLS_BENCH_RANDOM_DATA_H
+
+#include "fovea/dtype.h"
+
+typedef struct fv_random_pool {
+    char *data;
+    size_t bytes;
+    size_t element;
+    uint64_t state;
+} fv_random_pool;
+
+/* xorshift64* (Vigna, 2016). The state is not 0. */
+uint64_t fv_random_next(uint64_t *state);
+
+/* Values of mean 0 and variance 1. */
+fv_status fv_random_pool_init(fv_random_pool *pool, fv_dtype dtype);
+void fv_random_pool_deinit(fv_random_pool *pool); /* takes a zeroed one */
+
+/* Fills `bytes` from random places of the pool, a few KiB at a time: fast, and no two pages alike. */
+void fv_random_fill(fv_random_pool *pool, void *data, size_t bytes);
+
+#endif
