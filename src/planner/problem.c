@@ -90,6 +90,10 @@ fv_status fv_problem_normalize(fv_problem *out, const fv_problem *problem)
     if (fv_dtype_bytes(normal.kv_dtype) == 0) {
         return fv_fail(FV_ERR_INVALID, "kv_dtype is %d; accepted: the values of fv_dtype", (int)normal.kv_dtype);
     }
+    if (normal.kv_dtype == FV_DTYPE_I8 && normal.kv_scaling == FV_KV_SCALING_NONE) {
+        return fv_fail(FV_ERR_INVALID, "kv_dtype is int8 with kv_scaling 0 (none); accepted: scales of the tensor (1), "
+                                       "of heads (2), or of tokens and heads (3)");
+    }
     if (!is_compute_dtype(normal.out_dtype)) {
         return fv_fail(FV_ERR_INVALID, "out_dtype is %s; accepted: float32, float16, bfloat16",
                        fv_dtype_name(normal.out_dtype));

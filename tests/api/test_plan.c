@@ -132,6 +132,7 @@ static void test_problems_are_refused(void **state)
     REFUSED(context_parallel.rank = 4, FV_ERR_INVALID, "context_parallel.rank is 4");
     REFUSED(mha.head_size = 36, FV_ERR_UNSUPPORTED, "head_size not supported");
     REFUSED(mha.head_size = 520, FV_ERR_UNSUPPORTED, "head_size not supported");
+    REFUSED(kv_dtype = FV_DTYPE_I8, FV_ERR_INVALID, "kv_dtype is int8 with kv_scaling 0");
     REFUSED(kv_layout = FV_KV_LAYOUT_LATENT, FV_ERR_UNSUPPORTED, "layout latent not supported");
     REFUSED(type = FV_ATTENTION_CROSS;
             problem.window = 8, FV_ERR_UNSUPPORTED, "sliding window not supported with attention type cross");

@@ -249,7 +249,7 @@ static void test_long_texts(void **state)
 {
     (void)state;
     static const char *const fillings[] = {"a", "ab", " ", "\n", "=", "\xc3\xa9", "\xff", "<", "the cat ", "<unused"};
-    check_long_texts("FOVEA_GEMMA_MODEL", fillings, FV_ARRAY_LEN(fillings));
+    check_long_texts("FOVEA_GEMMA_MODEL", 1 << 18, fillings, FV_ARRAY_LEN(fillings));
 }
 
 static void test_model_facts(void **state)

@@ -170,7 +170,7 @@ static void test_long_pieces(void **state)
 {
     (void)state;
     static const char *const fillings[] = {"a", "ab", " ", "\n", "=", "\xc3\xa9", "\xff", "<"};
-    check_long_texts("FOVEA_MODEL", fillings, FV_ARRAY_LEN(fillings));
+    check_long_texts("FOVEA_MODEL", 1 << 20, fillings, FV_ARRAY_LEN(fillings));
 }
 
 /* A file with nothing but the tiny tokenizer, and maybe one more key. */

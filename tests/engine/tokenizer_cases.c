@@ -155,10 +155,9 @@ void check_recorded_texts(const char *variable, const char *name)
     tokenizer_model_close(opened);
 }
 
-void check_long_texts(const char *variable, const char *const *fillings, int32_t num_fillings)
+void check_long_texts(const char *variable, size_t length, const char *const *fillings, int32_t num_fillings)
 {
     tokenizer_model *opened = tokenizer_model_open(variable);
-    const size_t length = 1 << 20;
     char *text = malloc(length);
     assert_non_null(text);
     for (int32_t f = 0; f < num_fillings; f++) {

@@ -32,7 +32,7 @@ void assert_decodes_to(const fv_tokenizer *tokenizer, const fv_token_list *list,
 /* All cases of a recording, with and without reading control tokens, and back to text. */
 void check_recorded_texts(const char *variable, const char *name);
 
-/* A megabyte of each filling: n log n takes about a second, n squared would take hours. */
-void check_long_texts(const char *variable, const char *const *fillings, int32_t num_fillings);
+/* `length` bytes of each filling: n log n takes about a second for a megabyte, n squared would take hours. */
+void check_long_texts(const char *variable, size_t length, const char *const *fillings, int32_t num_fillings);
 
 #endif

@@ -5,7 +5,7 @@
 #include <string.h>
 
 #include "args.h"
-#include "bench/report.h"
+#include "bench/summary.h"
 #include "commands.h"
 #include "core/context.h"
 #include "core/error.h"

@@ -63,7 +63,7 @@ void fv_bench_print_row(const fv_bench_row *row)
 
 void fv_bench_print_summary(const fv_bench_row *rows, int32_t num_rows)
 {
-    fv_backend_summary backends[MAX_BACKENDS];
+    fv_backend_score backends[MAX_BACKENDS];
     const int32_t num_backends = fv_bench_summarize(backends, MAX_BACKENDS, rows, num_rows);
     if (num_backends < 2) return;
     printf("\n%-18s %s\n", "batch", "best backend");
@@ -72,7 +72,7 @@ void fv_bench_print_summary(const fv_bench_row *rows, int32_t num_rows)
     }
     printf("\n%-24s %11s  %-18s %s\n", "backend", "worst ratio", "on batch", "best or within 5% on");
     for (int32_t i = 0; i < num_backends; i++) {
-        const fv_backend_summary *b = &backends[i];
+        const fv_backend_score *b = &backends[i];
         if (b->num_measured == 0) {
             printf("%-24s refused on all\n", b->backend);
             continue;
@@ -161,7 +161,7 @@ static void print_json_row(fv_json *json, const fv_bench_row *row)
 
 static void print_json_summary(fv_json *json, const fv_bench_row *rows, int32_t num_rows)
 {
-    fv_backend_summary backends[MAX_BACKENDS];
+    fv_backend_score backends[MAX_BACKENDS];
     const int32_t num_backends = fv_bench_summarize(backends, MAX_BACKENDS, rows, num_rows);
     if (num_backends < 2) return;
     fv_json_begin_array(json, "best_of_batch");

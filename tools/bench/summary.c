@@ -34,36 +34,35 @@ void fv_bench_fill_ratios(fv_bench_row *rows, int32_t num_rows, const char *refe
     }
 }
 
-static fv_backend_summary *summary_of(fv_backend_summary *backends, int32_t *num_backends, int32_t max_backends,
-                                      const char *backend)
+static fv_backend_score *score_of(fv_backend_score *backends, int32_t *num_backends, int32_t max_backends,
+                                  const char *backend)
 {
     for (int32_t i = 0; i < *num_backends; i++) {
         if (strcmp(backends[i].backend, backend) == 0) return &backends[i];
     }
     if (*num_backends == max_backends) return NULL;
-    fv_backend_summary *added = &backends[(*num_backends)++];
-    *added = (fv_backend_summary){.backend = backend};
+    fv_backend_score *added = &backends[(*num_backends)++];
+    *added = (fv_backend_score){.backend = backend};
     return added;
 }
 
-int32_t fv_bench_summarize(fv_backend_summary *backends, int32_t max_backends, const fv_bench_row *rows,
-                           int32_t num_rows)
+int32_t fv_bench_summarize(fv_backend_score *backends, int32_t max_backends, const fv_bench_row *rows, int32_t num_rows)
 {
     int32_t num_backends = 0;
     for (int32_t i = 0; i < num_rows; i++) {
         const fv_bench_row *row = &rows[i];
         if (!same_kernels(row, &rows[0])) continue;
-        fv_backend_summary *summary = summary_of(backends, &num_backends, max_backends, row->backend);
-        if (!summary) continue;
+        fv_backend_score *score = score_of(backends, &num_backends, max_backends, row->backend);
+        if (!score) continue;
         if (!is_measured(row)) {
-            summary->num_refused++;
+            score->num_refused++;
             continue;
         }
-        summary->num_measured++;
-        summary->num_near += row->best_ratio <= FV_NEAR_BEST;
-        if (row->best_ratio <= summary->worst_ratio) continue;
-        summary->worst_ratio = row->best_ratio;
-        summary->worst_batch = row->batch;
+        score->num_measured++;
+        score->num_near += row->best_ratio <= FV_NEAR_BEST;
+        if (row->best_ratio <= score->worst_ratio) continue;
+        score->worst_ratio = row->best_ratio;
+        score->worst_batch = row->batch;
     }
     return num_backends;
 }

@@ -2,7 +2,8 @@
  * static grid. They are one code: each key has a row, in the cache or among the dense ones.
  *
  * A sequence with few rows (decode, short verification) is bound by the bytes of its keys and
- * values: attend_few_rows.c reads them where they lie. One with many (prefill) is bound by
+ * values: attend_few_rows.c reads them where they lie, attend_packed_rows.c does where they lie in pieces
+ * of 16 bytes (x-packed, shuffled). One with many (prefill) is bound by
  * arithmetic: attend_many_rows.c copies each tile into the form that its kernels like. Which one
  * serves an item depends on its sequence's query length and on G alone, so that a row's result does
  * not depend on its batch mates; but an item that spans sequences (a shared prefix) takes the one for
@@ -12,6 +13,7 @@
 #include "core/error.h"
 #include "core/executor.h"
 #include "kernels/cpu/attend_item.h"
+#include "kernels/cpu/attend_packed_rows.h"
 #include "kernels/cpu/kernels.h"
 
 static void attend_item(const fv_attend_params *params, const fv_work_item *item, int32_t worker)
@@ -19,10 +21,12 @@ static void attend_item(const fv_attend_params *params, const fv_work_item *item
     void *scratch = (char *)params->scratch + (size_t)worker * params->scratch_bytes;
     const fv_attend_job job = fv_attend_job_of(params, item);
     const int32_t query_len = params->query_start[item->seq + 1] - params->query_start[item->seq];
-    if ((int64_t)fv_max_i32(query_len, item->num_tokens) * job.group <= FV_DECODE_ROWS)
-        FV_ISA_SYMBOL(fv_attend_few_rows)(&job, scratch);
-    else
+    if ((int64_t)fv_max_i32(query_len, item->num_tokens) * job.group > FV_DECODE_ROWS)
         FV_ISA_SYMBOL(fv_attend_many_rows)(&job, scratch);
+    else if (FV_ISA_SYMBOL(fv_attend_packed_serves)(params))
+        FV_ISA_SYMBOL(fv_attend_packed_rows)(&job, scratch);
+    else
+        FV_ISA_SYMBOL(fv_attend_few_rows)(&job, scratch);
 }
 
 static void list_task(void *user, int64_t index, int32_t worker)
@@ -75,7 +79,10 @@ static size_t scratch_bytes(const fv_attend_params *params)
 {
     const size_t few = FV_ISA_SYMBOL(fv_attend_few_scratch)(params);
     const size_t many = FV_ISA_SYMBOL(fv_attend_many_scratch)(params);
-    return (size_t)fv_round_up((int64_t)(few > many ? few : many), FV_CACHE_LINE);
+    const size_t packed = FV_ISA_SYMBOL(fv_attend_packed_scratch)(params);
+    size_t most = few > many ? few : many;
+    if (packed > most) most = packed;
+    return (size_t)fv_round_up((int64_t)most, FV_CACHE_LINE);
 }
 
 static const char *why_not(const fv_problem *problem)
