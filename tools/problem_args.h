@@ -89,7 +89,7 @@ typedef struct fv_problem_args {
     "  --mla                  multi-head latent attention, the shape of DeepSeek-V3\n"
 #define FV_PLAN_HELP                                                                                 \
     "  --cascade C            shared prefixes read once: auto, off, always (auto)\n"                 \
-    "  --decode-threshold N   longest query that ROCM_AITER_FA serves as decode\n"                   \
+    "  --decode-threshold N   longest query that ROCM_AITER_FA and ROCM_ATTN serve as decode\n"      \
     "  --max-workspace KIB    less leads to more chunks and fewer segments (the planner's choice)\n" \
     "  --variant NAME         of the kernel\n"                                                       \
     "  --path P               auto, 2d, 3d (auto: the planner's choice)\n"                           \

@@ -287,7 +287,7 @@ static int32_t may_cascade(const fv_plan *plan)
            plan->problem.type == FV_ATTENTION_DECODER && plan->bounds.max_num_seqs > 1;
 }
 
-/* Room of the work list: a pass over everything, and the partitioned decode of one token a sequence. */
+/* Room of the work list: a pass over everything, and the partitioned decode of short queries. */
 static void size_work_list(fv_plan *plan, size_t slots_limit)
 {
     fv_split_rule_fix(&plan->rule, &plan->bounds, slot_bytes(plan), slots_limit);
@@ -296,7 +296,8 @@ static void size_work_list(fv_plan *plan, size_t slots_limit)
     fv_split_rule partitioned = plan->rule;
     partitioned.segment_keys = plan->partition_keys;
     fv_bounds decodes = plan->bounds;
-    decodes.max_num_tokens = fv_min_i32(decodes.max_num_tokens, decodes.max_num_seqs);
+    const int64_t max_decode_tokens = (int64_t)decodes.max_num_seqs * fv_max_i32(1, FV_DECODE_ROWS / plan->group);
+    if (decodes.max_num_tokens > max_decode_tokens) decodes.max_num_tokens = (int32_t)max_decode_tokens;
     fv_work_list room;
     fv_work_list_room(&room, &partitioned, &decodes, slot_bytes(plan), slots_limit);
     plan->room.item_capacity += room.item_capacity;

@@ -1,9 +1,9 @@
 /* ROCM_ATTN: two kernels over the x-packed cache.
  *
- *   kv_write  ->  prefix prefill      queries of several tokens: the cached context, then the new tokens as
- *                                     they came, in one pass of the online softmax; never cut
- *             ->  partitioned decode  queries of one token: partitions of 256 keys, each with its maximum,
- *                                     sum and output; then a reduction
+ *   kv_write  ->  prefix prefill      the cached context, then the new tokens as they came, in one pass of
+ *                                     the online softmax; never cut
+ *             ->  partitioned decode  queries of up to decode_threshold tokens: partitions of 256 keys, each
+ *                                     with its maximum, sum and output; then a reduction
  *
  * vLLM has a special decode kernel with narrow conditions, and a general one that does not split the keys
  * and is ten times slower at 32k. Here both are attend_paged: where the conditions hold the partitions are
@@ -49,7 +49,8 @@ static fv_status create(fv_plan *plan)
     const fv_mha_strategy strategy = {.partition_keys = reason ? 0 : PARTITION_KEYS, .needs_dense = 1};
     const fv_status status = fv_mha_plan_create(plan, &strategy);
     plan->choice = reason ? reason : "partitioned decode";
-    plan->new_min_query_len = 2;
+    plan->decode_threshold = fv_min_i32(plan->decode_threshold, fv_max_i32(1, FV_DECODE_ROWS / plan->group));
+    plan->new_min_query_len = plan->decode_threshold + 1;
     return status;
 }
 

@@ -291,6 +291,10 @@ static void test_decode_threshold(void **state)
         assert_int_equal(counted.paged, threshold == 4);
         assert_int_equal(counted.kv_gather, threshold == 4 ? 0 : 1);
         check_some_rows(&step, "ROCM_AITER_FA");
+        run(&step, "ROCM_ATTN", &options);
+        assert_int_equal(counted.paged, threshold == 4);
+        assert_int_equal(counted.paged_and_new, threshold == 4 ? 0 : 1);
+        check_some_rows(&step, "ROCM_ATTN");
         step_fixture_deinit(&step);
     }
 }

@@ -16,7 +16,7 @@ typedef struct fv_answer {
     const char *summary;
     int32_t rank; /* place in the order of auto, from 1; 0: auto does not ask it */
     int32_t is_chosen;
-    const char *layout;                  /* that it would use; "none" for an encoder */
+    const char *layout;                 /* that it would use; "none" for an encoder */
     char text[FV_ANSWER_REASONS_BYTES]; /* the reasons, cut into strings */
     const char *reasons[FV_ANSWER_MAX_REASONS];
     int32_t num_reasons; /* 0: it can */

@@ -48,7 +48,8 @@ static fv_status find_prefixes(fv_answers *t, const fv_workload *w)
         const int32_t first = group->first_run, end = first + group->num_runs;
         const int64_t gain = fv_work_cascade_gain(&w->problem, group->num_keys, group->num_runs,
                                                   w->query_start[end] - w->query_start[first]);
-        t->prefixes[t->num_prefixes++] = (fv_prefix_row){first, group->num_runs, group->num_keys, gain, (double)gain / (double)cost};
+        t->prefixes[t->num_prefixes++] = (fv_prefix_row){first, group->num_runs, group->num_keys, gain,
+                                                         (double)gain / (double)cost};
     }
     free(runs);
     free(groups);
