@@ -11,6 +11,7 @@
 #include "fovea/context_parallel.h"
 #include "fovea/device.h"
 #include "fovea/dtype.h"
+#include "fovea/gemm.h"
 #include "fovea/ops.h"
 #include "fovea/plan.h"
 #include "fovea/problem.h"

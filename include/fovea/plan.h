@@ -10,6 +10,7 @@
 
 #include "fovea/batch.h"
 #include "fovea/device.h"
+#include "fovea/gemm.h"
 #include "fovea/problem.h"
 #include "fovea/view.h"
 
@@ -86,7 +87,11 @@ FV_API const char *fv_plan_describe(fv_plan *plan);
 FV_API fv_status fv_plan_update(fv_plan *plan, const fv_batch *batch, fv_stream stream);
 
 /* The tensors of one layer. Hq, Hkv, D as in the problem; T' >= T rows, those past T are padding and
- * are left untouched. The last dimension of q, k, v and out is dense. */
+ * are left untouched. The last dimension of q, k, v and out is dense.
+ *
+ * MLA, with L = kv_lora_rank, R = qk_rope_head_dim, P = qk_nope_head_dim, V = v_head_dim: q [T', Hq, P + R]
+ * with the last R rotated, k [T', 1, L + R] the new latents (rotated unless the problem rotates at reading),
+ * no v, out [T', Hq, V]. Absorbed problems: q [T', Hq, L + R], out [T', Hq, L], neither kv_up nor gemm. */
 typedef struct fv_layer {
     uint32_t struct_size; /* sizeof(fv_layer) */
     fv_tensor q;          /* [T', Hq, D] */
@@ -99,6 +104,12 @@ typedef struct fv_layer {
     const float *alibi_slopes; /* [Hq] */
     const float *k_scale;      /* [1] or [Hkv], real = stored * scale */
     const float *v_scale;
+    fv_tensor kv_up;       /* MLA: [Hq, P + V, L]; of each head the rows W_UK (P), then those of W_UV^T (V) */
+    fv_gemm_fn gemm;       /* MLA: multiplies with kv_up */
+    void *gemm_user;       /* its first argument */
+    const float *rope_cos; /* MLA, rotate_at_reading: [num_rope_positions, R / 2] */
+    const float *rope_sin;
+    int64_t num_rope_positions;
 } fv_layer;
 
 /* Writes the new K/V to the cache where the batch's slot mapping says, then attends. Arguments of

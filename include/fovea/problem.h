@@ -48,7 +48,9 @@ typedef struct fv_mla_shape {
     int32_t qk_rope_head_dim;  /* 64 */
     int32_t qk_nope_head_dim;  /* 128 */
     int32_t v_head_dim;        /* 128 */
-    int32_t rotate_at_reading; /* 1: keys lie unrotated in the cache */
+    int32_t rotate_at_reading; /* 1: keys lie unrotated in the cache; fv_layer.rope_cos, rope_sin rotate them */
+    int32_t absorbed; /* 1: q comes with W_UK folded in, [T', H, kv_lora_rank + rope], and the output leaves before
+                       * W_UV, [T', H, kv_lora_rank]; all queries attend latents, no weights are needed */
 } fv_mla_shape;
 
 /* Context parallelism: the keys of a sequence are dealt out to `world` ranks in runs of `interleave`
@@ -64,7 +66,7 @@ typedef struct fv_problem {
     uint32_t struct_size; /* sizeof(fv_problem) */
     fv_attention_kind kind;
     fv_attention_type type;
-    fv_mha_shape mha; /* kind == FV_ATTENTION_MHA */
+    fv_mha_shape mha; /* kind == FV_ATTENTION_MHA; of MLA fv_problem_normalize fills in the shape over latents */
     fv_mla_shape mla; /* kind == FV_ATTENTION_MLA */
     fv_dtype q_dtype;
     fv_dtype kv_dtype;  /* of the cache; NONE = q_dtype */

@@ -4,6 +4,7 @@
 #include "core/compiler.h"
 #include "core/error.h"
 #include "kvcache/kv_address.h"
+#include "kvcache/latent_entry.h"
 
 static void add_axis(fv_kv_part *part, int64_t count, int64_t dst_stride, int64_t src_stride)
 {
@@ -131,7 +132,7 @@ static void add_ds_entries(fv_kv_block_runs *runs, const fv_kv_view *dst, const 
         .src = src->k.data,
         .dst_block_stride = dst->k.block_stride,
         .src_block_stride = src->k.block_stride,
-        .run_bytes = FV_KV_DS_ENTRY_BYTES,
+        .run_bytes = FV_DS_ENTRY_BYTES,
     };
     add_axis(&part, dst->block_size, dst->k.slot_stride, src->k.slot_stride);
     lengthen_run(&part);

@@ -9,10 +9,7 @@
 #include "core/compiler.h"
 #include "core/error.h"
 #include "kvcache/kv_address.h"
-
-#define LATENT_ROPE 64
-#define LATENT_FP8_DS_LORA 512
-#define LATENT_FP8_DS_BYTES 656
+#include "kvcache/latent_entry.h"
 
 static const char *const layout_names[] = {"strided",    "nb_2_bs_h_d", "2_nb_bs_h_d", "x_packed",     "shuffled",
                                            "packed_nhd", "packed_hnd",  "latent",      "latent_fp8_ds"};
@@ -64,14 +61,13 @@ static fv_status check_sizes(fv_kv_layout layout, fv_dtype dtype, int64_t num_bl
         return fv_fail(FV_ERR_INVALID, "block_size %d with layout shuffled; accepted: multiples of %d", block_size, x);
     }
     const int32_t latent = layout == FV_KV_LAYOUT_LATENT || layout == FV_KV_LAYOUT_LATENT_FP8_DS;
-    if (latent && (num_kv_heads != 1 || head_size <= LATENT_ROPE)) {
+    if (latent && (num_kv_heads != 1 || head_size <= FV_DS_ROPE)) {
         return fv_fail(FV_ERR_INVALID, "latent cache of %d heads of %d; accepted: 1 head, more than %d elements",
-                       num_kv_heads, head_size, LATENT_ROPE);
+                       num_kv_heads, head_size, FV_DS_ROPE);
     }
-    if (layout == FV_KV_LAYOUT_LATENT_FP8_DS &&
-        (dtype != FV_DTYPE_F8_E4M3 || head_size != LATENT_FP8_DS_LORA + LATENT_ROPE)) {
+    if (layout == FV_KV_LAYOUT_LATENT_FP8_DS && (dtype != FV_DTYPE_F8_E4M3 || head_size != FV_DS_LATENT + FV_DS_ROPE)) {
         return fv_fail(FV_ERR_INVALID, "layout latent_fp8_ds with %s entries of %d; accepted: fp8_e4m3 of %d",
-                       fv_dtype_name(dtype), head_size, LATENT_FP8_DS_LORA + LATENT_ROPE);
+                       fv_dtype_name(dtype), head_size, FV_DS_LATENT + FV_DS_ROPE);
     }
     return FV_OK;
 }
@@ -80,7 +76,7 @@ static fv_status check_sizes(fv_kv_layout layout, fv_dtype dtype, int64_t num_bl
 static int64_t block_bytes(fv_kv_layout layout, fv_dtype dtype, int32_t block_size, int32_t num_kv_heads,
                            int32_t head_size)
 {
-    if (layout == FV_KV_LAYOUT_LATENT_FP8_DS) return (int64_t)block_size * LATENT_FP8_DS_BYTES;
+    if (layout == FV_KV_LAYOUT_LATENT_FP8_DS) return (int64_t)block_size * FV_DS_ENTRY_BYTES;
     const int64_t planes = layout == FV_KV_LAYOUT_LATENT ? 1 : 2;
     int64_t bytes = (int64_t)fv_dtype_bytes(dtype) * planes;
     if (__builtin_mul_overflow(bytes, block_size, &bytes) || __builtin_mul_overflow(bytes, num_kv_heads, &bytes) ||
@@ -162,7 +158,7 @@ fv_status fv_kv_view_init(fv_kv_view *view, void *data, fv_kv_layout layout, fv_
     }
     case FV_KV_LAYOUT_LATENT:
     case FV_KV_LAYOUT_LATENT_FP8_DS:
-        k.slot_stride = layout == FV_KV_LAYOUT_LATENT ? row : LATENT_FP8_DS_BYTES;
+        k.slot_stride = layout == FV_KV_LAYOUT_LATENT ? row : FV_DS_ENTRY_BYTES;
         k.block_stride = k.slot_stride * block_size;
         v = k;
         break;
@@ -176,7 +172,7 @@ fv_status fv_kv_view_init(fv_kv_view *view, void *data, fv_kv_layout layout, fv_
         .num_blocks = num_blocks,
         .num_kv_heads = num_kv_heads,
         .head_size = head_size,
-        .v_head_size = layout >= FV_KV_LAYOUT_LATENT ? head_size - LATENT_ROPE : head_size,
+        .v_head_size = layout >= FV_KV_LAYOUT_LATENT ? head_size - FV_DS_ROPE : head_size,
         .k = k,
         .v = v,
     };

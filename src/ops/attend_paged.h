@@ -1,5 +1,6 @@
 /* attend_paged: softmax(scale Q K^T) V of Q blocks against the paged KV cache, whole or one segment of
- * the keys; attend_dense: the same against dense rows; and reduce_segments, which merges the segments.
+ * the keys; attend_dense: the same against dense rows; mla_decode: the same against paged latents; and
+ * reduce_segments, which merges the segments.
  *
  * Per row (query token i of sequence r, query head h) with p = the token's global position,
  * context + i, over the keys j of the sequence (global position g(j) under context parallelism):
@@ -11,16 +12,27 @@
  *
  * Masks: causal g(j) <= p; not causal every key of the sequence; window w: g(j) > p - w, and, not
  * causal, g(j) < p + w. As g grows with j, each row sees one run of local keys (fv_row_keys), less
- * what a tree mask takes away among the new tokens. */
+ * what a tree mask takes away among the new tokens.
+ *
+ * mla_decode is absorbed multi-head latent attention (DeepSeek-V2, arXiv 2405.04434, section 2.1): one KV
+ * head, head_size = kv_lora_rank + rope, v_head_size = kv_lora_rank, layout LATENT or LATENT_FP8_DS, and
+ *
+ *   s_j = scale * (q_latent . c_j + q_rope . R(g(j)) r_j);   out = softmax(s) C
+ *
+ * with the latent c_j and the rope part r_j of the entry, R the rotation where keys lie plain in the cache
+ * (`rotation`), else the identity. Scaled caches have one scale, k_scale; it holds for the values too. */
 #ifndef FV_OPS_ATTEND_PAGED_H
 #define FV_OPS_ATTEND_PAGED_H
 
 #include "core/compiler.h"
 #include "core/device.h"
 #include "fovea/problem.h"
+#include "ops/key_rotation.h"
 #include "ops/work_item.h"
 
-/* Keys and values as dense rows k [N, Hkv, D] and v [N, Hkv, Dv], never scaled. Key j of sequence r is
+/* Keys and values as dense rows k [N, Hkv, D] and v [N, Hkv, Dv], never scaled. With k_shared the last
+ * shared_size elements of each key are the same for all heads: k [N, Hkv, D - shared_size], k_shared
+ * [N, shared_size]. Key j of sequence r is
  *
  *   key_row given   row key_row[r] + j: attend_dense over gathered context, no cache is read
  *   key_row NULL    from the context on, row query_start[r] + j - context: the new tokens as they came,
@@ -31,6 +43,9 @@
 typedef struct fv_dense_keys {
     const void *k; /* strides in bytes, last dimension dense */
     int64_t k_token_stride, k_head_stride;
+    const void *k_shared; /* or NULL: keys are whole */
+    int64_t k_shared_token_stride;
+    int32_t shared_size;
     const void *v;
     int64_t v_token_stride, v_head_stride;
     fv_dtype dtype;         /* q_dtype, or fp32 */
@@ -52,7 +67,8 @@ typedef struct fv_attend_params {
     const float *alibi_slopes; /* [Hq] or NULL */
     const float *k_scale;      /* [num_kv_scales] or NULL */
     const float *v_scale;
-    int32_t num_kv_scales; /* 0 none, 1 per tensor, Hkv per head */
+    int32_t num_kv_scales;    /* 0 none, 1 per tensor, Hkv per head */
+    fv_key_rotation rotation; /* mla_decode only */
 
     /* problem */
     fv_dtype q_dtype, out_dtype;
@@ -120,30 +136,8 @@ typedef struct fv_key_range {
     int32_t end;
 } fv_key_range;
 
-/* Number of this rank's keys whose global position is below `position` (vLLM: local sequence length
- * under decode context parallelism). */
-static inline int32_t fv_local_keys(const fv_context_parallel *cp, int64_t position)
-{
-    if (position <= 0) return 0;
-    if (cp->world <= 1) return (int32_t)position;
-    const int64_t run = cp->interleave;
-    const int64_t round = run * cp->world;
-    int64_t rest = position % round - (int64_t)cp->rank * run;
-    if (rest < 0) rest = 0;
-    if (rest > run) rest = run;
-    return (int32_t)(position / round * run + rest);
-}
-
-/* Global position of local key `key`. */
-static inline int64_t fv_key_position(const fv_context_parallel *cp, int64_t key)
-{
-    if (cp->world <= 1) return key;
-    const int64_t run = cp->interleave;
-    return key / run * run * cp->world + (int64_t)cp->rank * run + key % run;
-}
-
 /* The run of keys of the query token at global position `position` of a sequence of `seq_len`. */
-static inline fv_key_range fv_row_keys(const fv_context_parallel *cp, int32_t seq_len, int64_t position, int32_t causal,
+FV_SHARED_INLINE fv_key_range fv_row_keys(const fv_context_parallel *cp, int32_t seq_len, int64_t position, int32_t causal,
                                        int32_t window)
 {
     int64_t end = seq_len, first = 0;
@@ -158,7 +152,7 @@ static inline fv_key_range fv_row_keys(const fv_context_parallel *cp, int32_t se
 }
 
 /* The keys that any of the tokens [first_token, first_token + num_tokens) of a sequence sees. */
-static inline fv_key_range fv_block_keys(const fv_context_parallel *cp, int32_t seq_len, int64_t context,
+FV_SHARED_INLINE fv_key_range fv_block_keys(const fv_context_parallel *cp, int32_t seq_len, int64_t context,
                                          int32_t first_token, int32_t num_tokens, int32_t causal, int32_t window)
 {
     const fv_key_range first = fv_row_keys(cp, seq_len, context + first_token, causal, window);
@@ -180,7 +174,14 @@ int32_t fv_grid_reduce_item(fv_reduce_item *item, const fv_reduce_params *params
 /* The sequence that owns Q block `q_block` of the static grid. */
 int32_t fv_grid_find_seq(const int32_t *query_start, int32_t num_seqs, int32_t block_q, int32_t q_block);
 
-/* One compiled form of attend_paged, or of attend_dense. */
+/* How a running output follows its running maximum: AMLA (arXiv 2509.25224), section 3 and appendix A. */
+typedef enum fv_rescaling {
+    FV_RESCALING_MULTIPLY = 0,
+    FV_RESCALING_ADD,               /* an integer addition to the exponent, with the error compensation */
+    FV_RESCALING_ADD_UNCOMPENSATED, /* to show what the compensation is for */
+} fv_rescaling;
+
+/* One compiled form of attend_paged, attend_dense or mla_decode. */
 typedef struct fv_attend_variant {
     const char *name;
     int32_t block_m;   /* rows of a Q block that it likes: tokens x heads of a KV head */
@@ -188,6 +189,7 @@ typedef struct fv_attend_variant {
     const char *(*why_not)(const fv_problem *problem);       /* NULL: serves it */
     size_t (*scratch_bytes)(const fv_attend_params *params); /* for each worker; uses problem and schedule sizes */
     fv_status (*launch)(const fv_launch *launch, const fv_attend_params *params);
+    fv_rescaling rescaling;
 } fv_attend_variant;
 
 typedef fv_status (*fv_reduce_segments_fn)(const fv_launch *launch, const fv_reduce_params *params);

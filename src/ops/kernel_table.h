@@ -8,7 +8,6 @@
 #include "ops/kv_write.h"
 #include "ops/merge_ranks.h"
 #include "ops/merge_states.h"
-#include "ops/mla_decode.h"
 #include "ops/rope.h"
 
 typedef struct fv_kernel_table {
@@ -17,6 +16,8 @@ typedef struct fv_kernel_table {
     int32_t num_attend_paged;
     const fv_attend_variant *attend_dense; /* the same over fv_attend_params.dense */
     int32_t num_attend_dense;
+    const fv_attend_variant *mla_decode; /* the same over paged latents */
+    int32_t num_mla_decode;
     fv_reduce_segments_fn reduce_segments;
     fv_kv_write_fn kv_write;
     fv_kv_gather_fn kv_gather;
@@ -25,7 +26,6 @@ typedef struct fv_kernel_table {
     fv_rope_kv_write_fn rope_kv_write;
     fv_merge_states_fn merge_states;
     fv_merge_ranks_fn merge_ranks;
-    fv_mla_decode_fn mla_decode;
 } fv_kernel_table;
 
 #endif

@@ -3,6 +3,7 @@
 #ifndef FV_OPS_KV_COPY_H
 #define FV_OPS_KV_COPY_H
 
+#include "core/compiler.h"
 #include "core/device.h"
 #include "fovea/view.h"
 
@@ -15,7 +16,7 @@ typedef struct fv_kv_copy_params {
 } fv_kv_copy_params;
 
 /* Is pair `pair` inside both caches? */
-static inline int32_t fv_kv_copy_pair_valid(const fv_kv_copy_params *params, int64_t pair)
+FV_SHARED_INLINE int32_t fv_kv_copy_pair_valid(const fv_kv_copy_params *params, int64_t pair)
 {
     const int64_t dst = params->dst_blocks[pair], src = params->src_blocks[pair];
     return dst >= 0 && dst < params->dst.num_blocks && src >= 0 && src < params->src.num_blocks;

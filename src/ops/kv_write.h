@@ -1,4 +1,5 @@
-/* kv_write: new K and V rows into the paged cache; kv_gather: cached keys and values to dense rows.
+/* kv_write: new K and V rows into the paged cache; kv_gather: cached keys and values to dense rows. In the
+ * latent layouts there is one head, the value is the start of the key, and v is not read or written.
  *
  * Where the cache has scale planes, kv_write computes the scale of each (token, head) and stores it:
  *
@@ -14,6 +15,7 @@
 #include "core/compiler.h"
 #include "core/device.h"
 #include "fovea/view.h"
+#include "ops/key_rotation.h"
 
 typedef struct fv_kv_write_params {
     const void *k; /* [T', Hkv, D] src_dtype, strides in bytes, last dimension dense */
@@ -31,7 +33,7 @@ typedef struct fv_kv_write_params {
 } fv_kv_write_params;
 
 /* Rows to write, read where the kernel runs. */
-static inline int32_t fv_kv_write_tokens(const fv_kv_write_params *params)
+FV_SHARED_INLINE int32_t fv_kv_write_tokens(const fv_kv_write_params *params)
 {
     return params->num_tokens_at ? fv_min_i32(*params->num_tokens_at, params->num_tokens) : params->num_tokens;
 }
@@ -55,6 +57,8 @@ typedef struct fv_kv_gather_params {
     const float *k_scale;
     const float *v_scale;
     int32_t num_kv_scales;
+    fv_context_parallel context_parallel; /* for the positions of local keys; world 0 or 1: none */
+    fv_key_rotation rotation;             /* latent layouts: keys leave rotated */
 } fv_kv_gather_params;
 
 typedef fv_status (*fv_kv_gather_fn)(const fv_launch *launch, const fv_kv_gather_params *params);

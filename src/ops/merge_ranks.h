@@ -7,6 +7,7 @@
 #ifndef FV_OPS_MERGE_RANKS_H
 #define FV_OPS_MERGE_RANKS_H
 
+#include "core/compiler.h"
 #include "ops/merge_states.h"
 
 /* What a kernel weighs at a time. */
@@ -27,7 +28,7 @@ typedef struct fv_merge_ranks_params {
     int32_t num_tokens, num_heads, head_size;
 } fv_merge_ranks_params;
 
-static inline fv_merge_side fv_merge_rank(const fv_merge_ranks_params *params, int32_t rank)
+FV_SHARED_INLINE fv_merge_side fv_merge_rank(const fv_merge_ranks_params *params, int32_t rank)
 {
     fv_merge_side side = params->ranks;
     if (side.out) side.out = (const char *)side.out + rank * params->rank_stride;

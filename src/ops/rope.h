@@ -43,13 +43,13 @@ typedef struct fv_rope_kv_write_params {
 } fv_rope_kv_write_params;
 
 /* Tokens to rotate, read where the kernel runs. */
-static inline int32_t fv_rope_tokens(const fv_rope_params *params)
+FV_SHARED_INLINE int32_t fv_rope_tokens(const fv_rope_params *params)
 {
     return params->num_tokens_at ? fv_min_i32(*params->num_tokens_at, params->num_tokens) : params->num_tokens;
 }
 
 /* Position of a token; -1: outside the tables. */
-static inline int64_t fv_rope_position(const fv_rope_params *params, int64_t token)
+FV_SHARED_INLINE int64_t fv_rope_position(const fv_rope_params *params, int64_t token)
 {
     const int64_t position = params->positions_64 ? params->positions_64[token] : params->positions_32[token];
     return position >= 0 && position < params->max_position ? position : -1;

@@ -23,7 +23,7 @@
 #ifndef FV_OPS_WORK_ITEM_H
 #define FV_OPS_WORK_ITEM_H
 
-#include <stdint.h>
+#include "core/compiler.h"
 
 /* An item of more rows than this (tokens x query heads of a KV head) has one KV head; one of up to
  * this many may have several, so that whole cache rows are read while they are near. */
@@ -49,7 +49,7 @@ typedef struct fv_reduce_item {
     int32_t segment_slots; /* 0: num_tokens */
 } fv_reduce_item;
 
-static inline int32_t fv_reduce_segment_slots(const fv_reduce_item *item)
+FV_SHARED_INLINE int32_t fv_reduce_segment_slots(const fv_reduce_item *item)
 {
     return item->segment_slots > 0 ? item->segment_slots : item->num_tokens;
 }

@@ -29,13 +29,19 @@ static fv_status check_mha(fv_mha_shape *shape)
     return FV_OK;
 }
 
-static fv_status check_mla(const fv_mla_shape *shape)
+static fv_status check_mla(fv_mha_shape *latents, const fv_mla_shape *shape)
 {
     fv_status status = check_range("num_heads", shape->num_heads, 1, MAX_HEADS);
     if (status == FV_OK) status = check_range("kv_lora_rank", shape->kv_lora_rank, 1, MAX_HEAD_SIZE);
     if (status == FV_OK) status = check_range("qk_rope_head_dim", shape->qk_rope_head_dim, 0, MAX_HEAD_SIZE);
     if (status == FV_OK) status = check_range("qk_nope_head_dim", shape->qk_nope_head_dim, 1, MAX_HEAD_SIZE);
     if (status == FV_OK) status = check_range("v_head_dim", shape->v_head_dim, 1, MAX_HEAD_SIZE);
+    *latents = (fv_mha_shape){
+        .num_heads = shape->num_heads,
+        .num_kv_heads = 1,
+        .head_size = shape->kv_lora_rank + shape->qk_rope_head_dim,
+        .v_head_size = shape->kv_lora_rank,
+    };
     return status;
 }
 
@@ -65,7 +71,7 @@ fv_status fv_problem_normalize(fv_problem *out, const fv_problem *problem)
     fv_status status;
     switch (normal.kind) {
     case FV_ATTENTION_MHA: status = check_mha(&normal.mha); break;
-    case FV_ATTENTION_MLA: status = check_mla(&normal.mla); break;
+    case FV_ATTENTION_MLA: status = check_mla(&normal.mha, &normal.mla); break;
     default: status = fv_fail(FV_ERR_INVALID, "kind is %d; accepted: 1 (MHA), 2 (MLA)", (int)normal.kind); break;
     }
     if (status == FV_OK) status = check_range("type", normal.type, FV_ATTENTION_DECODER, FV_ATTENTION_CROSS);

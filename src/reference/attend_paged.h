@@ -1,4 +1,4 @@
-/* attend_paged and mla_decode are one loop over rows: they differ in how a key is read. */
+/* attend_paged, attend_dense and mla_decode are one loop over rows: the reader knows where a key is. */
 #ifndef FV_REFERENCE_ATTEND_PAGED_H
 #define FV_REFERENCE_ATTEND_PAGED_H
 

@@ -15,5 +15,6 @@ const fv_kernel_table fv_reference_kernels = {
     .rope_kv_write = fv_reference_rope_kv_write,
     .merge_states = fv_reference_merge_states,
     .merge_ranks = fv_reference_merge_ranks,
-    .mla_decode = fv_reference_mla_decode,
+    .mla_decode = fv_reference_mla_variants,
+    .num_mla_decode = FV_ARRAY_LEN(fv_reference_mla_variants),
 };

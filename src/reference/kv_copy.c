@@ -2,6 +2,7 @@
 #include <string.h>
 
 #include "kvcache/kv_address.h"
+#include "kvcache/latent_entry.h"
 #include "reference/kv_reader.h"
 #include "reference/reference.h"
 
@@ -26,7 +27,7 @@ static void copy_ds_entry(const fv_kv_copy_params *params, int64_t pair, int32_t
 {
     const fv_kv_plane *dst = &params->dst.k, *src = &params->src.k;
     memmove((char *)dst->data + fv_kv_row_offset(dst, params->dst_blocks[pair], 0, slot),
-            (const char *)src->data + fv_kv_row_offset(src, params->src_blocks[pair], 0, slot), FV_KV_DS_ENTRY_BYTES);
+            (const char *)src->data + fv_kv_row_offset(src, params->src_blocks[pair], 0, slot), FV_DS_ENTRY_BYTES);
 }
 
 static void copy_entry(const fv_kv_copy_params *params, int64_t pair, int32_t head, int32_t slot)

@@ -36,6 +36,8 @@ fv_status fv_reference_kv_gather(const fv_launch *launch, const fv_kv_gather_par
         .k_scale = params->k_scale,
         .v_scale = params->v_scale,
         .num_scales = params->num_kv_scales,
+        .context_parallel = params->context_parallel,
+        .rotation = params->rotation,
         .head_size = params->cache.head_size,
         .v_head_size = params->cache.v_head_size,
     };

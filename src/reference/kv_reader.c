@@ -16,6 +16,7 @@ fv_kv_reader fv_kv_reader_of(const fv_attend_params *params)
         .head_size = params->head_size,
         .v_head_size = params->v_head_size,
         .context_parallel = params->context_parallel,
+        .rotation = params->rotation,
         .dense = params->dense,
         .query_start = params->query_start,
         .seq_lens = params->seq_lens,
@@ -89,16 +90,21 @@ void fv_kv_reader_key(double *k, const fv_kv_reader *reader, int32_t seq, int32_
     const fv_dense_keys *dense = &reader->dense;
     const int64_t dense_row = dense_row_of(reader, seq, key);
     if (dense_row >= 0) {
-        load_row(k, (const char *)dense->k + dense_row * dense->k_token_stride + head * dense->k_head_stride,
-                 reader->head_size, dense->dtype);
+        const int32_t own_size = reader->head_size - (dense->k_shared ? dense->shared_size : 0);
+        load_row(k, (const char *)dense->k + dense_row * dense->k_token_stride + head * dense->k_head_stride, own_size,
+                 dense->dtype);
+        if (!dense->k_shared) return;
+        load_row(k + own_size, (const char *)dense->k_shared + dense_row * dense->k_shared_token_stride,
+                 dense->shared_size, dense->dtype);
         return;
     }
     const fv_kv_view *view = reader->view;
     read_entry(k, reader, &view->k, &view->k_scales, reader->k_scale, reader->head_size, table_row, key, head);
-    if (reader->rope_dim == 0) return;
-    const int32_t half = reader->rope_dim / 2;
+    const fv_key_rotation *rotation = &reader->rotation;
+    if (!rotation->cos) return;
+    const int32_t half = rotation->rope_dim / 2;
     const int64_t at = fv_key_position(&reader->context_parallel, key) * half;
-    rotate(k + reader->head_size - reader->rope_dim, half, reader->cos + at, reader->sin + at);
+    rotate(k + reader->head_size - rotation->rope_dim, half, rotation->cos + at, rotation->sin + at);
 }
 
 void fv_kv_reader_value(double *v, const fv_kv_reader *reader, int32_t seq, int32_t table_row, int32_t key,

@@ -4,16 +4,8 @@
 #ifndef FV_REFERENCE_KV_READER_H
 #define FV_REFERENCE_KV_READER_H
 
-#include "ops/mla_decode.h"
-
-/* The 656-byte entry of FV_KV_LAYOUT_LATENT_FP8_DS: 512 e4m3, 4 fp32 scales, 64 bf16. */
-enum {
-    FV_DS_LATENT = 512,
-    FV_DS_TILE = 128, /* elements that share a scale */
-    FV_DS_ROPE = 64,
-    FV_DS_SCALES_AT = 512, /* byte offsets in the entry */
-    FV_DS_ROPE_AT = 528,
-};
+#include "kvcache/latent_entry.h"
+#include "ops/attend_paged.h"
 
 typedef struct fv_kv_reader {
     const fv_kv_view *view;
@@ -24,9 +16,7 @@ typedef struct fv_kv_reader {
     int32_t num_scales; /* 0, 1 or Hkv */
     int32_t head_size, v_head_size;
     fv_context_parallel context_parallel;
-    int32_t rope_dim; /* last elements of a key that are rotated at reading; 0 none */
-    const float *cos; /* [positions, rope_dim / 2] */
-    const float *sin;
+    fv_key_rotation rotation;
 
     fv_dense_keys dense;         /* k NULL: every key is read from the cache */
     int32_t dense_min_query_len; /* sequences with a shorter query have no dense rows */
@@ -45,12 +35,6 @@ void fv_kv_reader_key(double *k, const fv_kv_reader *reader, int32_t seq, int32_
  * with the key's scale. */
 void fv_kv_reader_value(double *v, const fv_kv_reader *reader, int32_t seq, int32_t table_row, int32_t key,
                         int32_t head);
-
-/* Is this one of the MLA layouts, in which the value is a part of the key? */
-static inline int32_t fv_kv_layout_is_latent(fv_kv_layout layout)
-{
-    return layout == FV_KV_LAYOUT_LATENT || layout == FV_KV_LAYOUT_LATENT_FP8_DS;
-}
 
 /* The scale of a head: scales[0] where there is one for all, 1 where there is none. */
 static inline float fv_head_scale(const float *scales, int32_t num_scales, int32_t head)

@@ -12,6 +12,7 @@ extern const fv_kernel_table fv_reference_kernels;
 #define FV_REFERENCE_MAX_HEAD_SIZE 1024
 
 extern const fv_attend_variant fv_reference_attend_variants[1];
+extern const fv_attend_variant fv_reference_mla_variants[1];
 
 fv_status fv_reference_reduce_segments(const fv_launch *launch, const fv_reduce_params *params);
 fv_status fv_reference_kv_write(const fv_launch *launch, const fv_kv_write_params *params);
@@ -21,6 +22,5 @@ fv_status fv_reference_rope(const fv_launch *launch, const fv_rope_params *param
 fv_status fv_reference_rope_kv_write(const fv_launch *launch, const fv_rope_kv_write_params *params);
 fv_status fv_reference_merge_states(const fv_launch *launch, const fv_merge_params *params);
 fv_status fv_reference_merge_ranks(const fv_launch *launch, const fv_merge_ranks_params *params);
-fv_status fv_reference_mla_decode(const fv_launch *launch, const fv_mla_decode_params *params);
 
 #endif

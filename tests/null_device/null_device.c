@@ -534,7 +534,7 @@ static size_t reference_scratch(const fv_attend_params *params)
 }
 
 static const fv_attend_variant null_variants[] = {
-    {"null", 16, 32, serves_all, reference_scratch, null_attend_paged},
+    {"null", 16, 32, serves_all, reference_scratch, null_attend_paged, FV_RESCALING_MULTIPLY},
 };
 
 static const fv_kernel_table null_kernels = {

@@ -39,8 +39,7 @@ static void test_mla_matches_expansion(void **state)
             }
         }
     }
-    const fv_mla_decode_params params = {.attend = *p, .rope_dim = ROPE};
-    assert_int_equal(fv_reference_mla_decode(NULL, &params), FV_OK);
+    assert_int_equal(fv_reference_mla_variants[0].launch(NULL, p), FV_OK);
 
     for (int32_t t = 0; t < 4; t++) {
         const int32_t r = t > 0;
@@ -92,9 +91,8 @@ static void test_rotation_at_reading(void **state)
         }
     }
     scene_write_cache(s);
-    fv_mla_decode_params params = {
-        .attend = *p, .rope_dim = ROPE, .cos = cosines[0], .sin = sines[0], .num_positions = MAX_KEYS};
-    assert_int_equal(fv_reference_mla_decode(NULL, &params), FV_OK);
+    p->rotation = (fv_key_rotation){cosines[0], sines[0], ROPE, MAX_KEYS};
+    assert_int_equal(fv_reference_mla_variants[0].launch(NULL, p), FV_OK);
     memcpy(plain, s->out, sizeof(plain));
 
     for (int32_t r = 0; r < 2; r++) {
@@ -108,8 +106,8 @@ static void test_rotation_at_reading(void **state)
         }
     }
     scene_write_cache(s);
-    params.cos = params.sin = NULL;
-    assert_int_equal(fv_reference_mla_decode(NULL, &params), FV_OK);
+    p->rotation = (fv_key_rotation){0};
+    assert_int_equal(fv_reference_mla_variants[0].launch(NULL, p), FV_OK);
     for (int32_t t = 0; t < 4 * MLA_HEADS; t++)
         for (int32_t d = 0; d < LORA; d++) assert_near(s->out[t * ENTRY + d], plain[t * ENTRY + d], 1e-6);
     scene_destroy(s);
@@ -144,8 +142,7 @@ static void test_fp8_ds_entry(void **state)
             assert_near(read_back[j * 576 + 512 + d], s->k[0][j * 576 + 512 + d], 1.0 / 256);
         }
     }
-    const fv_mla_decode_params params = {.attend = *p, .rope_dim = 64};
-    assert_int_equal(fv_reference_mla_decode(NULL, &params), FV_OK);
+    assert_int_equal(fv_reference_mla_variants[0].launch(NULL, p), FV_OK);
     memcpy(s->k[0], read_back, 5 * 576 * 4);
     memcpy(s->v[0], read_back, 5 * 576 * 4);
     scene_assert_dense(s, 1e-5);
