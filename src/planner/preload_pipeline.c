@@ -72,18 +72,15 @@ static int32_t fed_pair_of(const rotation *r)
     return fed_pair;
 }
 
-/* The order of both units. Backwards, the first becomes the last. */
+/* The order of both units: forwards the leading unit ends with the fed pair and the other begins with it;
+ * backwards the roles and the ends change places, which comes to the same. */
 static void put_stages(fv_preload_pipeline *p)
 {
-    const int32_t n = p->num_pairs;
-    const int32_t follow = p->bound == FV_UNIT_MATRIX;
-    for (int32_t place = 0; place < n; place++) {
-        /* Forwards the leading unit ends with the fed pair and the other begins with it. */
-        const int32_t after = (p->fed_pair + 1 + place) % n;
-        const int32_t from = (p->fed_pair + place) % n;
-        fv_preload_stage *lead = &p->stages[p->bound][place], *other = &p->stages[1 - p->bound][place];
-        *lead = (fv_preload_stage){.unit = p->bound, .pair = follow ? after : from};
-        *other = (fv_preload_stage){.unit = (fv_preload_unit)(1 - p->bound), .pair = follow ? from : after};
+    for (int32_t place = 0; place < p->num_pairs; place++) {
+        const int32_t pair = (p->fed_pair + place) % p->num_pairs;
+        const int32_t next = (pair + 1) % p->num_pairs;
+        p->stages[FV_UNIT_MATRIX][place] = (fv_preload_stage){.unit = FV_UNIT_MATRIX, .pair = next};
+        p->stages[FV_UNIT_VECTOR][place] = (fv_preload_stage){.unit = FV_UNIT_VECTOR, .pair = pair};
     }
 }
 

@@ -141,7 +141,7 @@ static void test_problems_are_refused(void **state)
 #undef REFUSED
     problem = f->problem;
     problem.kind = FV_ATTENTION_MLA;
-    problem.mla = (fv_mla_shape){16, 512, 64, 128, 128, 0, 0, 0};
+    problem.mla = (fv_mla_shape){16, 512, 64, 128, 128, 0, 0};
     assert_refused(fv_plan_create(&plan, f->context, &problem, &f->bounds, NULL), FV_ERR_UNSUPPORTED,
                    "MLA not supported");
 
