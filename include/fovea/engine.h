@@ -43,7 +43,7 @@ FV_API void fv_engine_destroy(fv_engine *engine);
 
 typedef struct fv_engine_info {
     uint32_t struct_size;     /* sizeof(fv_engine_info) */
-    const char *architecture; /* "llama", "gemma3"; static text */
+    const char *architecture; /* "llama", "gemma3", "deepseek2"; static text */
     int32_t vocabulary_size;
     int32_t context_length; /* tokens that the model was made for */
     int32_t num_layers;
@@ -95,6 +95,7 @@ typedef struct fv_session_options {
     int32_t max_batched_tokens;    /* of a step; longer prompts are cut into chunks; 0 = 512 */
     int32_t max_num_seqs;          /* requests that run at once, at most max_batched_tokens; 0 = 16 */
     int32_t batch_invariant;       /* 1: a request's results do not depend, bit for bit, on the others */
+    uint64_t attention_workspace_bytes; /* 0 = chosen; less leads to more, smaller chunks of cached context */
 } fv_session_options;
 
 /* Creates the cache and chooses the attention. `options` may be NULL. The engine outlives the session.

@@ -14,6 +14,7 @@
 #include "fovea/gemm.h"
 #include "fovea/ops.h"
 #include "fovea/plan.h"
+#include "fovea/preload_pipeline.h"
 #include "fovea/problem.h"
 #include "fovea/status.h"
 #include "fovea/view.h"

@@ -23,6 +23,10 @@ extern const fv_backend fv_triton_attn;
 extern const fv_backend fv_rocm_aiter_unified_attn;
 extern const fv_backend fv_rocm_attn;
 extern const fv_backend fv_rocm_aiter_fa;
+extern const fv_backend fv_triton_mla;
+extern const fv_backend fv_rocm_aiter_mla;
+extern const fv_backend fv_rocm_aiter_triton_mla;
+extern const fv_backend fv_amla;
 
 /* The backend called `name`, or NULL with the list of names as the error text. */
 const fv_backend *fv_backend_find(const char *name);

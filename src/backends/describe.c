@@ -22,20 +22,29 @@ static const char *rule_name(const fv_plan *plan)
     return plan->static_grid ? "static grid" : "equal cost";
 }
 
+static const char *attend_name(const fv_plan *plan)
+{
+    return plan->problem.kind == FV_ATTENTION_MLA ? "mla_decode" : "attend_paged";
+}
+
 /* "3 attend_dense (40 items)": how often each operation is called, and on how much. */
 static void append_calls(fv_plan *plan, size_t *used)
 {
     static const char *const names[FV_NUM_OPERATIONS] = {
         [FV_OP_KV_WRITE] = "kv_write",
-        [FV_OP_ATTEND_PAGED] = "attend_paged",
         [FV_OP_ATTEND_DENSE] = "attend_dense",
         [FV_OP_KV_GATHER] = "kv_gather",
         [FV_OP_REDUCE_SEGMENTS] = "reduce_segments",
         [FV_OP_MERGE_STATES] = "merge_states",
+        [FV_OP_ABSORB] = "absorb",
+        [FV_OP_EXPAND] = "expand",
+        [FV_OP_PROJECT] = "project",
     };
     static const char *const units[FV_NUM_OPERATIONS] = {
-        [FV_OP_ATTEND_PAGED] = "items",       [FV_OP_ATTEND_DENSE] = "items",  [FV_OP_KV_GATHER] = "rows",
-        [FV_OP_REDUCE_SEGMENTS] = "Q blocks", [FV_OP_MERGE_STATES] = "tokens",
+        [FV_OP_ATTEND_PAGED] = "items",  [FV_OP_ATTEND_DENSE] = "items",
+        [FV_OP_KV_GATHER] = "rows",      [FV_OP_REDUCE_SEGMENTS] = "Q blocks",
+        [FV_OP_MERGE_STATES] = "tokens", [FV_OP_ABSORB] = "tokens",
+        [FV_OP_EXPAND] = "rows",         [FV_OP_PROJECT] = "tokens",
     };
     int32_t calls[FV_NUM_OPERATIONS] = {0};
     int64_t amounts[FV_NUM_OPERATIONS] = {0};
@@ -47,7 +56,7 @@ static void append_calls(fv_plan *plan, size_t *used)
     const char *separator = ": ";
     for (int32_t op = 0; op < FV_NUM_OPERATIONS; op++) {
         if (calls[op] == 0) continue;
-        append(plan, used, "%s%d %s", separator, calls[op], names[op]);
+        append(plan, used, "%s%d %s", separator, calls[op], op == FV_OP_ATTEND_PAGED ? attend_name(plan) : names[op]);
         if (units[op] && amounts[op] >= 0) append(plan, used, " (%lld %s)", (long long)amounts[op], units[op]);
         separator = ", ";
     }
@@ -68,9 +77,9 @@ const char *fv_plan_describe(fv_plan *plan)
 {
     static const char *const paths[] = {"auto", "2D", "3D"};
     size_t used = 0;
-    append(plan, &used, "%s on %s, kernels %s, attend_paged %s (Q block %d x %d, tile %d)", plan->backend->name,
-           plan->device->name, plan->kernels->name, plan->paged->name, plan->rule.block_q, plan->group,
-           plan->rule.tile_keys);
+    append(plan, &used, "%s on %s, kernels %s, %s %s (Q block %d x %d, tile %d)", plan->backend->name,
+           plan->device->name, plan->kernels->name, attend_name(plan), plan->paged->name, plan->rule.block_q,
+           plan->group, plan->rule.tile_keys);
     if (plan->dense) append(plan, &used, ", attend_dense %s", plan->dense->name);
     append(plan, &used, ", layout %s, path %s by %s", fv_kv_layout_name(plan->problem.kv_layout),
            paths[plan->rule.path], rule_name(plan));

@@ -25,7 +25,7 @@ void fv_reasons_add(fv_reasons *reasons, const char *format, ...)
     if (written > 0) reasons->used += (size_t)written;
 }
 
-static const fv_kernel_table *default_kernels(const fv_device *device)
+const fv_kernel_table *fv_default_kernels(const fv_device *device)
 {
     const fv_kernel_table *const *tables = device ? device->tables : NULL;
     const int32_t num_tables = device ? device->num_tables : fv_cpu_tables(&tables, fv_cpu_isa());
@@ -70,7 +70,7 @@ static void check_packing(fv_reasons *reasons, fv_kv_layout layout, const fv_pro
 static void check_kernels(fv_reasons *reasons, const fv_mha_support *support, const fv_device *device,
                           const fv_problem *problem)
 {
-    const fv_kernel_table *kernels = default_kernels(device);
+    const fv_kernel_table *kernels = fv_default_kernels(device);
     if (!kernels || kernels->num_attend_paged == 0) {
         fv_reasons_add(reasons, "the device has no attend_paged kernel");
         return;

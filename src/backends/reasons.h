@@ -25,6 +25,9 @@ typedef struct fv_mha_support {
     int32_t needs_gather;   /* 1: also kv_gather and merge_states */
 } fv_mha_support;
 
+/* The kernels that a plan takes by default; NULL device: this CPU's. NULL: there are none. */
+const struct fv_kernel_table *fv_default_kernels(const fv_device *device);
+
 /* Checks the problem against `support` and against the kernels of the device (NULL: this CPU). */
 void fv_mha_why_not(fv_reasons *reasons, const fv_mha_support *support, const fv_device *device,
                     const fv_problem *problem);

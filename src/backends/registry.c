@@ -6,8 +6,9 @@
 #include "core/error.h"
 #include "fovea/backend.h"
 
-static const fv_backend *const backends[] = {&fv_triton_attn, &fv_rocm_aiter_unified_attn, &fv_rocm_attn,
-                                             &fv_rocm_aiter_fa};
+static const fv_backend *const backends[] = {
+    &fv_triton_attn,    &fv_rocm_aiter_unified_attn, &fv_rocm_attn, &fv_rocm_aiter_fa, &fv_triton_mla,
+    &fv_rocm_aiter_mla, &fv_rocm_aiter_triton_mla,   &fv_amla};
 
 int32_t fv_backend_count(void) { return FV_ARRAY_LEN(backends); }
 

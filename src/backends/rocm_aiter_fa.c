@@ -11,7 +11,8 @@
  * With a window only the keys that some token sees are gathered. The sink enters with the write of the
  * output, so it is counted once, whatever the chunks; vLLM hands it to every pass. */
 #include "backends/backend.h"
-#include "backends/mha_plan.h"
+#include "backends/context_chunk.h"
+#include "backends/strategy.h"
 #include "core/error.h"
 
 static const fv_mha_support support = {
@@ -35,7 +36,7 @@ static fv_status create(fv_plan *plan)
         return fv_fail(FV_ERR_UNSUPPORTED, "ROCM_AITER_FA: batch invariance not supported (chunks of gathered context "
                                            "depend on the batch)");
     }
-    const fv_status status = fv_mha_plan_create(plan, &(fv_mha_strategy){.needs_dense = 1, .needs_gather = 1});
+    const fv_status status = fv_strategy_create(plan, &(fv_strategy){.needs_dense = 1, .needs_gather = 1});
     plan->choice = "routed decode : extend : prefill";
     if (plan->problem.context_parallel.world > 1) { /* this rank's share of the new tokens is in the cache only */
         plan->choice = "all as decode: context parallelism";
@@ -61,21 +62,12 @@ static fv_status schedule_decodes(fv_schedule *schedule)
 
 /* --- extend ----------------------------------------------------------------------------------------------- */
 
-/* States are merged by LSE, so no pass of an extend leaves segments. */
-static fv_split_rule whole_rule(const fv_plan *plan)
-{
-    fv_split_rule rule = plan->rule;
-    rule.path = FV_PATH_2D;
-    rule.cascade = 0;
-    return rule;
-}
-
 /* The new tokens of a round among themselves: those that see some context into the state, the others, which
  * a window keeps from it, straight to the output. */
 static fv_status schedule_new_tokens(fv_schedule *schedule, const fv_context_round *round, fv_result_target target)
 {
     fv_plan *plan = schedule->plan;
-    const fv_split_rule rule = whole_rule(plan);
+    const fv_split_rule rule = fv_context_whole_rule(plan);
     int32_t num_runs = 0;
     for (int32_t i = 0; i < round->num_runs; i++) {
         fv_query_run run = plan->round_runs[i];
@@ -89,88 +81,15 @@ static fv_status schedule_new_tokens(fv_schedule *schedule, const fv_context_rou
                               num_runs);
 }
 
-/* The index arrays of a chunk, for the sequences from the first piece's to the last one's:
- * key_start, out_start and key_row. Sequences between that have no piece have no rows. */
-static fv_status write_indices(fv_schedule *schedule, fv_call *gather, const fv_context_piece *pieces,
-                               int32_t num_pieces)
-{
-    const fv_plan *plan = schedule->plan;
-    const int32_t first_seq = plan->round_runs[pieces[0].run].seq;
-    const int32_t num_seqs = plan->round_runs[pieces[num_pieces - 1].run].seq + 1 - first_seq;
-    const int32_t num_indices = 3 * num_seqs + 1;
-    if (schedule->num_indices + num_indices > plan->buffers.room.num_indices) {
-        return fv_fail(FV_ERR_NO_SPACE, "the plan has room for %d indices; the step needs more",
-                       plan->buffers.room.num_indices);
-    }
-    int32_t *key_start = schedule->host.indices + schedule->num_indices;
-    int32_t *out_start = key_start + num_seqs, *key_row = out_start + num_seqs + 1;
-    int32_t rows = 0;
-    for (int32_t i = 0, piece = 0; i < num_seqs; i++) {
-        const int32_t has_piece = plan->round_runs[pieces[piece].run].seq == first_seq + i;
-        key_start[i] = has_piece ? pieces[piece].first_key : 0;
-        out_start[i] = rows;
-        key_row[i] = rows - key_start[i];
-        if (has_piece) {
-            rows += pieces[piece].end_key - pieces[piece].first_key;
-            piece++;
-        }
-    }
-    out_start[num_seqs] = rows;
-    gather->first_seq = first_seq;
-    gather->num_seqs = num_seqs;
-    gather->num_rows = rows;
-    gather->indices = schedule->num_indices;
-    schedule->num_indices += num_indices;
-    return FV_OK;
-}
-
-/* One merge for each run of pieces whose tokens follow each other and that end the same way. */
-static fv_status schedule_merges(fv_schedule *schedule, const fv_context_round *round, const fv_context_piece *pieces,
-                                 int32_t num_pieces)
-{
-    const fv_plan *plan = schedule->plan;
-    fv_call merge = {.operation = FV_OP_MERGE_STATES, .first_token = round->first_token};
-    fv_status status = FV_OK;
-    for (int32_t i = 0; i < num_pieces && status == FV_OK; i++) {
-        const fv_query_run *run = &plan->round_runs[pieces[i].run];
-        const int32_t token = schedule->step->query_start[run->seq] + run->first_token;
-        const fv_result_target target = pieces[i].is_last ? FV_TARGET_OUT : FV_TARGET_NEW_STATE;
-        const int32_t follows = merge.num_tokens > 0 && merge.target == target &&
-                                merge.merge_token + merge.num_tokens == token;
-        if (!follows) {
-            if (merge.num_tokens > 0) status = fv_schedule_add(schedule, &merge);
-            merge.target = target;
-            merge.merge_token = token;
-            merge.num_tokens = 0;
-        }
-        merge.num_tokens += run->num_tokens;
-    }
-    return status == FV_OK ? fv_schedule_add(schedule, &merge) : status;
-}
-
 static fv_status schedule_chunk(fv_schedule *schedule, const fv_context_round *round, int32_t num_pieces)
 {
-    fv_plan *plan = schedule->plan;
-    const fv_split_rule rule = whole_rule(plan);
-    fv_call gather = {.operation = FV_OP_KV_GATHER};
-    fv_status status = write_indices(schedule, &gather, plan->pieces, num_pieces);
-    if (status == FV_OK) status = fv_schedule_add(schedule, &gather);
-    for (int32_t i = 0; i < num_pieces; i++) {
-        plan->runs[i] = plan->round_runs[plan->pieces[i].run];
-        plan->runs[i].first_key = plan->pieces[i].first_key;
-        plan->runs[i].end_key = plan->pieces[i].end_key;
-    }
-    const int32_t attend = plan->num_calls;
+    const fv_plan *plan = schedule->plan;
+    fv_call chunk;
+    fv_status status = fv_context_chunk_gather(&chunk, schedule, plan->pieces, num_pieces);
     if (status == FV_OK) {
-        status = fv_schedule_attend(schedule, &rule, FV_OP_ATTEND_DENSE, FV_KEYS_GATHERED, FV_TARGET_CONTEXT_STATE,
-                                    round->first_token, plan->runs, num_pieces);
+        status = fv_context_chunk_attend(schedule, &chunk, round, plan->pieces, num_pieces, FV_TARGET_CONTEXT_STATE);
     }
-    if (status != FV_OK) return status;
-    plan->calls[attend].first_seq = gather.first_seq;
-    plan->calls[attend].num_seqs = gather.num_seqs;
-    plan->calls[attend].indices = gather.indices;
-    plan->num_chunks++;
-    return schedule_merges(schedule, round, plan->pieces, num_pieces);
+    return status == FV_OK ? fv_context_chunk_merge(schedule, round, plan->pieces, num_pieces) : status;
 }
 
 static fv_status schedule_extends(fv_schedule *schedule, int32_t num_extends)

@@ -4,7 +4,7 @@
  *
  *   kv_write  ->  attend_paged (as many segments as shares)  ->  reduce */
 #include "backends/backend.h"
-#include "backends/mha_plan.h"
+#include "backends/strategy.h"
 
 static const fv_mha_support support = {
     .types = 1u << FV_ATTENTION_DECODER | 1u << FV_ATTENTION_ENCODER | 1u << FV_ATTENTION_CROSS,
@@ -20,7 +20,7 @@ static void why_not(fv_reasons *reasons, const fv_device *device, const fv_probl
     fv_mha_why_not(reasons, &support, device, problem);
 }
 
-static fv_status create(fv_plan *plan) { return fv_mha_plan_create(plan, &(fv_mha_strategy){0}); }
+static fv_status create(fv_plan *plan) { return fv_strategy_create(plan, &(fv_strategy){0}); }
 
 static fv_status schedule(fv_schedule *schedule)
 {

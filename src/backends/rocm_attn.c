@@ -10,7 +10,7 @@
  * 256 keys (more where the partial results would not fit their memory), elsewhere the keys are cut by cost.
  * Window, soft cap and small heads are right on both paths. */
 #include "backends/backend.h"
-#include "backends/mha_plan.h"
+#include "backends/strategy.h"
 
 #define PARTITION_KEYS 256
 #define MAX_PARTITIONED_KEYS (128 * 1024)
@@ -46,8 +46,8 @@ static const char *why_not_partitioned(const fv_plan *plan)
 static fv_status create(fv_plan *plan)
 {
     const char *reason = why_not_partitioned(plan);
-    const fv_mha_strategy strategy = {.partition_keys = reason ? 0 : PARTITION_KEYS, .needs_dense = 1};
-    const fv_status status = fv_mha_plan_create(plan, &strategy);
+    const fv_strategy strategy = {.partition_keys = reason ? 0 : PARTITION_KEYS, .needs_dense = 1};
+    const fv_status status = fv_strategy_create(plan, &strategy);
     plan->choice = reason ? reason : "partitioned decode";
     plan->decode_threshold = fv_min_i32(plan->decode_threshold, fv_max_i32(1, FV_DECODE_ROWS / plan->group));
     plan->new_min_query_len = plan->decode_threshold + 1;
@@ -76,7 +76,7 @@ static fv_status schedule_decode(fv_schedule *schedule)
         if (fv_step_query_len(schedule->step, seq) >= plan->new_min_query_len) continue;
         plan->runs[num_runs++] = fv_schedule_whole_query(schedule, seq);
     }
-    const fv_split_rule rule = fv_mha_partition_rule(plan, schedule->step, plan->runs, num_runs);
+    const fv_split_rule rule = fv_strategy_partition_rule(plan, schedule->step, plan->runs, num_runs);
     return fv_schedule_attend(schedule, &rule, FV_OP_ATTEND_PAGED, FV_KEYS_CACHE, FV_TARGET_OUT, 0, plan->runs,
                               num_runs);
 }

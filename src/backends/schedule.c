@@ -87,11 +87,21 @@ static fv_status schedule_grid(fv_schedule *schedule)
     const fv_call attend = {
         .operation = is_encoder ? FV_OP_ATTEND_DENSE : FV_OP_ATTEND_PAGED,
         .source = is_encoder ? FV_KEYS_NEW : FV_KEYS_CACHE,
+        .target = plan->absorbs ? FV_TARGET_LATENTS : FV_TARGET_OUT,
         .count = -1,
     };
-    const fv_status status = fv_schedule_add(schedule, &attend);
-    if (status != FV_OK || plan->num_segments <= 1) return status;
-    return fv_schedule_add(schedule, &(fv_call){.operation = FV_OP_REDUCE_SEGMENTS, .count = -1});
+    const fv_call calls[] = {
+        {.operation = FV_OP_ABSORB, .num_tokens = -1},
+        attend,
+        {.operation = FV_OP_REDUCE_SEGMENTS, .target = attend.target, .count = -1},
+        {.operation = FV_OP_PROJECT, .num_tokens = -1},
+    };
+    const int32_t is_needed[] = {plan->absorbs, 1, plan->num_segments > 1, plan->absorbs};
+    fv_status status = FV_OK;
+    for (int32_t i = 0; i < FV_ARRAY_LEN(calls) && status == FV_OK; i++) {
+        if (is_needed[i]) status = fv_schedule_add(schedule, &calls[i]);
+    }
+    return status;
 }
 
 /* Where all attend all, the kernels read flags that say so, kept in the first indices. */

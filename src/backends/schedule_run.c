@@ -33,23 +33,76 @@ static int32_t num_scales(const fv_problem *problem)
     return 0;
 }
 
+static fv_key_rotation key_rotation(const fv_plan *plan, const fv_layer *layer)
+{
+    const fv_mla_shape *mla = &plan->problem.mla;
+    if (plan->problem.kind != FV_ATTENTION_MLA || !mla->rotate_at_reading) return (fv_key_rotation){0};
+    return (fv_key_rotation){layer->rope_cos, layer->rope_sin, mla->qk_rope_head_dim, layer->num_rope_positions};
+}
+
 /* --- state and gather buffers ------------------------------------------------------------------------ */
 
-/* Strides of a state buffer [state_tokens, Hq, Dv] fp32 with lse [state_tokens, Hq]. */
-static int64_t state_head_stride(const fv_plan *plan) { return plan->problem.mha.v_head_size * (int64_t)sizeof(float); }
+/* Strides of a state buffer [state_tokens, Hq, Dv] fp32 with lse [state_tokens, Hq] or [Hq, state_tokens]. */
+static int64_t state_head_stride(const fv_plan *plan)
+{
+    return plan->dense_problem.mha.v_head_size * (int64_t)sizeof(float);
+}
 
 static int64_t state_token_stride(const fv_plan *plan) { return plan->problem.mha.num_heads * state_head_stride(plan); }
 
-static int64_t state_lse_stride(const fv_plan *plan) { return plan->problem.mha.num_heads * (int64_t)sizeof(float); }
+static int64_t state_lse_token_stride(const fv_plan *plan)
+{
+    return (plan->lse_by_head ? 1 : plan->problem.mha.num_heads) * (int64_t)sizeof(float);
+}
+
+static int64_t state_lse_head_stride(const fv_plan *plan)
+{
+    return (plan->lse_by_head ? plan->contexts.state_tokens : 1) * (int64_t)sizeof(float);
+}
+
+/* Of absorbed queries, and of attended latents. */
+static int64_t absorbed_head_stride(const fv_plan *plan)
+{
+    return plan->problem.mha.head_size * (int64_t)fv_dtype_bytes(plan->problem.q_dtype);
+}
+
+static int64_t latent_head_stride(const fv_plan *plan)
+{
+    return plan->problem.mha.v_head_size * (int64_t)fv_dtype_bytes(plan->problem.q_dtype);
+}
 
 static int32_t state_index(fv_result_target target) { return target == FV_TARGET_CONTEXT_STATE; }
+
+/* Latents and what they expand to: the nope parts and values of a head side by side, one rope part for all. */
+static fv_dense_keys expanded_keys(const layer_run *run, const int32_t *key_row)
+{
+    const fv_plan *plan = run->plan;
+    const fv_mla_shape *mla = &plan->problem.mla;
+    const int64_t bytes = (int64_t)fv_dtype_bytes(plan->gather_dtype);
+    const int64_t head_stride = (mla->qk_nope_head_dim + mla->v_head_dim) * bytes;
+    const char *expanded = run->workspace + plan->workspace.gather_v;
+    return (fv_dense_keys){
+        .k = expanded,
+        .k_token_stride = mla->num_heads * head_stride,
+        .k_head_stride = head_stride,
+        .k_shared = run->workspace + plan->workspace.gather_k + mla->kv_lora_rank * bytes,
+        .k_shared_token_stride = plan->problem.mha.head_size * bytes,
+        .shared_size = mla->qk_rope_head_dim,
+        .v = expanded + mla->qk_nope_head_dim * bytes,
+        .v_token_stride = mla->num_heads * head_stride,
+        .v_head_stride = head_stride,
+        .dtype = plan->gather_dtype,
+        .key_row = key_row,
+    };
+}
 
 static fv_dense_keys gathered_keys(const layer_run *run, const fv_call *call)
 {
     const fv_plan *plan = run->plan;
     const fv_mha_shape *mha = &plan->problem.mha;
     const int64_t bytes = (int64_t)fv_dtype_bytes(plan->gather_dtype);
-    const int32_t *indices = run->step.indices + call->indices;
+    const int32_t *key_row = run->step.indices + call->indices + 2 * call->num_seqs + 1 - call->first_seq;
+    if (plan->absorbs) return expanded_keys(run, key_row);
     return (fv_dense_keys){
         .k = run->workspace + plan->workspace.gather_k,
         .k_token_stride = mha->num_kv_heads * mha->head_size * bytes,
@@ -58,7 +111,7 @@ static fv_dense_keys gathered_keys(const layer_run *run, const fv_call *call)
         .v_token_stride = mha->num_kv_heads * mha->v_head_size * bytes,
         .v_head_stride = mha->v_head_size * bytes,
         .dtype = plan->gather_dtype,
-        .key_row = indices + 2 * call->num_seqs + 1 - call->first_seq,
+        .key_row = key_row,
     };
 }
 
@@ -109,10 +162,29 @@ static const uint8_t *causal_flags(const layer_run *run)
     return (const uint8_t *)run->step.indices;
 }
 
+/* Attended latents, row 0 = token first_token; their LSE is that of the output. */
+static void set_latent_target(fv_attend_params *params, const layer_run *run, const fv_call *call)
+{
+    const fv_plan *plan = run->plan;
+    const fv_tensor *lse = &run->layer->lse;
+    params->out = run->workspace + plan->workspace.latents;
+    params->out_token_stride = latent_head_stride(plan) * plan->problem.mha.num_heads;
+    params->out_head_stride = latent_head_stride(plan);
+    params->out_dtype = plan->problem.q_dtype;
+    params->lse = lse->data ? (float *)(void *)((char *)lse->data + call->first_token * lse->stride_bytes[0]) : NULL;
+    params->lse_token_stride = lse->stride_bytes[0];
+    params->lse_head_stride = lse->stride_bytes[1];
+    params->out_first_token = call->first_token;
+}
+
 static void set_target(fv_attend_params *params, const layer_run *run, const fv_call *call)
 {
     const fv_plan *plan = run->plan;
     const fv_layer *layer = run->layer;
+    if (call->target == FV_TARGET_LATENTS) {
+        set_latent_target(params, run, call);
+        return;
+    }
     if (call->target == FV_TARGET_OUT) {
         params->out = layer->out.data;
         params->out_token_stride = layer->out.stride_bytes[0];
@@ -130,22 +202,51 @@ static void set_target(fv_attend_params *params, const layer_run *run, const fv_
     params->out_head_stride = state_head_stride(plan);
     params->out_dtype = FV_DTYPE_F32;
     params->lse = (float *)(void *)(run->workspace + plan->workspace.state_lse[state]);
-    params->lse_token_stride = state_lse_stride(plan);
-    params->lse_head_stride = (int64_t)sizeof(float);
+    params->lse_token_stride = state_lse_token_stride(plan);
+    params->lse_head_stride = state_lse_head_stride(plan);
     params->out_first_token = call->first_token;
+}
+
+static void set_query(fv_attend_params *params, const layer_run *run, const fv_call *call)
+{
+    const fv_plan *plan = run->plan;
+    const fv_tensor *q = &run->layer->q;
+    if (call->target != FV_TARGET_LATENTS) {
+        params->q = q->data;
+        params->q_token_stride = q->stride_bytes[0];
+        params->q_head_stride = q->stride_bytes[1];
+        return;
+    }
+    params->q_head_stride = absorbed_head_stride(plan);
+    params->q_token_stride = absorbed_head_stride(plan) * plan->problem.mha.num_heads;
+    params->q = run->workspace + plan->workspace.absorbed_q - call->first_token * params->q_token_stride;
+}
+
+static void set_cache(fv_attend_params *params, const layer_run *run)
+{
+    const fv_plan *plan = run->plan;
+    const fv_layer *layer = run->layer;
+    const fv_batch *batch = &plan->batch;
+    params->cache = layer->kv_cache;
+    params->k_scale = layer->k_scale;
+    params->v_scale = layer->v_scale;
+    params->num_kv_scales = num_scales(&plan->problem);
+    params->rotation = key_rotation(plan, layer);
+    params->block_table = batch->block_table;
+    params->block_table_stride = batch->block_table_stride;
+    params->block_table_width = batch->block_table_width;
 }
 
 static fv_attend_params attend_params(const layer_run *run, const fv_call *call)
 {
     const fv_plan *plan = run->plan;
     const fv_layer *layer = run->layer;
-    const fv_problem *problem = &plan->problem;
+    const int32_t is_dense = call->operation == FV_OP_ATTEND_DENSE;
+    const fv_problem *problem = is_dense ? &plan->dense_problem : &plan->problem;
+    const fv_split_rule *rule = is_dense ? &plan->dense_rule : &plan->rule;
     const fv_batch *batch = &plan->batch;
     const int32_t reads_new = call->source == FV_KEYS_NEW || call->source == FV_KEYS_CACHE_AND_NEW;
     fv_attend_params params = {
-        .q = layer->q.data,
-        .q_token_stride = layer->q.stride_bytes[0],
-        .q_head_stride = layer->q.stride_bytes[1],
         .alibi_slopes = problem->alibi ? layer->alibi_slopes : NULL,
         .q_dtype = problem->q_dtype,
         .num_heads = problem->mha.num_heads,
@@ -163,25 +264,20 @@ static fv_attend_params attend_params(const layer_run *run, const fv_call *call)
         .seq_lens = batch->seq_lens,
         .causal = causal_flags(run),
         .tree_mask = problem->tree_mask ? batch->tree_mask : NULL,
-        .block_q = plan->rule.block_q,
-        .tile_keys = plan->rule.tile_keys,
+        .block_q = rule->block_q,
+        .tile_keys = rule->tile_keys,
         .partial_out = (float *)(void *)(run->workspace + plan->workspace.partial_out),
         .partial_max = (float *)(void *)(run->workspace + plan->workspace.partial_max),
         .partial_sum = (float *)(void *)(run->workspace + plan->workspace.partial_sum),
         .scratch = run->workspace + plan->workspace.scratch,
         .scratch_bytes = plan->workspace.scratch_bytes,
     };
+    set_query(&params, run, call);
     set_target(&params, run, call);
     if (call->source == FV_KEYS_GATHERED) {
         params.dense = gathered_keys(run, call);
     } else if (problem->type != FV_ATTENTION_ENCODER) {
-        params.cache = layer->kv_cache;
-        params.k_scale = layer->k_scale;
-        params.v_scale = layer->v_scale;
-        params.num_kv_scales = num_scales(problem);
-        params.block_table = batch->block_table;
-        params.block_table_stride = batch->block_table_stride;
-        params.block_table_width = batch->block_table_width;
+        set_cache(&params, run);
     }
     if (reads_new && run->has_new) params.dense = new_keys(layer);
     if (call->count >= 0) {
@@ -211,12 +307,14 @@ static fv_status attend_dense(const layer_run *run, const fv_call *call)
 static fv_status reduce_segments(const layer_run *run, const fv_call *call)
 {
     const fv_attend_params attend = attend_params(run, call);
+    const int64_t first_token = attend.out_first_token; /* reductions count tokens of the batch */
+    char *lse = (char *)attend.lse;
     const fv_reduce_params params = {
-        .out = attend.out,
+        .out = (char *)attend.out - first_token * attend.out_token_stride,
         .out_token_stride = attend.out_token_stride,
         .out_head_stride = attend.out_head_stride,
         .out_dtype = attend.out_dtype,
-        .lse = attend.lse,
+        .lse = lse ? (float *)(void *)(lse - first_token * attend.lse_token_stride) : NULL,
         .lse_token_stride = attend.lse_token_stride,
         .lse_head_stride = attend.lse_head_stride,
         .sinks = attend.sinks,
@@ -241,15 +339,16 @@ static fv_status gather_context(const layer_run *run, const fv_call *call)
 {
     const fv_plan *plan = run->plan;
     const fv_batch *batch = &plan->batch;
-    const fv_dense_keys rows = gathered_keys(run, call);
+    const fv_mha_shape *mha = &plan->problem.mha;
+    const int64_t bytes = (int64_t)fv_dtype_bytes(plan->gather_dtype);
     const int32_t *indices = run->step.indices + call->indices;
     const fv_kv_gather_params params = {
         .k = run->workspace + plan->workspace.gather_k,
-        .k_token_stride = rows.k_token_stride,
-        .k_head_stride = rows.k_head_stride,
-        .v = run->workspace + plan->workspace.gather_v,
-        .v_token_stride = rows.v_token_stride,
-        .v_head_stride = rows.v_head_stride,
+        .k_token_stride = mha->num_kv_heads * mha->head_size * bytes,
+        .k_head_stride = mha->head_size * bytes,
+        .v = plan->absorbs ? NULL : run->workspace + plan->workspace.gather_v,
+        .v_token_stride = mha->num_kv_heads * mha->v_head_size * bytes,
+        .v_head_stride = mha->v_head_size * bytes,
         .dst_dtype = plan->gather_dtype,
         .cache = run->layer->kv_cache,
         .num_seqs = call->num_seqs,
@@ -262,6 +361,8 @@ static fv_status gather_context(const layer_run *run, const fv_call *call)
         .k_scale = run->layer->k_scale,
         .v_scale = run->layer->v_scale,
         .num_kv_scales = num_scales(&plan->problem),
+        .context_parallel = plan->problem.context_parallel,
+        .rotation = key_rotation(plan, run->layer),
     };
     return plan->kernels->kv_gather(&run->launch, &params);
 }
@@ -270,14 +371,14 @@ static fv_merge_side state_side(const layer_run *run, fv_result_target target, i
 {
     const fv_plan *plan = run->plan;
     const int32_t state = state_index(target);
-    const char *lse = run->workspace + plan->workspace.state_lse[state] + row * state_lse_stride(plan);
+    const char *lse = run->workspace + plan->workspace.state_lse[state] + row * state_lse_token_stride(plan);
     return (fv_merge_side){
         .out = run->workspace + plan->workspace.state_out[state] + row * state_token_stride(plan),
         .token_stride = state_token_stride(plan),
         .head_stride = state_head_stride(plan),
         .lse = (const float *)(const void *)lse,
-        .lse_token_stride = state_lse_stride(plan),
-        .lse_head_stride = (int64_t)sizeof(float),
+        .lse_token_stride = state_lse_token_stride(plan),
+        .lse_head_stride = state_lse_head_stride(plan),
     };
 }
 
@@ -286,8 +387,8 @@ static fv_status merge_states(const layer_run *run, const fv_call *call)
     const fv_plan *plan = run->plan;
     fv_attend_params target = {0};
     set_target(&target, run, call);
-    const int64_t state_row = (int64_t)call->merge_token - call->first_token;
-    const int64_t out_row = call->merge_token - target.out_first_token;
+    const int64_t state_row = (int64_t)call->token - call->first_token;
+    const int64_t out_row = call->token - target.out_first_token;
     char *lse = (char *)target.lse;
     const fv_merge_params params = {
         .out = (char *)target.out + out_row * target.out_token_stride,
@@ -303,17 +404,134 @@ static fv_status merge_states(const layer_run *run, const fv_call *call)
         .sinks = target.sinks,
         .num_tokens = call->num_tokens,
         .num_heads = plan->problem.mha.num_heads,
-        .head_size = plan->problem.mha.v_head_size,
+        .head_size = plan->dense_problem.mha.v_head_size,
     };
     return plan->kernels->merge_states(&run->launch, &params);
+}
+
+/* --- MLA ---------------------------------------------------------------------------------------------- */
+
+static int32_t call_tokens(const layer_run *run, const fv_call *call)
+{
+    return call->num_tokens >= 0 ? call->num_tokens : launch_tokens(run->plan);
+}
+
+/* The product of num_matrices heads by the weights W_UK or W_UV of the layer. */
+static fv_status multiply(const layer_run *run, fv_gemm *gemm, int32_t first_weight_row)
+{
+    const fv_tensor *weights = &run->layer->kv_up;
+    gemm->struct_size = sizeof(*gemm);
+    gemm->b_dtype = weights->dtype;
+    gemm->b = (const char *)weights->data + first_weight_row * weights->stride_bytes[1];
+    gemm->b_row_stride = weights->stride_bytes[1];
+    gemm->b_matrix_stride = weights->stride_bytes[0];
+    if (gemm->m == 0) return FV_OK;
+    return run->layer->gemm(run->layer->gemm_user, gemm, run->launch.stream);
+}
+
+/* [q_nope W_UK | q_rope] of some tokens. */
+static fv_status absorb(const layer_run *run, const fv_call *call)
+{
+    const fv_plan *plan = run->plan;
+    const fv_mla_shape *mla = &plan->problem.mla;
+    const fv_tensor *q = &run->layer->q;
+    const int64_t head_stride = absorbed_head_stride(plan), token_stride = head_stride * mla->num_heads;
+    const int64_t bytes = (int64_t)fv_dtype_bytes(plan->problem.q_dtype);
+    const char *from = (const char *)q->data + call->token * q->stride_bytes[0];
+    char *to = run->workspace + plan->workspace.absorbed_q + (call->token - call->first_token) * token_stride;
+    fv_gemm gemm = {
+        .num_matrices = mla->num_heads,
+        .m = call_tokens(run, call),
+        .n = mla->kv_lora_rank,
+        .k = mla->qk_nope_head_dim,
+        .a_dtype = plan->problem.q_dtype,
+        .c_dtype = plan->problem.q_dtype,
+        .a = from,
+        .a_row_stride = q->stride_bytes[0],
+        .a_matrix_stride = q->stride_bytes[1],
+        .c = to,
+        .c_row_stride = token_stride,
+        .c_matrix_stride = head_stride,
+    };
+    const fv_status status = multiply(run, &gemm, 0);
+    if (status != FV_OK || mla->qk_rope_head_dim == 0) return status;
+    const fv_copy_rows_params copy = {
+        .dst = to + mla->kv_lora_rank * bytes,
+        .dst_token_stride = token_stride,
+        .dst_head_stride = head_stride,
+        .src = from + mla->qk_nope_head_dim * bytes,
+        .src_token_stride = q->stride_bytes[0],
+        .src_head_stride = q->stride_bytes[1],
+        .num_tokens = gemm.m,
+        .num_heads = mla->num_heads,
+        .row_bytes = mla->qk_rope_head_dim * bytes,
+    };
+    return plan->kernels->copy_rows(&run->launch, &copy);
+}
+
+/* Attended latents of some tokens times W_UV: the output. */
+static fv_status project(const layer_run *run, const fv_call *call)
+{
+    const fv_plan *plan = run->plan;
+    const fv_mla_shape *mla = &plan->problem.mla;
+    const fv_tensor *out = &run->layer->out;
+    const int64_t token_stride = latent_head_stride(plan) * mla->num_heads;
+    fv_gemm gemm = {
+        .num_matrices = mla->num_heads,
+        .m = call_tokens(run, call),
+        .n = mla->v_head_dim,
+        .k = mla->kv_lora_rank,
+        .b_is_transposed = 1,
+        .a_dtype = plan->problem.q_dtype,
+        .c_dtype = plan->problem.out_dtype,
+        .a = run->workspace + plan->workspace.latents + (call->token - call->first_token) * token_stride,
+        .a_row_stride = token_stride,
+        .a_matrix_stride = latent_head_stride(plan),
+        .c = (char *)out->data + call->token * out->stride_bytes[0],
+        .c_row_stride = out->stride_bytes[0],
+        .c_matrix_stride = out->stride_bytes[1],
+    };
+    return multiply(run, &gemm, mla->qk_nope_head_dim);
+}
+
+/* Gathered latents times W_UK and W_UV of all heads: one product where the weights lie dense. */
+static fv_status expand(const layer_run *run, const fv_call *call)
+{
+    const fv_plan *plan = run->plan;
+    const fv_mla_shape *mla = &plan->problem.mla;
+    const fv_tensor *weights = &run->layer->kv_up;
+    const int64_t bytes = (int64_t)fv_dtype_bytes(plan->gather_dtype);
+    const int32_t head_rows = mla->qk_nope_head_dim + mla->v_head_dim;
+    const int32_t is_one = weights->stride_bytes[0] == head_rows * weights->stride_bytes[1];
+    fv_gemm gemm = {
+        .num_matrices = is_one ? 1 : mla->num_heads,
+        .m = call->num_rows,
+        .n = is_one ? mla->num_heads * head_rows : head_rows,
+        .k = mla->kv_lora_rank,
+        .b_is_transposed = 1,
+        .a_dtype = plan->gather_dtype,
+        .c_dtype = plan->gather_dtype,
+        .a = run->workspace + plan->workspace.gather_k,
+        .a_row_stride = plan->problem.mha.head_size * bytes,
+        .c = run->workspace + plan->workspace.gather_v,
+        .c_row_stride = mla->num_heads * head_rows * bytes,
+        .c_matrix_stride = head_rows * bytes,
+    };
+    return multiply(run, &gemm, 0);
 }
 
 fv_status fv_schedule_run(const fv_plan *plan, const fv_layer *layer, char *workspace, fv_stream stream)
 {
     static fv_status (*const operations[FV_NUM_OPERATIONS])(const layer_run *, const fv_call *) = {
-        [FV_OP_KV_WRITE] = write_new,        [FV_OP_ATTEND_PAGED] = attend_paged,
-        [FV_OP_ATTEND_DENSE] = attend_dense, [FV_OP_REDUCE_SEGMENTS] = reduce_segments,
-        [FV_OP_KV_GATHER] = gather_context,  [FV_OP_MERGE_STATES] = merge_states,
+        [FV_OP_KV_WRITE] = write_new,
+        [FV_OP_ATTEND_PAGED] = attend_paged,
+        [FV_OP_ATTEND_DENSE] = attend_dense,
+        [FV_OP_REDUCE_SEGMENTS] = reduce_segments,
+        [FV_OP_KV_GATHER] = gather_context,
+        [FV_OP_MERGE_STATES] = merge_states,
+        [FV_OP_ABSORB] = absorb,
+        [FV_OP_EXPAND] = expand,
+        [FV_OP_PROJECT] = project,
     };
     const layer_run run = {
         .plan = plan,

@@ -11,7 +11,7 @@
  * grid, with binary search over the prefix sums of Q blocks, serves where lengths are on the device only
  * and under captured graphs. */
 #include "backends/backend.h"
-#include "backends/mha_plan.h"
+#include "backends/strategy.h"
 
 #define SEGMENTS 16
 
@@ -29,10 +29,7 @@ static void why_not(fv_reasons *reasons, const fv_device *device, const fv_probl
     fv_mha_why_not(reasons, &support, device, problem);
 }
 
-static fv_status create(fv_plan *plan)
-{
-    return fv_mha_plan_create(plan, &(fv_mha_strategy){.num_segments = SEGMENTS});
-}
+static fv_status create(fv_plan *plan) { return fv_strategy_create(plan, &(fv_strategy){.num_segments = SEGMENTS}); }
 
 static fv_status schedule(fv_schedule *schedule)
 {

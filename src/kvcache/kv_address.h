@@ -24,7 +24,8 @@ FV_SHARED_INLINE int64_t fv_kv_row_offset(const fv_kv_plane *plane, int64_t bloc
     return block * plane->block_stride + head * plane->head_stride + fv_kv_slot_offset(plane, slot);
 }
 
-FV_SHARED_INLINE int64_t fv_kv_offset(const fv_kv_plane *plane, int64_t block, int64_t head, int64_t slot, int64_t element)
+FV_SHARED_INLINE int64_t fv_kv_offset(const fv_kv_plane *plane, int64_t block, int64_t head, int64_t slot,
+                                      int64_t element)
 {
     return fv_kv_row_offset(plane, block, head, slot) + fv_kv_element_offset(plane, element);
 }

@@ -8,6 +8,7 @@
 #ifndef FV_KVCACHE_KV_BLOCK_RUNS_H
 #define FV_KVCACHE_KV_BLOCK_RUNS_H
 
+#include "core/compiler.h"
 #include "fovea/view.h"
 
 enum {
@@ -46,7 +47,7 @@ void fv_kv_block_runs_init(fv_kv_block_runs *runs, const fv_kv_view *dst, const 
 fv_status fv_kv_views_match(const fv_kv_view *dst, const fv_kv_view *src);
 
 /* Where run `run` of [0, num_runs) is in block `dst_block` and comes from in block `src_block`. */
-static inline void fv_kv_part_run(char **dst, const char **src, const fv_kv_part *part, int64_t dst_block,
+FV_SHARED_INLINE void fv_kv_part_run(char **dst, const char **src, const fv_kv_part *part, int64_t dst_block,
                                   int64_t src_block, int64_t run)
 {
     int64_t to = dst_block * part->dst_block_stride, from = src_block * part->src_block_stride;

@@ -2,6 +2,7 @@
 #ifndef FV_KVCACHE_LATENT_ENTRY_H
 #define FV_KVCACHE_LATENT_ENTRY_H
 
+#include "core/compiler.h"
 #include "fovea/view.h"
 
 enum {
@@ -14,7 +15,7 @@ enum {
 };
 
 /* Is this one of the MLA layouts, in which the value is a part of the key? */
-static inline int32_t fv_kv_layout_is_latent(fv_kv_layout layout)
+FV_SHARED_INLINE int32_t fv_kv_layout_is_latent(fv_kv_layout layout)
 {
     return layout == FV_KV_LAYOUT_LATENT || layout == FV_KV_LAYOUT_LATENT_FP8_DS;
 }

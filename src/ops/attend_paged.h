@@ -137,8 +137,8 @@ typedef struct fv_key_range {
 } fv_key_range;
 
 /* The run of keys of the query token at global position `position` of a sequence of `seq_len`. */
-FV_SHARED_INLINE fv_key_range fv_row_keys(const fv_context_parallel *cp, int32_t seq_len, int64_t position, int32_t causal,
-                                       int32_t window)
+FV_SHARED_INLINE fv_key_range fv_row_keys(const fv_context_parallel *cp, int32_t seq_len, int64_t position,
+                                          int32_t causal, int32_t window)
 {
     int64_t end = seq_len, first = 0;
     if (causal && position + 1 < end) end = position + 1;
@@ -153,7 +153,7 @@ FV_SHARED_INLINE fv_key_range fv_row_keys(const fv_context_parallel *cp, int32_t
 
 /* The keys that any of the tokens [first_token, first_token + num_tokens) of a sequence sees. */
 FV_SHARED_INLINE fv_key_range fv_block_keys(const fv_context_parallel *cp, int32_t seq_len, int64_t context,
-                                         int32_t first_token, int32_t num_tokens, int32_t causal, int32_t window)
+                                            int32_t first_token, int32_t num_tokens, int32_t causal, int32_t window)
 {
     const fv_key_range first = fv_row_keys(cp, seq_len, context + first_token, causal, window);
     const fv_key_range last = fv_row_keys(cp, seq_len, context + first_token + num_tokens - 1, causal, window);
@@ -179,6 +179,7 @@ typedef enum fv_rescaling {
     FV_RESCALING_MULTIPLY = 0,
     FV_RESCALING_ADD,               /* an integer addition to the exponent, with the error compensation */
     FV_RESCALING_ADD_UNCOMPENSATED, /* to show what the compensation is for */
+    FV_RESCALING_MULTIPLY_BF16,     /* multiplied, with P rounded to bf16: what AMLA is compared to */
 } fv_rescaling;
 
 /* One compiled form of attend_paged, attend_dense or mla_decode. */

@@ -4,6 +4,7 @@
 #define FV_OPS_KERNEL_TABLE_H
 
 #include "ops/attend_paged.h"
+#include "ops/copy_rows.h"
 #include "ops/kv_copy.h"
 #include "ops/kv_write.h"
 #include "ops/merge_ranks.h"
@@ -22,6 +23,7 @@ typedef struct fv_kernel_table {
     fv_kv_write_fn kv_write;
     fv_kv_gather_fn kv_gather;
     fv_kv_copy_fn kv_copy;
+    fv_copy_rows_fn copy_rows;
     fv_rope_fn rope;
     fv_rope_kv_write_fn rope_kv_write;
     fv_merge_states_fn merge_states;

@@ -2,6 +2,7 @@
 #ifndef FV_OPS_KEY_ROTATION_H
 #define FV_OPS_KEY_ROTATION_H
 
+#include "core/compiler.h"
 #include "fovea/problem.h"
 
 /* The last rope_dim elements of each key are rotated by the tables' row of its global position; half
@@ -15,7 +16,7 @@ typedef struct fv_key_rotation {
 
 /* Number of this rank's keys whose global position is below `position` (vLLM: local sequence length
  * under decode context parallelism). */
-static inline int32_t fv_local_keys(const fv_context_parallel *cp, int64_t position)
+FV_SHARED_INLINE int32_t fv_local_keys(const fv_context_parallel *cp, int64_t position)
 {
     if (position <= 0) return 0;
     if (cp->world <= 1) return (int32_t)position;
@@ -28,7 +29,7 @@ static inline int32_t fv_local_keys(const fv_context_parallel *cp, int64_t posit
 }
 
 /* Global position of local key `key`. */
-static inline int64_t fv_key_position(const fv_context_parallel *cp, int64_t key)
+FV_SHARED_INLINE int64_t fv_key_position(const fv_context_parallel *cp, int64_t key)
 {
     if (cp->world <= 1) return key;
     const int64_t run = cp->interleave;

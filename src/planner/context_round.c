@@ -3,14 +3,20 @@
 
 #include "core/compiler.h"
 
+static fv_key_range seen_keys(const fv_problem *problem, const fv_step *step, int32_t seq, int32_t first_token,
+                              int32_t num_tokens)
+{
+    const int32_t seq_len = step->seq_lens[seq];
+    const int32_t causal = step->causal ? step->causal[seq] : 1;
+    return fv_block_keys(&problem->context_parallel, seq_len, seq_len - fv_step_query_len(step, seq), first_token,
+                         num_tokens, causal, problem->window);
+}
+
 fv_key_range fv_context_keys(const fv_problem *problem, const fv_step *step, int32_t seq, int32_t first_token,
                              int32_t num_tokens)
 {
-    const int32_t seq_len = step->seq_lens[seq];
-    const int32_t context = seq_len - fv_step_query_len(step, seq);
-    const int32_t causal = step->causal ? step->causal[seq] : 1;
-    fv_key_range keys = fv_block_keys(&problem->context_parallel, seq_len, context, first_token, num_tokens, causal,
-                                      problem->window);
+    const int32_t context = step->seq_lens[seq] - fv_step_query_len(step, seq);
+    fv_key_range keys = seen_keys(problem, step, seq, first_token, num_tokens);
     keys.end = fv_min_i32(keys.end, fv_local_keys(&problem->context_parallel, context));
     keys.first = fv_min_i32(keys.first, keys.end);
     return keys;
@@ -31,7 +37,9 @@ int32_t fv_context_round_next(fv_context_round *round, fv_query_run *runs, const
         int32_t num_tokens = rest;
         if (rest > room) num_tokens = fv_query_is_short(problem, query_len) ? 0 : room / block_q * block_q;
         if (num_tokens <= 0) break;
-        const fv_key_range keys = fv_context_keys(problem, step, seq, round->next_token, num_tokens);
+        const fv_key_range keys = limits->gathers_new
+                                      ? seen_keys(problem, step, seq, round->next_token, num_tokens)
+                                      : fv_context_keys(problem, step, seq, round->next_token, num_tokens);
         runs[round->num_runs++] = (fv_query_run){seq, round->next_token, num_tokens, keys.first, keys.end};
         round->next_token += num_tokens;
         if (round->next_token < query_len) break;

@@ -17,6 +17,7 @@
 typedef struct fv_context_limits {
     int32_t state_tokens; /* a multiple of the Q block */
     int32_t gather_rows;  /* a multiple of block_size where that is possible */
+    int32_t gathers_new;  /* 1: new tokens are gathered with their context, as keys of the same run */
 } fv_context_limits;
 
 /* A run of extends' tokens that fits the state buffers. */
@@ -43,7 +44,7 @@ typedef struct fv_context_cursor {
 
 /* Fills `runs` (room for num_extends) with the next tokens of `extends`, sequence numbers in the order of the
  * batch, from round->next_extend and next_token on. The runs' keys are those of the context that some of
- * their tokens see. Returns 0 where nothing is left. */
+ * their tokens see; with limits->gathers_new of all keys that they see. Returns 0 where nothing is left. */
 int32_t fv_context_round_next(fv_context_round *round, fv_query_run *runs, const fv_problem *problem,
                               const fv_step *step, const int32_t *extends, int32_t num_extends, int32_t block_q,
                               const fv_context_limits *limits);

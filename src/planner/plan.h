@@ -24,6 +24,9 @@ typedef enum fv_operation {
     FV_OP_REDUCE_SEGMENTS,
     FV_OP_KV_GATHER,
     FV_OP_MERGE_STATES,
+    FV_OP_ABSORB,  /* MLA: queries times W_UK */
+    FV_OP_EXPAND,  /* MLA: gathered latents times W_UK and W_UV */
+    FV_OP_PROJECT, /* MLA: attended latents times W_UV */
     FV_NUM_OPERATIONS,
 } fv_operation;
 
@@ -41,6 +44,7 @@ typedef enum fv_result_target {
     FV_TARGET_OUT = 0,
     FV_TARGET_NEW_STATE,     /* of the new tokens among themselves; then the running merge */
     FV_TARGET_CONTEXT_STATE, /* of one chunk of the context */
+    FV_TARGET_LATENTS,       /* MLA: attended latents, to be projected; the LSE goes to the layer's */
 } fv_result_target;
 
 /* One kernel call of a step. */
@@ -48,12 +52,12 @@ typedef struct fv_call {
     fv_operation operation;
     fv_key_source source;
     fv_result_target target;
-    int32_t first, count; /* work items, or reductions; count -1: the static grid */
-    int32_t first_token;  /* of the batch: row 0 of the state buffers */
-    int32_t merge_token;  /* merge_states: tokens of the batch [merge_token, merge_token + num_tokens) */
-    int32_t num_tokens;
+    int32_t first, count;        /* work items, or reductions; count -1: the static grid */
+    int32_t first_token;         /* of the batch: row 0 of the state buffers, or of the absorbed queries */
+    int32_t token;               /* merge_states, absorb, project: tokens of the batch [token, token + num_tokens) */
+    int32_t num_tokens;          /* -1: all */
     int32_t first_seq, num_seqs; /* kv_gather: sequences whose index arrays follow */
-    int32_t num_rows;            /* kv_gather */
+    int32_t num_rows;            /* kv_gather, expand */
     int32_t indices;             /* attend_dense, kv_gather: offset of key_start [num_seqs], out_start
                                   * [num_seqs + 1] and key_row [num_seqs] of the chunk */
 } fv_call;
@@ -61,7 +65,9 @@ typedef struct fv_call {
 /* Byte offsets into the workspace that the caller brings. */
 typedef struct fv_workspace_layout {
     size_t partial_out, partial_max, partial_sum;
-    size_t gather_k, gather_v;
+    size_t gather_k, gather_v;         /* MLA: gathered latents; expanded [rows, Hq, P + V] */
+    size_t absorbed_q;                 /* MLA: [absorb_rows, Hq, L + R] */
+    size_t latents;                    /* MLA: [absorb_rows, Hq, L] */
     size_t state_out[2], state_lse[2]; /* of FV_TARGET_NEW_STATE and FV_TARGET_CONTEXT_STATE */
     size_t scratch;
     size_t scratch_bytes; /* for each worker */
@@ -73,13 +79,17 @@ struct fv_plan {
     fv_device *device;
     const struct fv_backend *backend;
     const fv_kernel_table *kernels;
-    fv_problem problem; /* normal */
+    fv_problem problem;       /* normal */
+    fv_problem dense_problem; /* of attend_dense: the same, or MLA expanded to MHA */
     fv_bounds bounds;
     fv_plan_options options; /* strings are not kept: backend, variant and kernels are resolved */
     const char *choice;      /* why this backend: static text */
 
-    const fv_attend_variant *paged; /* the kernel variants */
+    const fv_attend_variant *paged; /* the kernel variants: attend_paged, or mla_decode */
     const fv_attend_variant *dense; /* NULL: the backend needs none */
+    int32_t absorbs;                /* 1: MLA whose queries are absorbed and whose outputs are projected here */
+    int32_t absorb_rows;            /* tokens that may be absorbed at once */
+    int32_t lse_by_head;            /* 1: the LSE of states lies [Hq, tokens] */
     int32_t group;                  /* query heads of a KV head */
     int32_t decode_threshold;       /* tokens of a query that is served as decode */
     int32_t partition_keys;         /* of a partitioned decode; 0: none */
@@ -89,6 +99,7 @@ struct fv_plan {
     int32_t num_segments;           /* of the static grid */
     fv_dtype gather_dtype;          /* of the gather buffers */
     fv_split_rule rule;
+    fv_split_rule dense_rule;   /* of attend_dense */
     fv_work_list room;          /* capacities */
     fv_context_limits contexts; /* 0: no context is gathered */
     fv_workspace_layout workspace;

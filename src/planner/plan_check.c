@@ -182,16 +182,46 @@ static fv_status check_pointers(const fv_plan *plan, const fv_layer *layer)
     }
     const int32_t scaled = problem->kv_scaling == FV_KV_SCALING_PER_TENSOR ||
                            problem->kv_scaling == FV_KV_SCALING_PER_HEAD;
-    if (scaled && (!layer->k_scale || !layer->v_scale)) {
+    const int32_t is_mla = problem->kind == FV_ATTENTION_MLA;
+    if (scaled && (!layer->k_scale || (!layer->v_scale && !is_mla))) {
         return fv_fail(FV_ERR_INVALID, "the problem has KV scales; fv_layer.k_scale or v_scale is NULL");
     }
     if (layer->lse.data && !problem->returns_lse) {
         return fv_fail(FV_ERR_INVALID, "fv_layer.lse is given; the problem says returns_lse 0");
     }
-    if (!layer->k.data != !layer->v.data) return fv_fail(FV_ERR_INVALID, "only one of k and v is given");
+    if (is_mla && layer->v.data) return fv_fail(FV_ERR_INVALID, "v is given; the latents of MLA come as k");
+    if (!is_mla && !layer->k.data != !layer->v.data) return fv_fail(FV_ERR_INVALID, "only one of k and v is given");
     const int32_t writes = layer->k.data && problem->type == FV_ATTENTION_DECODER;
     if (writes && !plan->batch.slot_mapping && plan->batch.num_tokens) {
         return fv_fail(FV_ERR_INVALID, "new k and v are given; the batch's slot_mapping is NULL");
+    }
+    return FV_OK;
+}
+
+/* The weights of MLA, and the tables that rotate at reading. */
+static fv_status check_mla(const fv_plan *plan, const fv_layer *layer)
+{
+    const fv_mla_shape *mla = &plan->problem.mla;
+    if (mla->rotate_at_reading && mla->qk_rope_head_dim > 0) {
+        if (!layer->rope_cos || !layer->rope_sin) {
+            return fv_fail(FV_ERR_INVALID, "the problem rotates at reading; fv_layer.rope_cos or rope_sin is NULL");
+        }
+        if (layer->num_rope_positions < plan->bounds.max_seq_len) {
+            return fv_fail(FV_ERR_INVALID, "num_rope_positions is %lld; the plan was made for sequences of up to %d",
+                           (long long)layer->num_rope_positions, plan->bounds.max_seq_len);
+        }
+    }
+    if (mla->absorbed) return FV_OK;
+    if (!layer->gemm) return fv_fail(FV_ERR_INVALID, "fv_layer.gemm is NULL; MLA that is not absorbed needs one");
+    const fv_tensor *kv_up = &layer->kv_up;
+    const int64_t head_rows = mla->qk_nope_head_dim + mla->v_head_dim;
+    if (!kv_up->data) return fv_fail(FV_ERR_INVALID, "kv_up has no data; MLA that is not absorbed needs it");
+    if (kv_up->num_dims != 3 || kv_up->shape[0] != mla->num_heads || kv_up->shape[1] != head_rows ||
+        kv_up->shape[2] != mla->kv_lora_rank || kv_up->stride_bytes[2] != (int64_t)fv_dtype_bytes(kv_up->dtype)) {
+        return fv_fail(FV_ERR_INVALID,
+                       "kv_up has %d dimensions [%lld, %lld, %lld]; accepted: 3, [%d, %lld, %d], dense rows",
+                       kv_up->num_dims, (long long)kv_up->shape[0], (long long)kv_up->shape[1],
+                       (long long)kv_up->shape[2], mla->num_heads, (long long)head_rows, mla->kv_lora_rank);
     }
     return FV_OK;
 }
@@ -205,6 +235,7 @@ fv_status fv_plan_check_layer(const fv_plan *plan, const fv_layer *layer)
     const fv_problem *problem = &plan->problem;
     const fv_mha_shape *mha = &problem->mha;
     const int32_t is_encoder = problem->type == FV_ATTENTION_ENCODER;
+    const fv_mha_shape *outer = plan->absorbs ? &plan->dense_problem.mha : mha; /* of q and out */
     /* Under a captured graph a later step may have as many tokens as the bounds allow. */
     const int64_t num_tokens = plan->static_grid && !plan->device->host_is_device ? plan->bounds.max_num_tokens
                                                                                   : plan->batch.num_tokens;
@@ -213,10 +244,10 @@ fv_status fv_plan_check_layer(const fv_plan *plan, const fv_layer *layer)
         tensor_rule rule;
         int32_t optional;
     } tensors[] = {
-        {&layer->q, {"q", problem->q_dtype, mha->num_heads, mha->head_size}, 0},
+        {&layer->q, {"q", problem->q_dtype, outer->num_heads, outer->head_size}, 0},
         {&layer->k, {"k", problem->q_dtype, mha->num_kv_heads, mha->head_size}, !is_encoder},
         {&layer->v, {"v", problem->q_dtype, mha->num_kv_heads, mha->v_head_size}, !is_encoder},
-        {&layer->out, {"out", problem->out_dtype, mha->num_heads, mha->v_head_size}, 0},
+        {&layer->out, {"out", problem->out_dtype, outer->num_heads, outer->v_head_size}, 0},
         {&layer->lse, {"lse", FV_DTYPE_F32, mha->num_heads, 0}, 1},
     };
     for (int32_t i = 0; i < FV_ARRAY_LEN(tensors); i++) {
@@ -228,6 +259,7 @@ fv_status fv_plan_check_layer(const fv_plan *plan, const fv_layer *layer)
     if (problem->type == FV_ATTENTION_CROSS && layer->k.data) {
         return fv_fail(FV_ERR_INVALID, "k is given; cross attention reads keys that are in the cache already");
     }
-    const fv_status status = is_encoder ? FV_OK : check_cache(plan, &layer->kv_cache);
+    fv_status status = is_encoder ? FV_OK : check_cache(plan, &layer->kv_cache);
+    if (status == FV_OK && problem->kind == FV_ATTENTION_MLA) status = check_mla(plan, layer);
     return status == FV_OK ? check_pointers(plan, layer) : status;
 }

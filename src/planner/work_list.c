@@ -383,7 +383,8 @@ void fv_work_list_room(fv_work_list *list, const fv_split_rule *rule, const fv_b
     }
     if (rule->path == FV_PATH_2D) slots = 0;
     slots = fv_min_i64(slots, (int64_t)(slots_limit_bytes / slot_bytes));
-    const int64_t pieces = blocks + 2 * extra_pieces; /* a step has up to two passes over disjoint sequences */
+    const int64_t passes = fv_max_i32(2, rule->num_passes);
+    const int64_t pieces = blocks + passes + passes * extra_pieces;
     list->item_capacity = (int32_t)fv_min_i64(pieces * num_kv_heads + list->spare_items, 1 << 26);
     list->slot_capacity = (int32_t)slots;
 }

@@ -11,6 +11,7 @@ const fv_kernel_table fv_reference_kernels = {
     .kv_write = fv_reference_kv_write,
     .kv_gather = fv_reference_kv_gather,
     .kv_copy = fv_reference_kv_copy,
+    .copy_rows = fv_reference_copy_rows,
     .rope = fv_reference_rope,
     .rope_kv_write = fv_reference_rope_kv_write,
     .merge_states = fv_reference_merge_states,

@@ -17,6 +17,7 @@ extern const fv_attend_variant fv_reference_mla_variants[1];
 fv_status fv_reference_reduce_segments(const fv_launch *launch, const fv_reduce_params *params);
 fv_status fv_reference_kv_write(const fv_launch *launch, const fv_kv_write_params *params);
 fv_status fv_reference_kv_gather(const fv_launch *launch, const fv_kv_gather_params *params);
+fv_status fv_reference_copy_rows(const fv_launch *launch, const fv_copy_rows_params *params);
 fv_status fv_reference_kv_copy(const fv_launch *launch, const fv_kv_copy_params *params);
 fv_status fv_reference_rope(const fv_launch *launch, const fv_rope_params *params);
 fv_status fv_reference_rope_kv_write(const fv_launch *launch, const fv_rope_kv_write_params *params);

@@ -143,7 +143,7 @@ static void test_problems_are_refused(void **state)
     problem.kind = FV_ATTENTION_MLA;
     problem.mla = (fv_mla_shape){16, 512, 64, 128, 128, 0, 0};
     assert_refused(fv_plan_create(&plan, f->context, &problem, &f->bounds, NULL), FV_ERR_UNSUPPORTED,
-                   "MLA not supported");
+                   "layout nb_2_bs_h_d not supported (accepted: latent, latent_fp8_ds)");
 
     fv_plan_options options = {.struct_size = sizeof(options), .backend = "FLASHINFER"};
     assert_refused(fv_plan_create(&plan, f->context, &f->problem, &f->bounds, &options), FV_ERR_INVALID,

@@ -22,7 +22,7 @@ enum {
     MAX_ITEMS = 512,
     MAX_ROWS = 512, /* of the batch: tokens x query heads */
     MAX_KEYS = 512, /* of a sequence */
-    MAX_SIZE = 128, /* of a head */
+    MAX_SIZE = 192, /* of a head */
     NUM_BLOCKS = 96,
     BLOCK_SIZE = 16,
     FENCE = 3,       /* rows of NaN before and behind the dense rows */
@@ -38,6 +38,7 @@ typedef struct dense_case {
     int32_t num_seqs;
     int32_t query_lens[MAX_SEQS], seq_lens[MAX_SEQS];
     int32_t num_heads, num_kv_heads, head_size, v_head_size;
+    int32_t shared_size; /* elements at the end of each key that all heads share; 0: keys are whole */
     int32_t head_scales, token_head_scales;
     int32_t window, not_causal, tree, sinks;
     float soft_cap;
@@ -53,7 +54,7 @@ typedef struct dense_scene {
     const dense_case *test;
     uint64_t random;
     fv_attend_params params;
-    char *q, *out, *k, *v, *cache;
+    char *q, *out, *k, *k_shared, *v, *cache;
     size_t out_bytes;
     float lse[MAX_ROWS];
     float sinks[MAX_SIZE], slopes[MAX_SIZE], k_scale[MAX_SIZE], v_scale[MAX_SIZE];
@@ -148,8 +149,11 @@ static void build_dense(dense_scene *s)
     fv_attend_params *p = &s->params;
     const fv_dtype dtype = test->dense_dtype ? test->dense_dtype : test->dtype;
     const int64_t bytes = (int64_t)fv_dtype_bytes(dtype);
+    const int32_t own_size = test->head_size - test->shared_size;
     p->dense = (fv_dense_keys){
-        .k_head_stride = (test->head_size + 8) * bytes,
+        .k_head_stride = (own_size + 8) * bytes,
+        .k_shared_token_stride = (test->shared_size + 5) * bytes,
+        .shared_size = test->shared_size,
         .v_head_stride = (p->v_head_size + 16) * bytes,
         .dtype = dtype,
         .key_row = test->chunk ? s->key_row : NULL,
@@ -158,6 +162,8 @@ static void build_dense(dense_scene *s)
     p->dense.v_token_stride = p->dense.v_head_stride * test->num_kv_heads + 3 * bytes;
     s->k = alloc_filled((size_t)(MAX_DENSE * p->dense.k_token_stride), 0xff);
     s->v = alloc_filled((size_t)(MAX_DENSE * p->dense.v_token_stride), 0xff);
+    s->k_shared = alloc_filled((size_t)(MAX_DENSE * p->dense.k_shared_token_stride), 0xff);
+    if (test->shared_size > 0) p->dense.k_shared = s->k_shared + FENCE * p->dense.k_shared_token_stride;
     p->dense.k = s->k + FENCE * p->dense.k_token_stride;
     p->dense.v = s->v + FENCE * p->dense.v_token_stride;
 
@@ -175,10 +181,12 @@ static void build_dense(dense_scene *s)
         assert_true(end + FENCE < MAX_DENSE);
         for (int32_t head = 0; head < test->num_kv_heads; head++) {
             fill_rows(s, (char *)p->dense.k + head * p->dense.k_head_stride, first, end, p->dense.k_token_stride,
-                      test->head_size, dtype);
+                      own_size, dtype);
             fill_rows(s, (char *)p->dense.v + head * p->dense.v_head_stride, first, end, p->dense.v_token_stride,
                       p->v_head_size, dtype);
         }
+        fill_rows(s, s->k_shared + FENCE * p->dense.k_shared_token_stride, first, end, p->dense.k_shared_token_stride,
+                  test->shared_size, dtype);
     }
 }
 
@@ -326,7 +334,8 @@ static dense_scene *scene_create(const dense_case *test)
 
 static void scene_destroy(dense_scene *s)
 {
-    void *parts[] = {s->q, s->out, s->k, s->v, s->cache, s->partial_out, s->partial_max, s->partial_sum, s};
+    void *parts[] = {s->q,     s->out,         s->k,           s->k_shared,    s->v,
+                     s->cache, s->partial_out, s->partial_max, s->partial_sum, s};
     for (int32_t i = 0; i < FV_ARRAY_LEN(parts); i++) free(parts[i]);
 }
 
@@ -625,6 +634,33 @@ static void test_out_of_later_tokens(void **state)
     check_case(&test);
 }
 
+/* Keys whose end all heads share, as MLA's expanded keys do: own parts of a multiple of 16 elements and
+ * not, rows read in place and copied, few rows and many, alone and behind a cache. */
+static void test_shared_key_parts(void **state)
+{
+    (void)state;
+    static const fv_dtype dtypes[] = {FV_DTYPE_BF16, FV_DTYPE_F16, FV_DTYPE_F32};
+    for (int32_t i = 0; i < 6; i++) {
+        dense_case test = dense_alone();
+        test.dtype = dtypes[i % 3];
+        test.dense_dtype = i == 3 ? FV_DTYPE_F32 : FV_DTYPE_NONE;
+        test.head_size = i < 3 ? 192 : 72;
+        test.v_head_size = i < 3 ? 128 : 24;
+        test.shared_size = i < 3 ? 64 : 16 + 8 * (i == 3);
+        test.num_kv_heads = i % 3 == 2 ? 4 : 2;
+        check_case(&test);
+        test.chunk = 41;
+        test.cut = 30;
+        check_case(&test);
+    }
+    for (int32_t i = 0; i < 4; i++) {
+        dense_case test = mixed(i < 2 ? FV_DTYPE_BF16 : FV_DTYPE_F32);
+        test.head_size = 56;
+        test.shared_size = i % 2 ? 24 : 16;
+        check_case(&test);
+    }
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -635,6 +671,7 @@ int main(void)
         cmocka_unit_test(test_new_tokens_behind_the_cache),
         cmocka_unit_test(test_new_tokens_behind_a_scaled_cache),
         cmocka_unit_test(test_shared_prefix),
+        cmocka_unit_test(test_shared_key_parts),
         cmocka_unit_test(test_out_of_later_tokens),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -18,11 +18,13 @@
 
 /* Where rows of keys and values lie: in the cache, or dense. */
 typedef struct fv_key_source {
-    fv_kv_plane k, v; /* of dense rows: a slot is a row */
+    fv_kv_plane k, v;     /* of dense rows: a slot is a row */
+    fv_kv_plane k_shared; /* the last shared_size elements of each key, of dense rows only */
+    int32_t shared_size;  /* 0: `k` has whole keys */
     fv_dtype stored;
     fv_dtype dtype;                 /* as the kernels read the rows: `stored`, or fp32 */
     int32_t k_in_place, v_in_place; /* 0: rows are copied first, see fv_attend_copy_row */
-} fv_key_source;
+} fv_key_source;                    /* k_in_place: each part of a key is in lane order by itself */
 
 typedef struct fv_attend_job {
     const fv_attend_params *params;
@@ -67,10 +69,12 @@ static inline fv_key_source fv_cache_source(const fv_kv_view *cache)
     };
 }
 
-static inline fv_key_source fv_dense_source(const fv_dense_keys *dense, fv_dtype lane_dtype)
+static inline fv_key_source fv_dense_source(const fv_dense_keys *dense, int32_t head_size, fv_dtype lane_dtype)
 {
     const int64_t bytes = (int64_t)fv_dtype_bytes(dense->dtype);
     const int32_t is_native = dense->dtype == lane_dtype;
+    const int32_t shared_size = dense->k_shared ? dense->shared_size : 0;
+    assert(shared_size % FV_LANES == 0 && shared_size <= head_size);
     return (fv_key_source){
         .k = {.data = (void *)dense->k,
               .head_stride = dense->k_head_stride,
@@ -80,9 +84,13 @@ static inline fv_key_source fv_dense_source(const fv_dense_keys *dense, fv_dtype
               .head_stride = dense->v_head_stride,
               .slot_stride = dense->v_token_stride,
               .element_stride = bytes},
+        .k_shared = {.data = (void *)dense->k_shared,
+                     .slot_stride = dense->k_shared_token_stride,
+                     .element_stride = bytes},
+        .shared_size = shared_size,
         .stored = dense->dtype,
         .dtype = is_native ? dense->dtype : FV_DTYPE_F32,
-        .k_in_place = is_native,
+        .k_in_place = is_native && (shared_size == 0 || (head_size - shared_size) % 16 == 0),
         .v_in_place = is_native,
     };
 }
@@ -102,7 +110,7 @@ static inline void fv_attend_job_set_sources(fv_attend_job *job)
     if (params->block_table) job->table = params->block_table + job->item->table_row * params->block_table_stride;
     if (dense->k) {
         assert(params->context_parallel.world <= 1);
-        job->dense = fv_dense_source(dense, job->lane_dtype);
+        job->dense = fv_dense_source(dense, params->head_size, job->lane_dtype);
         job->dense_from = dense->key_row ? 0 : (int32_t)job->context;
         job->dense_row = dense->key_row ? dense->key_row[seq] : params->query_start[seq] - job->context;
     }
@@ -200,6 +208,29 @@ static inline void fv_attend_copy_row(void *to, const char *row, const fv_attend
         fv_row_gather(to, row, plane, 0, num_elements, fv_dtype_bytes(source->stored));
     else
         fv_row_load_lanes(to, row, num_elements, source->stored, job->lane_dtype);
+}
+
+/* The same for the whole key `key`, whose own part is `row`. */
+static inline void fv_attend_copy_key(void *to, const char *row, const fv_attend_job *job, const fv_key_source *source,
+                                      int32_t key)
+{
+    const int32_t head_size = job->params->head_size;
+    if (source->shared_size == 0) {
+        fv_attend_copy_row(to, row, job, source, &source->k, head_size);
+        return;
+    }
+    const int32_t own_size = head_size - source->shared_size;
+    const char *shared = (const char *)source->k_shared.data + (job->dense_row + key) * source->k_shared.slot_stride;
+    const size_t bytes = fv_dtype_bytes(source->stored);
+    if (source->stored == job->lane_dtype) {
+        memcpy(to, row, (size_t)own_size * bytes);
+        memcpy((char *)to + (size_t)own_size * bytes, shared, (size_t)source->shared_size * bytes);
+        return;
+    }
+    float *natural = to;
+    fv_row_load_lanes(natural, row, own_size, source->stored, FV_DTYPE_F32);
+    fv_row_load_lanes(natural + own_size, shared, source->shared_size, source->stored, FV_DTYPE_F32);
+    fv_row_load_lanes(natural, natural, head_size, FV_DTYPE_F32, job->lane_dtype);
 }
 
 /* Scales of the keys [first, end) of one head where the job has such: those of `plane`, times that of

@@ -1,41 +1,22 @@
 /* attend_paged for many rows: prefill, and long extensions.
  *
  * Bound by arithmetic. Each tile of keys is converted to fp32 once for a KV head and then met by all
- * rows of the item. Rows go in strips of 24, 16 or 8, one to a lane, so that nothing is transposed
- * but the queries, once for an item:
+ * rows of the item. Rows go in strips of 24, 16 or 8, one to a lane (row_strip.h), so that
+ * nothing is transposed but the queries, once for an item:
  *
  *   scores^T [key][row]  = K [key][d]     times  Q^T [d][row]     4 keys x 24 rows in registers
  *   sums     [row][col] += P^T [key][row] times  V [key][col]     6 rows x 16 columns in registers
  *
- * The left factor is broadcast an element at a time, the right one is read in vectors. Maximum, sum
- * and mask of a row stay in the row's lane. A row's arithmetic is the same in any strip and lane. */
-#include "kernels/cpu/attend_item.h"
+ * The left factor is broadcast an element at a time, the right one is read in vectors. */
+#include "kernels/cpu/row_strip.h"
 
 enum {
-    STRIP_VECTORS = 3, /* of a full strip */
-    STRIP_ROWS = STRIP_VECTORS * FV_LANES,
     PANEL = 16,  /* columns of V that lie together */
     KEY_STEP = 8 /* keys are padded to this */
 };
 
-/* Up to 24 rows of one KV head. */
-typedef struct row_strip {
-    fv_f32x8 max[STRIP_VECTORS];
-    fv_f32x8 sum[STRIP_VECTORS];
-    fv_i32x8 first[STRIP_VECTORS], end[STRIP_VECTORS]; /* keys that each row sees */
-    fv_f32x8 slope[STRIP_VECTORS];                     /* ALiBi, times log2(e) */
-    fv_i32x8 position[STRIP_VECTORS];                  /* global, of the query token */
-    float rescale[STRIP_ROWS];
-    fv_key_range some; /* keys that some row sees */
-    fv_key_range all;  /* keys that all rows see */
-    int32_t first_row;
-    int32_t num_vectors;
-    float *q;    /* [D][8 * num_vectors], d in lane order */
-    float *sums; /* [8 * num_vectors][padded Dv], lane order */
-} row_strip;
-
 typedef struct many_scratch {
-    row_strip *strips;
+    fv_row_strip *strips;
     float *q;
     float *sums;
     float *keys;   /* [tile][D], lane order */
@@ -65,12 +46,13 @@ static many_scratch many_scratch_of(const fv_attend_params *params, int32_t num_
     const size_t columns = (size_t)fv_round_up(params->v_head_size, PANEL);
     const size_t widest = head_size > columns ? head_size : columns;
     many_scratch scratch = {0};
-    scratch.strips = fv_scratch_take(memory, &scratch.bytes, (rows + STRIP_ROWS - 1) / STRIP_ROWS * sizeof(row_strip));
+    scratch.strips = fv_scratch_take(memory, &scratch.bytes,
+                                     (rows + FV_STRIP_ROWS - 1) / FV_STRIP_ROWS * sizeof(fv_row_strip));
     scratch.q = fv_scratch_take(memory, &scratch.bytes, rows * head_size * sizeof(float));
     scratch.sums = fv_scratch_take(memory, &scratch.bytes, rows * columns * sizeof(float));
     scratch.keys = fv_scratch_take(memory, &scratch.bytes, tile * head_size * sizeof(float));
     scratch.values = fv_scratch_take(memory, &scratch.bytes, tile * columns * sizeof(float));
-    scratch.scores = fv_scratch_take(memory, &scratch.bytes, tile * STRIP_ROWS * sizeof(float));
+    scratch.scores = fv_scratch_take(memory, &scratch.bytes, tile * FV_STRIP_ROWS * sizeof(float));
     scratch.k_scales = fv_scratch_take(memory, &scratch.bytes, tile * sizeof(float));
     scratch.v_scales = fv_scratch_take(memory, &scratch.bytes, tile * sizeof(float));
     scratch.rows = fv_scratch_take(memory, &scratch.bytes, tile * sizeof(char *));
@@ -85,20 +67,21 @@ size_t FV_ISA_SYMBOL(fv_attend_many_scratch)(const fv_attend_params *params)
 
 /* --- the tile in fp32 -------------------------------------------------------------------------------- */
 
+/* num_elements of each row to rows of `keys`, which are head_size apart. */
 FV_ALWAYS_INLINE void convert_keys_as(float *keys, const char *const *rows, int32_t first, int32_t end,
-                                      int32_t head_size, const fv_dtype dtype)
+                                      int32_t head_size, int32_t num_elements, const fv_dtype dtype)
 {
     const int64_t bytes = (int64_t)fv_dtype_bytes(dtype);
     for (int32_t key = first; key < end; key++) {
         float *to = keys + (int64_t)key * head_size;
         const char *from = rows[key];
         int32_t d = 0;
-        for (; d + 16 <= head_size; d += 16) {
+        for (; d + 16 <= num_elements; d += 16) {
             const fv_f32x16 value = fv_load16(from + d * bytes, dtype);
             fv_store_f32(to + d, value.a);
             fv_store_f32(to + d + 8, value.b);
         }
-        if (d < head_size) fv_store_f32(to + d, fv_load8(from + d * bytes, dtype));
+        if (d < num_elements) fv_store_f32(to + d, fv_load8(from + d * bytes, dtype));
     }
 }
 
@@ -137,9 +120,9 @@ FV_ALWAYS_INLINE int32_t convert_values_as(float *values, const char *const *row
     }
 
 static void convert_keys(float *keys, const char *const *rows, int32_t first, int32_t end, int32_t head_size,
-                         fv_dtype dtype)
+                         int32_t num_elements, fv_dtype dtype)
 {
-#define CONVERT(DTYPE) convert_keys_as(keys, rows, first, end, head_size, DTYPE)
+#define CONVERT(DTYPE) convert_keys_as(keys, rows, first, end, head_size, num_elements, DTYPE)
     EACH_DTYPE(CONVERT)
 #undef CONVERT
 }
@@ -163,11 +146,11 @@ FV_ALWAYS_INLINE void dot_strip_as(float *scores, const float *keys, const float
     const int32_t width = num_vectors * FV_LANES;
     for (int32_t key = first; key < end; key += num_keys) {
         const float *k = keys + (int64_t)key * head_size;
-        fv_f32x8 acc[KEY_STEP * STRIP_VECTORS];
+        fv_f32x8 acc[KEY_STEP * FV_STRIP_VECTORS];
         FV_UNROLL
         for (int32_t i = 0; i < num_keys * num_vectors; i++) acc[i] = fv_splat(0.0f);
         for (int32_t d = 0; d < head_size; d++) {
-            fv_f32x8 row[STRIP_VECTORS];
+            fv_f32x8 row[FV_STRIP_VECTORS];
             FV_UNROLL
             for (int32_t v = 0; v < num_vectors; v++) row[v] = fv_load_f32(q + d * width + v * FV_LANES);
             FV_UNROLL
@@ -189,7 +172,7 @@ FV_ALWAYS_INLINE void dot_strip_as(float *scores, const float *keys, const float
     }
 }
 
-static void dot_strip(float *scores, const float *keys, const row_strip *strip, int32_t first, int32_t end,
+static void dot_strip(float *scores, const float *keys, const fv_row_strip *strip, int32_t first, int32_t end,
                       int32_t head_size)
 {
     switch (strip->num_vectors) {
@@ -231,7 +214,7 @@ FV_ALWAYS_INLINE void accumulate_rows(float *sums, const float *weights, const f
     }
 }
 
-FV_ALWAYS_INLINE void accumulate_strip_as(const row_strip *strip, const float *weights, const float *values,
+FV_ALWAYS_INLINE void accumulate_strip_as(const fv_row_strip *strip, const float *weights, const float *values,
                                           int32_t first, int32_t end, int32_t tile_keys, int32_t num_columns,
                                           const int32_t num_vectors, const int32_t num_rows, const int32_t masked)
 {
@@ -241,7 +224,7 @@ FV_ALWAYS_INLINE void accumulate_strip_as(const row_strip *strip, const float *w
     }
 }
 
-static void accumulate_strip(const row_strip *strip, const float *weights, const float *values, int32_t first,
+static void accumulate_strip(const fv_row_strip *strip, const float *weights, const float *values, int32_t first,
                              int32_t end, int32_t tile_keys, int32_t num_columns, int32_t masked)
 {
 #define ACCUMULATE(VECTORS, ROWS, MASKED) \
@@ -257,105 +240,7 @@ static void accumulate_strip(const row_strip *strip, const float *weights, const
 #undef ACCUMULATE
 }
 
-/* --- softmax ------------------------------------------------------------------------------------------- */
-
-static fv_i32x8 tree_visible(const fv_attend_job *job, int32_t first_row, int64_t key_position)
-{
-    fv_i32x8 visible;
-    for (int32_t i = 0; i < FV_LANES; i++) {
-        visible[i] = -fv_attend_tree_sees(job, fv_min_i32(first_row + i, job->num_rows - 1), key_position);
-    }
-    return visible;
-}
-
-/* Dot products of the keys [first, end) to weights 2^(s - max) for the rows of vector `v`.
- * is_edge: some row does not see some of the keys. */
-static void softmax_vector(row_strip *strip, int32_t v, float *scores, const fv_attend_job *job, const many_tile *tile,
-                           int32_t first, int32_t end, fv_score_scale scale, int32_t is_edge)
-{
-    const fv_attend_params *params = job->params;
-    const int32_t width = strip->num_vectors * FV_LANES;
-    const int32_t is_plain = !is_edge && !tile->k_scales && params->alibi == FV_ALIBI_NONE;
-    scores += v * FV_LANES;
-
-    fv_f32x8 max = strip->max[v];
-    for (int32_t key = first; key < end; key++) {
-        fv_f32x8 score = fv_load_f32(scores + key * width);
-        if (is_plain) {
-            score = fv_attend_score(score, scale);
-        } else {
-            const int32_t local_key = tile->first_key + key;
-            if (tile->k_scales) score *= tile->k_scales[key];
-            score = fv_attend_score(score, scale);
-            fv_i32x8 visible = (fv_i32x8)(strip->first[v] <= local_key) & (fv_i32x8)(strip->end[v] > local_key);
-            const int32_t position = (int32_t)fv_key_position(&params->context_parallel, local_key);
-            if (params->tree_mask) visible &= tree_visible(job, strip->first_row + v * FV_LANES, position);
-            score = fv_select(visible, score, fv_splat(-INFINITY));
-            if (params->alibi != FV_ALIBI_NONE) {
-                score += fv_attend_alibi(position - strip->position[v], strip->slope[v], params->alibi);
-            }
-        }
-        fv_store_f32(scores + key * width, score);
-        max = fv_max(max, score);
-    }
-
-    /* Where no key was seen yet, any finite number serves: 2^(-inf - 0) is 0. */
-    const fv_f32x8 base = fv_select((fv_i32x8)(max == -INFINITY), fv_splat(0.0f), max);
-    const fv_f32x8 shrink = fv_exp2(strip->max[v] - base);
-    fv_f32x8 sum = strip->sum[v] * shrink;
-    for (int32_t key = first; key < end; key++) {
-        fv_f32x8 weight = fv_exp2(fv_load_f32(scores + key * width) - base);
-        sum += weight;
-        if (tile->v_scales) {
-            weight = fv_select((fv_i32x8)(weight == 0.0f), weight, weight * tile->v_scales[key]);
-        }
-        fv_store_f32(scores + key * width, weight);
-    }
-    strip->max[v] = max;
-    strip->sum[v] = sum;
-    fv_store_f32(strip->rescale + v * FV_LANES, shrink);
-}
-
 /* --- one KV head ----------------------------------------------------------------------------------------- */
-
-static void strip_init(row_strip *strip, const fv_attend_job *job, int32_t kv_head, int32_t first_row,
-                       int32_t num_vectors)
-{
-    strip->first_row = first_row;
-    strip->num_vectors = num_vectors;
-    strip->some = (fv_key_range){INT32_MAX, 0};
-    strip->all = (fv_key_range){0, INT32_MAX};
-    for (int32_t i = 0; i < num_vectors * FV_LANES; i++) {
-        const int32_t v = i / FV_LANES, lane = i % FV_LANES;
-        const int32_t row = fv_min_i32(first_row + i, job->num_rows - 1);
-        const fv_key_range keys = fv_attend_row_keys(job, row);
-        strip->max[v][lane] = -INFINITY;
-        strip->sum[v][lane] = 0.0f;
-        strip->first[v][lane] = keys.first;
-        strip->end[v][lane] = keys.end;
-        strip->slope[v][lane] = 0.0f;
-        if (job->params->alibi != FV_ALIBI_NONE) {
-            strip->slope[v][lane] = job->params->alibi_slopes[kv_head * job->group + row % job->group] * FV_LOG2E;
-        }
-        strip->position[v][lane] = (int32_t)(job->context + job->item->first_token + row / job->group);
-        strip->some.first = fv_min_i32(strip->some.first, keys.first);
-        strip->some.end = fv_max_i32(strip->some.end, keys.end);
-        strip->all.first = fv_max_i32(strip->all.first, keys.first);
-        strip->all.end = fv_min_i32(strip->all.end, keys.end);
-    }
-}
-
-/* The strip's queries as [d][row], d in lane order. Rows that pad the strip repeat the last. */
-static void pack_queries(const row_strip *strip, float *row, const fv_attend_job *job, int32_t kv_head)
-{
-    const fv_attend_params *params = job->params;
-    const int32_t width = strip->num_vectors * FV_LANES;
-    for (int32_t i = 0; i < width; i++) {
-        const char *from = fv_attend_q_row(job, kv_head, fv_min_i32(strip->first_row + i, job->num_rows - 1));
-        fv_row_load_lanes(row, from, params->head_size, params->q_dtype, job->lane_dtype);
-        for (int32_t d = 0; d < params->head_size; d++) strip->q[d * width + i] = row[d];
-    }
-}
 
 /* Element 0 of the keys [first, end) of the tile, which share a source, in a plane of it. */
 static void load_rows(const char **rows, const fv_attend_job *job, const fv_kv_plane *plane, int32_t kv_head,
@@ -370,16 +255,20 @@ static void load_keys(const many_scratch *scratch, const many_tile *tile, const 
 {
     const fv_key_source *source = fv_attend_source_of(job, tile->first_key + first);
     const int32_t head_size = job->params->head_size;
+    const int32_t own_size = head_size - source->shared_size;
     load_rows(scratch->rows, job, &source->k, kv_head, tile, first, end);
-    if (source->k_in_place) {
-        convert_keys(scratch->keys, scratch->rows, first, end, head_size, source->dtype);
+    if (!source->k_in_place) {
+        for (int32_t key = first; key < end; key++) {
+            fv_attend_copy_key(scratch->copy, scratch->rows[key], job, source, tile->first_key + key);
+            scratch->rows[key] = (const char *)scratch->copy;
+            convert_keys(scratch->keys, scratch->rows, key, key + 1, head_size, head_size, source->dtype);
+        }
         return;
     }
-    for (int32_t key = first; key < end; key++) {
-        fv_attend_copy_row(scratch->copy, scratch->rows[key], job, source, &source->k, head_size);
-        scratch->rows[key] = (const char *)scratch->copy;
-        convert_keys(scratch->keys, scratch->rows, key, key + 1, head_size, source->dtype);
-    }
+    convert_keys(scratch->keys, scratch->rows, first, end, head_size, own_size, source->dtype);
+    if (source->shared_size == 0) return;
+    load_rows(scratch->rows, job, &source->k_shared, 0, tile, first, end);
+    convert_keys(scratch->keys + own_size, scratch->rows, first, end, head_size, source->shared_size, source->dtype);
 }
 
 static void load_values(const many_scratch *scratch, many_tile *tile, const fv_attend_job *job, int32_t kv_head,
@@ -425,39 +314,37 @@ static void load_tile(const many_scratch *scratch, many_tile *tile, const fv_att
     }
 }
 
-static void attend_tile_strip(const many_scratch *scratch, row_strip *strip, const many_tile *tile,
+static void attend_tile_strip(const many_scratch *scratch, fv_row_strip *strip, const many_tile *tile,
                               const fv_attend_job *job, fv_score_scale scale)
 {
     const fv_attend_params *params = job->params;
-    const int32_t first = fv_max_i32(strip->some.first - tile->first_key, tile->first);
-    const int32_t end = fv_min_i32(strip->some.end - tile->first_key, tile->end);
-    if (first >= end) return;
-    const int32_t is_edge = strip->all.first - tile->first_key > first || strip->all.end - tile->first_key < end ||
-                            params->tree_mask;
     const int32_t num_columns = (int32_t)fv_round_up(params->v_head_size, PANEL);
+    fv_strip_span span = fv_row_strip_span(strip, job, tile->first_key, tile->first, tile->end);
+    if (span.first >= span.end) return;
+    span.k_scales = tile->k_scales;
+    span.v_scales = tile->v_scales;
+    span.scale = scale;
 
     /* From a multiple of 8, so that the last step ends inside the padded tile. */
-    dot_strip(scratch->scores, scratch->keys, strip, first / KEY_STEP * KEY_STEP, end, params->head_size);
-    for (int32_t v = 0; v < strip->num_vectors; v++) {
-        softmax_vector(strip, v, scratch->scores, job, tile, first, end, scale, is_edge);
-    }
-    accumulate_strip(strip, scratch->scores, scratch->values, first, end, params->tile_keys, num_columns,
-                     is_edge && tile->not_finite);
+    dot_strip(scratch->scores, scratch->keys, strip, span.first / KEY_STEP * KEY_STEP, span.end, params->head_size);
+    for (int32_t v = 0; v < strip->num_vectors; v++) fv_row_strip_softmax(strip, v, scratch->scores, &span);
+    accumulate_strip(strip, scratch->scores, scratch->values, span.first, span.end, params->tile_keys, num_columns,
+                     span.is_edge && tile->not_finite);
 }
 
 static void attend_head(const fv_attend_job *job, const many_scratch *scratch, int32_t kv_head)
 {
     const fv_attend_params *params = job->params;
     const int32_t num_columns = (int32_t)fv_round_up(params->v_head_size, PANEL);
-    const int32_t num_strips = (job->num_rows + STRIP_ROWS - 1) / STRIP_ROWS;
+    const int32_t num_strips = (job->num_rows + FV_STRIP_ROWS - 1) / FV_STRIP_ROWS;
     for (int32_t i = 0; i < num_strips; i++) {
-        row_strip *strip = &scratch->strips[i];
-        const int32_t first_row = i * STRIP_ROWS;
-        const int32_t num_rows = fv_min_i32(job->num_rows - first_row, STRIP_ROWS);
+        fv_row_strip *strip = &scratch->strips[i];
+        const int32_t first_row = i * FV_STRIP_ROWS;
+        const int32_t num_rows = fv_min_i32(job->num_rows - first_row, FV_STRIP_ROWS);
         strip->q = scratch->q + (int64_t)first_row * params->head_size;
         strip->sums = scratch->sums + (int64_t)first_row * num_columns;
-        strip_init(strip, job, kv_head, first_row, (num_rows + FV_LANES - 1) / FV_LANES);
-        pack_queries(strip, scratch->copy, job, kv_head);
+        fv_row_strip_init(strip, job, kv_head, first_row, (num_rows + FV_LANES - 1) / FV_LANES);
+        fv_row_strip_pack_queries(strip, scratch->copy, job, kv_head);
     }
     memset(scratch->sums, 0, (size_t)(fv_round_up(job->num_rows, FV_LANES) * num_columns) * sizeof(float));
 
@@ -474,8 +361,8 @@ static void attend_head(const fv_attend_job *job, const many_scratch *scratch, i
     }
 
     for (int32_t row = 0; row < job->num_rows; row++) {
-        const row_strip *strip = &scratch->strips[row / STRIP_ROWS];
-        const int32_t in_strip = row % STRIP_ROWS;
+        const fv_row_strip *strip = &scratch->strips[row / FV_STRIP_ROWS];
+        const int32_t in_strip = row % FV_STRIP_ROWS;
         fv_attend_finish_row(job, kv_head, row, strip->sums + (int64_t)in_strip * num_columns,
                              strip->max[in_strip / FV_LANES][in_strip % FV_LANES],
                              strip->sum[in_strip / FV_LANES][in_strip % FV_LANES]);

@@ -4,7 +4,7 @@
 
 #include "ops/kernel_table.h"
 
-enum { FV_NUM_VARIANTS_attend_paged = 3, FV_NUM_VARIANTS_attend_dense = 2 };
+enum { FV_NUM_VARIANTS_attend_paged = 3, FV_NUM_VARIANTS_attend_dense = 2, FV_NUM_VARIANTS_mla_decode = 4 };
 
 #define FV_KERNEL(operation, params, LEVEL, level) \
     fv_status fv_##operation##_##level(const fv_launch *launch, const params *arguments);

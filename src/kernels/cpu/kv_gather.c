@@ -1,8 +1,8 @@
 /* kv_gather: cached keys and values to dense rows, scales applied; runs of rows in parallel. */
-#include "core/error.h"
 #include "core/executor.h"
 #include "kernels/cpu/kernels.h"
 #include "kernels/cpu/kv_row.h"
+#include "kvcache/latent_entry.h"
 
 #define ROWS_PER_TASK 8
 #define PIECE 64 /* elements gathered at a time from a row that is not dense */
@@ -39,6 +39,70 @@ static void gather_row(char *to, fv_dtype dtype, const char *row, const fv_kv_pl
     }
 }
 
+/* --- latents ------------------------------------------------------------------------------------------- */
+
+/* The first num_elements of a latent entry. */
+static void gather_entry(char *to, fv_dtype dtype, const fv_kv_view *cache, const char *entry, float scale,
+                         int32_t num_elements)
+{
+    if (cache->layout != FV_KV_LAYOUT_LATENT_FP8_DS) {
+        gather_row(to, dtype, entry, &cache->k, cache->dtype, scale, num_elements);
+        return;
+    }
+    const size_t bytes = fv_dtype_bytes(dtype);
+    for (int32_t d = 0; d < FV_DS_LATENT; d += FV_DS_TILE) {
+        float tile_scale;
+        memcpy(&tile_scale, entry + FV_DS_SCALES_AT + d / FV_DS_TILE * 4, sizeof(tile_scale));
+        convert(to + (size_t)d * bytes, dtype, entry + d, FV_DTYPE_F8_E4M3, tile_scale, FV_DS_TILE);
+    }
+    convert(to + FV_DS_LATENT * bytes, dtype, entry + FV_DS_ROPE_AT, FV_DTYPE_BF16, 1.0f, num_elements - FV_DS_LATENT);
+}
+
+static float load_element(const fv_kv_view *cache, const char *entry, float scale, int32_t d)
+{
+    if (cache->layout == FV_KV_LAYOUT_LATENT_FP8_DS) {
+        return fv_float_load(entry + FV_DS_ROPE_AT + (d - FV_DS_LATENT) * 2, FV_DTYPE_BF16);
+    }
+    return scale * fv_float_load(entry + fv_kv_element_offset(&cache->k, d), cache->dtype);
+}
+
+/* The rope part of a key, which ends at to + head_size: half rotation, element i pairs with i + half. From the
+ * entry again, for `to` has it rounded. */
+static void gather_rotated(char *to, const fv_kv_gather_params *params, const char *entry, float scale, int64_t key)
+{
+    const fv_kv_view *cache = &params->cache;
+    const fv_key_rotation *rotation = &params->rotation;
+    const int64_t bytes = (int64_t)fv_dtype_bytes(params->dst_dtype);
+    const int32_t half = rotation->rope_dim / 2, first = cache->head_size - rotation->rope_dim;
+    const int64_t at = fv_key_position(&params->context_parallel, key) * half;
+    for (int32_t i = 0; i < half; i++) {
+        const float cos = rotation->cos[at + i], sin = rotation->sin[at + i];
+        const float low = load_element(cache, entry, scale, first + i);
+        const float high = load_element(cache, entry, scale, first + half + i);
+        fv_float_store(to + (first + i) * bytes, low * cos - high * sin, params->dst_dtype);
+        fv_float_store(to + (first + half + i) * bytes, high * cos + low * sin, params->dst_dtype);
+    }
+}
+
+static void gather_latent(const fv_kv_gather_params *params, int64_t row, int64_t key, int64_t block, int64_t slot)
+{
+    const fv_kv_view *cache = &params->cache;
+    const char *entry = (const char *)cache->k.data + fv_kv_row_offset(&cache->k, block, 0, slot);
+    const float scale = fv_head_scale_of(params->k_scale, params->num_kv_scales, 0) *
+                        fv_scale_at(&cache->k_scales, block, slot, 0);
+    if (params->k) {
+        char *k = (char *)params->k + row * params->k_token_stride;
+        gather_entry(k, params->dst_dtype, cache, entry, scale, cache->head_size);
+        if (params->rotation.cos) gather_rotated(k, params, entry, scale, key);
+    }
+    if (params->v) { /* the value is the start of the key */
+        gather_entry((char *)params->v + row * params->v_token_stride, params->dst_dtype, cache, entry, scale,
+                     cache->v_head_size);
+    }
+}
+
+/* --- rows ---------------------------------------------------------------------------------------------- */
+
 /* The sequence that owns row `row`: the last r with out_start[r] <= row. */
 static int32_t find_seq(const fv_kv_gather_params *params, int32_t row)
 {
@@ -60,10 +124,10 @@ static void gather_key(const fv_kv_gather_params *params, int32_t row)
     const int32_t key = params->key_start[seq] + row - params->out_start[seq];
     const int64_t block = params->block_table[seq * params->block_table_stride + key / cache->block_size];
     const int64_t slot = key % cache->block_size;
-    const int32_t is_latent = cache->layout == FV_KV_LAYOUT_LATENT; /* the value is the start of the key */
-    const fv_kv_plane *v_plane = is_latent ? &cache->k : &cache->v;
-    const fv_scale_plane *v_scales = is_latent ? &cache->k_scales : &cache->v_scales;
-    const float *v_scale_at = is_latent ? params->k_scale : params->v_scale;
+    if (fv_kv_layout_is_latent(cache->layout)) {
+        gather_latent(params, row, key, block, slot);
+        return;
+    }
     for (int32_t head = 0; head < cache->num_kv_heads; head++) {
         if (params->k) {
             const float scale = fv_head_scale_of(params->k_scale, params->num_kv_scales, head) *
@@ -73,11 +137,11 @@ static void gather_key(const fv_kv_gather_params *params, int32_t row)
                        &cache->k, cache->dtype, scale, cache->head_size);
         }
         if (params->v) {
-            const float scale = fv_head_scale_of(v_scale_at, params->num_kv_scales, head) *
-                                fv_scale_at(v_scales, block, slot, head);
+            const float scale = fv_head_scale_of(params->v_scale, params->num_kv_scales, head) *
+                                fv_scale_at(&cache->v_scales, block, slot, head);
             gather_row((char *)params->v + row * params->v_token_stride + head * params->v_head_stride,
-                       params->dst_dtype, (const char *)v_plane->data + fv_kv_row_offset(v_plane, block, head, slot),
-                       v_plane, cache->dtype, scale, cache->v_head_size);
+                       params->dst_dtype, (const char *)cache->v.data + fv_kv_row_offset(&cache->v, block, head, slot),
+                       &cache->v, cache->dtype, scale, cache->v_head_size);
         }
     }
 }
@@ -92,10 +156,6 @@ static void gather_task(void *user, int64_t index, int32_t worker)
 
 fv_status FV_ISA_SYMBOL(fv_kv_gather)(const fv_launch *launch, const fv_kv_gather_params *params)
 {
-    if (params->cache.layout == FV_KV_LAYOUT_LATENT_FP8_DS) {
-        return fv_fail(FV_ERR_UNSUPPORTED, "kv_gather does not read layout %s; the reference kernels do",
-                       fv_kv_layout_name(params->cache.layout));
-    }
     fv_executor_run(launch->executor, fv_ceil_div(params->num_rows, ROWS_PER_TASK), gather_task, (void *)params);
     return FV_OK;
 }

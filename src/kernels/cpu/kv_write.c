@@ -2,11 +2,11 @@
 #include <float.h>
 #include <math.h>
 
-#include "core/error.h"
 #include "core/executor.h"
 #include "kernels/cpu/kernels.h"
 #include "kernels/cpu/kv_row.h"
 #include "kernels/cpu/kv_write_token.h"
+#include "kvcache/latent_entry.h"
 
 #define BYTES_PER_TASK 16384
 #define PIECE 64 /* elements converted at a time on the way to a row that is not dense */
@@ -77,11 +77,36 @@ static float find_scale(const fv_scale_plane *plane, const fv_kv_write_params *p
     return head_scale * scale;
 }
 
+/* Largest magnitude of 128 latent elements, infinity among them: a tile that has it becomes 0 and NaN. */
+static float largest_of_tile(const char *from, fv_dtype dtype)
+{
+    const size_t bytes = fv_dtype_bytes(dtype);
+    fv_f32x8 lanes = fv_splat(0.0f);
+    for (size_t d = 0; d < FV_DS_TILE; d += FV_LANES) lanes = fv_max(fv_abs(fv_load8(from + d * bytes, dtype)), lanes);
+    return fv_max_by_period(lanes, 1)[0];
+}
+
+/* The 656-byte entry: a scale for each 128 latent elements, chosen so that the largest becomes 448. */
+static void write_ds_entry(char *entry, const char *from, fv_dtype src_dtype)
+{
+    const size_t bytes = fv_dtype_bytes(src_dtype);
+    for (int32_t d = 0; d < FV_DS_LATENT; d += FV_DS_TILE) {
+        const char *tile = from + (size_t)d * bytes;
+        const float scale = fmaxf(largest_of_tile(tile, src_dtype) / 448.0f, FLT_MIN);
+        memcpy(entry + FV_DS_SCALES_AT + d / FV_DS_TILE * 4, &scale, sizeof(scale));
+        convert(entry + d, FV_DTYPE_F8_E4M3, tile, src_dtype, scale, FV_DS_TILE);
+    }
+    convert(entry + FV_DS_ROPE_AT, FV_DTYPE_BF16, from + FV_DS_LATENT * bytes, src_dtype, 1.0f, FV_DS_ROPE);
+}
+
 void FV_ISA_SYMBOL(fv_kv_write_token)(const fv_kv_write_params *params, int64_t token, int64_t block, int64_t slot)
 {
     const fv_kv_view *cache = &params->cache;
     const char *k = (const char *)params->k + token * params->k_token_stride;
-    const char *v = (const char *)params->v + token * params->v_token_stride;
+    if (cache->layout == FV_KV_LAYOUT_LATENT_FP8_DS) {
+        write_ds_entry((char *)cache->k.data + fv_kv_row_offset(&cache->k, block, 0, slot), k, params->src_dtype);
+        return;
+    }
     for (int32_t head = 0; head < cache->num_kv_heads; head++) {
         const char *k_row = k + head * params->k_head_stride;
         const float k_scale = find_scale(&cache->k_scales, params, params->k_scale, k_row, cache->head_size, block,
@@ -89,7 +114,7 @@ void FV_ISA_SYMBOL(fv_kv_write_token)(const fv_kv_write_params *params, int64_t 
         write_row((char *)cache->k.data + fv_kv_row_offset(&cache->k, block, head, slot), &cache->k, cache->dtype,
                   k_row, params->src_dtype, k_scale, cache->head_size);
         if (cache->layout == FV_KV_LAYOUT_LATENT) continue; /* the value is the start of the key */
-        const char *v_row = v + head * params->v_head_stride;
+        const char *v_row = (const char *)params->v + token * params->v_token_stride + head * params->v_head_stride;
         const float v_scale = find_scale(&cache->v_scales, params, params->v_scale, v_row, cache->v_head_size, block,
                                          head, slot);
         write_row((char *)cache->v.data + fv_kv_row_offset(&cache->v, block, head, slot), &cache->v, cache->dtype,
@@ -121,10 +146,6 @@ static void write_task(void *user, int64_t index, int32_t worker)
 
 fv_status FV_ISA_SYMBOL(fv_kv_write)(const fv_launch *launch, const fv_kv_write_params *params)
 {
-    if (params->cache.layout == FV_KV_LAYOUT_LATENT_FP8_DS) {
-        return fv_fail(FV_ERR_UNSUPPORTED, "kv_write does not write layout %s; the reference kernels do",
-                       fv_kv_layout_name(params->cache.layout));
-    }
     const int64_t num_tasks = fv_ceil_div(fv_kv_write_tokens(params), tokens_per_task(&params->cache));
     fv_executor_run(launch->executor, num_tasks, write_task, (void *)params);
     return FV_OK;

@@ -5,7 +5,7 @@
 #include "kernels/cpu/isa.h"
 #include "ops/kv_write.h"
 
-/* Writes the rows of `token` to (block, slot) of the cache, all heads. Not the layout LATENT_FP8_DS. */
+/* Writes the rows of `token` to (block, slot) of the cache, all heads. */
 void FV_ISA_SYMBOL(fv_kv_write_token)(const fv_kv_write_params *params, int64_t token, int64_t block, int64_t slot);
 
 #endif

@@ -1,5 +1,4 @@
 /* rope and rope_kv_write: pairs of eight rotated at a time; runs of tokens in parallel. */
-#include "core/error.h"
 #include "core/executor.h"
 #include "kernels/cpu/kernels.h"
 #include "kernels/cpu/kv_row.h"
@@ -123,10 +122,6 @@ static void rope_kv_write_task(void *user, int64_t index, int32_t worker)
 
 fv_status FV_ISA_SYMBOL(fv_rope_kv_write)(const fv_launch *launch, const fv_rope_kv_write_params *params)
 {
-    if (params->write.cache.layout == FV_KV_LAYOUT_LATENT_FP8_DS) {
-        return fv_fail(FV_ERR_UNSUPPORTED, "rope_kv_write does not write layout %s; the reference kernels do",
-                       fv_kv_layout_name(params->write.cache.layout));
-    }
     fv_executor_run(launch->executor, fv_ceil_div(fv_rope_tokens(&params->rope), TOKENS_PER_TASK), rope_kv_write_task,
                     (void *)params);
     return FV_OK;

@@ -1,8 +1,10 @@
 /* Choosing variants and laying out memory. What a workspace has beyond the least is shared out, so that a
  * small one leads to more chunks and fewer segments, never to more memory:
  *
- *   scratch x workers | partial results: a quarter | gathered K, V: a quarter | two state buffers: half */
-#include "backends/mha_plan.h"
+ *   scratch x workers | partial results: a quarter | gathered K, V: a quarter | two state buffers: half
+ *
+ * MLA has two more, absorbed queries and attended latents, of an eighth, which its states give. */
+#include "backends/strategy.h"
 
 #include <stdio.h>
 #include <string.h>
@@ -12,7 +14,9 @@
 #define STATIC_SEGMENTS 16
 #define DEFAULT_WORKSPACE_BYTES (256ull << 20) /* beside the scratch */
 #define MAX_SLOT_BYTES (64ull << 20)
-#define MAX_GATHER_ROWS (32 * 1024) /* as in vLLM's ROCM_AITER_FA */
+#define DEFAULT_MLA_WORKSPACE_BYTES (1024ull << 20) /* a row of 128 expanded heads takes 80 KiB */
+#define MAX_GATHER_ROWS (32 * 1024)                 /* as in vLLM's ROCM_AITER_FA */
+#define MLA_DECODE_TOKENS 16                        /* of a query that is absorbed, where the caller does not say */
 #define ALIGNMENT 256
 
 /* --- variants ----------------------------------------------------------------------------------------- */
@@ -29,15 +33,18 @@ static fv_status refuse_variant(const fv_plan *plan, const char *asked, const ch
                    names);
 }
 
-/* The smallest Q block that takes `rows` at once, or else the largest. */
+/* The smallest Q block that takes `rows` at once, or else the largest; of those that rescale as the backend
+ * wants. */
 static const fv_attend_variant *fitting_variant(const char **refusal, const fv_problem *problem,
-                                                const fv_attend_variant *variants, int32_t num_variants, int64_t rows)
+                                                const fv_attend_variant *variants, int32_t num_variants, int64_t rows,
+                                                fv_rescaling rescaling)
 {
     const fv_attend_variant *best = NULL;
     *refusal = "the table has none";
     for (int32_t i = 0; i < num_variants; i++) {
         const fv_attend_variant *variant = &variants[i];
         const char *reason = variant->why_not(problem);
+        if (variant->rescaling != rescaling) reason = "no variant rescales as the backend wants";
         if (reason) {
             *refusal = reason;
             continue;
@@ -51,35 +58,52 @@ static const fv_attend_variant *fitting_variant(const char **refusal, const fv_p
     return best;
 }
 
+/* Variants of one operation, and what they have to serve. */
+typedef struct variant_list {
+    const char *operation;
+    const fv_attend_variant *variants;
+    int32_t num_variants;
+    const fv_problem *problem;
+    fv_rescaling rescaling;
+} variant_list;
+
 static fv_status choose_variant(const fv_attend_variant **chosen, const fv_plan *plan, const char *asked,
-                                const char *operation, const fv_attend_variant *variants, int32_t num_variants)
+                                const variant_list *list)
 {
+    const fv_attend_variant *variants = list->variants;
     /* With a shared prefix all sequences' rows may meet in one Q block. */
     const int32_t tokens = plan->rule.cascade ? fv_max_i32(plan->bounds.max_query_len, plan->bounds.max_num_seqs)
                                               : plan->bounds.max_query_len;
     const char *refusal;
-    *chosen = fitting_variant(&refusal, &plan->problem, variants, num_variants, (int64_t)tokens * plan->group);
+    *chosen = fitting_variant(&refusal, list->problem, variants, list->num_variants,
+                              (int64_t)tokens * fv_group_of(list->problem), list->rescaling);
     if (!*chosen) {
-        return fv_fail(FV_ERR_UNSUPPORTED, "no %s of kernels %s serves the problem: %s", operation, plan->kernels->name,
-                       refusal);
+        return fv_fail(FV_ERR_UNSUPPORTED, "no %s of kernels %s serves the problem: %s", list->operation,
+                       plan->kernels->name, refusal);
     }
     if (!asked) return FV_OK;
-    for (int32_t i = 0; i < num_variants; i++) {
-        if (strcmp(variants[i].name, asked) != 0 || variants[i].why_not(&plan->problem)) continue;
+    for (int32_t i = 0; i < list->num_variants; i++) {
+        if (strcmp(variants[i].name, asked) != 0 || variants[i].why_not(list->problem)) continue;
         *chosen = &variants[i];
         return FV_OK;
     }
-    return refuse_variant(plan, asked, operation, variants, num_variants);
+    return refuse_variant(plan, asked, list->operation, variants, list->num_variants);
 }
 
-static fv_status choose_variants(fv_plan *plan, const fv_mha_strategy *strategy)
+static fv_status choose_variants(fv_plan *plan, const fv_strategy *strategy)
 {
     const fv_kernel_table *kernels = plan->kernels;
-    fv_status status = choose_variant(&plan->paged, plan, plan->options.variant, "attend_paged", kernels->attend_paged,
-                                      kernels->num_attend_paged);
-    const int32_t dense = strategy->needs_dense || plan->problem.type == FV_ATTENTION_ENCODER;
-    if (status != FV_OK || !dense) return status;
-    return choose_variant(&plan->dense, plan, NULL, "attend_dense", kernels->attend_dense, kernels->num_attend_dense);
+    const variant_list paged = {"attend_paged", kernels->attend_paged, kernels->num_attend_paged, &plan->problem,
+                                FV_RESCALING_MULTIPLY};
+    const variant_list mla = {"mla_decode", kernels->mla_decode, kernels->num_mla_decode, &plan->problem,
+                              strategy->rescaling};
+    const variant_list dense = {"attend_dense", kernels->attend_dense, kernels->num_attend_dense, &plan->dense_problem,
+                                FV_RESCALING_MULTIPLY};
+    const int32_t is_mla = plan->problem.kind == FV_ATTENTION_MLA;
+    const fv_status status = choose_variant(&plan->paged, plan, plan->options.variant, is_mla ? &mla : &paged);
+    const int32_t needs_dense = strategy->needs_dense || plan->problem.type == FV_ATTENTION_ENCODER || plan->absorbs;
+    if (status != FV_OK || !needs_dense) return status;
+    return choose_variant(&plan->dense, plan, NULL, &dense);
 }
 
 /* --- the workspace -------------------------------------------------------------------------------------- */
@@ -92,14 +116,34 @@ static size_t slot_bytes(const fv_plan *plan)
 /* A row of both state buffers. */
 static size_t state_row_bytes(const fv_plan *plan)
 {
-    return 2 * (size_t)plan->problem.mha.num_heads * (size_t)(plan->problem.mha.v_head_size + 1) * sizeof(float);
+    const fv_mha_shape *dense = &plan->dense_problem.mha;
+    return 2 * (size_t)dense->num_heads * (size_t)(dense->v_head_size + 1) * sizeof(float);
 }
 
-/* A row of gathered K and V. */
+/* Elements of a row of gathered K, or of gathered latents. */
+static size_t gather_k_elements(const fv_plan *plan)
+{
+    return (size_t)plan->problem.mha.num_kv_heads * (size_t)plan->problem.mha.head_size;
+}
+
+/* Of gathered V, or of latents expanded to nope parts and values of all heads. */
+static size_t gather_v_elements(const fv_plan *plan)
+{
+    const fv_mla_shape *mla = &plan->problem.mla;
+    if (plan->absorbs) return (size_t)mla->num_heads * (size_t)(mla->qk_nope_head_dim + mla->v_head_dim);
+    return (size_t)plan->problem.mha.num_kv_heads * (size_t)plan->problem.mha.v_head_size;
+}
+
 static size_t gather_row_bytes(const fv_plan *plan)
 {
+    return (gather_k_elements(plan) + gather_v_elements(plan)) * fv_dtype_bytes(plan->gather_dtype);
+}
+
+/* A row of absorbed queries and of attended latents. */
+static size_t absorb_row_bytes(const fv_plan *plan)
+{
     const fv_mha_shape *mha = &plan->problem.mha;
-    return (size_t)mha->num_kv_heads * (size_t)(mha->head_size + mha->v_head_size) * fv_dtype_bytes(plan->gather_dtype);
+    return (size_t)mha->num_heads * (size_t)(mha->head_size + mha->v_head_size) * fv_dtype_bytes(plan->problem.q_dtype);
 }
 
 /* The dtype that holds what the cache stands for: that of the queries where it is exact, else fp32. */
@@ -107,6 +151,7 @@ static fv_dtype exact_gather_dtype(const fv_problem *problem)
 {
     const int32_t is_small = fv_dtype_bytes(problem->kv_dtype) == 1;
     const int32_t is_exact = problem->kv_dtype == problem->q_dtype || is_small;
+    if (problem->kind == FV_ATTENTION_MLA) return problem->q_dtype; /* what the expanded keys are rounded to anyway */
     return is_exact && problem->kv_scaling == FV_KV_SCALING_NONE ? problem->q_dtype : FV_DTYPE_F32;
 }
 
@@ -117,8 +162,9 @@ static int32_t at_most(size_t count, int64_t limit)
 
 static fv_context_limits least_contexts(const fv_plan *plan)
 {
-    const int32_t block_tokens = fv_max_i32(plan->rule.block_q, FV_DECODE_ROWS / plan->group);
-    return (fv_context_limits){2 * block_tokens, fv_max_i32(64, 2 * plan->problem.block_size)};
+    const int32_t block_tokens = fv_max_i32(plan->dense_rule.block_q,
+                                            FV_DECODE_ROWS / fv_group_of(&plan->dense_problem));
+    return (fv_context_limits){2 * block_tokens, fv_max_i32(64, 2 * plan->problem.block_size), plan->absorbs};
 }
 
 static size_t context_bytes(const fv_plan *plan, fv_context_limits limits)
@@ -141,6 +187,7 @@ static fv_context_limits size_contexts(const fv_plan *plan, size_t surplus)
     return (fv_context_limits){
         .state_tokens = (int32_t)fv_min_i64(state_tokens, fv_max_i32(least.state_tokens, bounds->max_num_tokens)),
         .gather_rows = (int32_t)fv_max_i64(whole_blocks, least.gather_rows),
+        .gathers_new = least.gathers_new,
     };
 }
 
@@ -156,26 +203,28 @@ static void lay_out_workspace(fv_plan *plan)
     const fv_mha_shape *mha = &plan->problem.mha;
     const size_t heads = (size_t)mha->num_heads, slots = (size_t)plan->room.slot_capacity;
     const size_t gather_rows = (size_t)plan->contexts.gather_rows, states = (size_t)plan->contexts.state_tokens;
-    const size_t gather_bytes = gather_rows * (size_t)mha->num_kv_heads * fv_dtype_bytes(plan->gather_dtype);
+    const size_t gather_bytes = gather_rows * fv_dtype_bytes(plan->gather_dtype);
+    const size_t absorbed_heads = (size_t)plan->absorb_rows * heads * fv_dtype_bytes(plan->problem.q_dtype);
+    const fv_mha_shape *dense = &plan->dense_problem.mha;
     fv_workspace_layout *layout = &plan->workspace;
     size_t at = 0;
     layout->scratch = take(&at, layout->scratch_bytes * (size_t)plan->device->num_workers);
     layout->partial_out = take(&at, slots * heads * (size_t)mha->v_head_size * sizeof(float));
     layout->partial_max = take(&at, slots * heads * sizeof(float));
     layout->partial_sum = take(&at, slots * heads * sizeof(float));
-    layout->gather_k = take(&at, gather_bytes * (size_t)mha->head_size);
-    layout->gather_v = take(&at, gather_bytes * (size_t)mha->v_head_size);
+    layout->gather_k = take(&at, gather_bytes * gather_k_elements(plan));
+    layout->gather_v = take(&at, gather_bytes * gather_v_elements(plan));
+    layout->absorbed_q = take(&at, absorbed_heads * (size_t)mha->head_size);
+    layout->latents = take(&at, absorbed_heads * (size_t)mha->v_head_size);
     for (int32_t i = 0; i < 2; i++) {
-        layout->state_out[i] = take(&at, states * heads * (size_t)mha->v_head_size * sizeof(float));
+        layout->state_out[i] = take(&at, states * heads * (size_t)dense->v_head_size * sizeof(float));
         layout->state_lse[i] = take(&at, states * heads * sizeof(float));
     }
     layout->bytes = at;
 }
 
-/* Scratch of a worker for either operation. */
-static size_t scratch_bytes(const fv_plan *plan)
+static size_t variant_scratch(const fv_attend_variant *variant, const fv_problem *problem, const fv_split_rule *rule)
 {
-    const fv_problem *problem = &plan->problem;
     const fv_attend_params params = {
         .q_dtype = problem->q_dtype,
         .out_dtype = problem->out_dtype,
@@ -184,11 +233,17 @@ static size_t scratch_bytes(const fv_plan *plan)
         .head_size = problem->mha.head_size,
         .v_head_size = problem->mha.v_head_size,
         .context_parallel = problem->context_parallel,
-        .block_q = plan->rule.block_q,
-        .tile_keys = plan->rule.tile_keys,
+        .block_q = rule->block_q,
+        .tile_keys = rule->tile_keys,
     };
-    const size_t paged = plan->paged->scratch_bytes(&params);
-    const size_t dense = plan->dense ? plan->dense->scratch_bytes(&params) : 0;
+    return variant->scratch_bytes(&params);
+}
+
+/* Scratch of a worker for either operation. */
+static size_t scratch_bytes(const fv_plan *plan)
+{
+    const size_t paged = variant_scratch(plan->paged, &plan->problem, &plan->rule);
+    const size_t dense = plan->dense ? variant_scratch(plan->dense, &plan->dense_problem, &plan->dense_rule) : 0;
     return (size_t)fv_round_up((int64_t)(paged > dense ? paged : dense), ALIGNMENT);
 }
 
@@ -199,7 +254,10 @@ static void size_static_grid(fv_plan *plan, size_t slots_limit)
     const fv_bounds *bounds = &plan->bounds;
     const fv_plan_options *options = &plan->options;
     const int64_t most = (int64_t)(slots_limit / slot_bytes(plan)) / bounds->max_num_tokens;
-    const int32_t is_decode = bounds->max_query_len * plan->group <= FV_DECODE_ROWS && most >= STATIC_SEGMENTS;
+    const int32_t is_short = plan->problem.kind == FV_ATTENTION_MLA
+                                 ? bounds->max_query_len <= plan->decode_threshold
+                                 : bounds->max_query_len * plan->group <= FV_DECODE_ROWS;
+    const int32_t is_decode = is_short && most >= STATIC_SEGMENTS;
     const int32_t cut = options->path == FV_PATH_3D || (options->path == FV_PATH_AUTO && is_decode);
     int64_t num_segments = cut ? STATIC_SEGMENTS : 1;
     if (options->path == FV_PATH_3D && options->segment_keys > 0) {
@@ -228,11 +286,11 @@ static context_room room_of_contexts(const fv_plan *plan)
     const int64_t chunks = fv_ceil_div(2 * seqs * bounds->max_seq_len, rows) + 1;
     const int64_t pieces = seqs + chunks;
     const int64_t span = bounds->max_num_seqs + chunks;
-    const int64_t blocks = seqs + fv_ceil_div(state, plan->rule.block_q);
+    const int64_t blocks = seqs + fv_ceil_div(state, plan->dense_rule.block_q);
     const int64_t passes = 2 + fv_ceil_div(2 * (int64_t)bounds->max_seq_len, rows) + 1; /* that a Q block is in */
     return (context_room){
-        .num_items = rounds * blocks * passes * plan->problem.mha.num_kv_heads,
-        .num_calls = rounds * (1 + 2 * chunks + pieces),
+        .num_items = rounds * blocks * passes * plan->dense_problem.mha.num_kv_heads,
+        .num_calls = rounds * (1 + (plan->absorbs ? 5 : 2) * chunks + pieces),
         .num_indices = rounds * (3 * span + chunks),
     };
 }
@@ -240,7 +298,8 @@ static context_room room_of_contexts(const fv_plan *plan)
 static fv_status allocate_schedule(fv_plan *plan, const context_room *contexts)
 {
     const size_t seqs = (size_t)plan->bounds.max_num_seqs;
-    plan->call_capacity = at_most((size_t)contexts->num_calls + 16, 1 << 24);
+    const size_t of_decodes = plan->absorbs ? 2 * (seqs + 3 * (size_t)plan->rule.num_passes) : 0;
+    plan->call_capacity = at_most((size_t)contexts->num_calls + of_decodes + 16, 1 << 24);
     const size_t run_bytes = seqs * sizeof(fv_query_run), piece_bytes = seqs * sizeof(fv_context_piece);
     const size_t group_bytes = (seqs / 2 + 1) * sizeof(fv_prefix_group);
     const size_t call_bytes = (size_t)plan->call_capacity * sizeof(fv_call);
@@ -281,6 +340,21 @@ static fv_status allocate(fv_plan *plan)
 
 /* --- the plan --------------------------------------------------------------------------------------------- */
 
+fv_problem fv_dense_problem(const fv_problem *problem)
+{
+    fv_problem dense = *problem;
+    if (problem->kind != FV_ATTENTION_MLA) return dense;
+    const fv_mla_shape *mla = &problem->mla;
+    dense.kind = FV_ATTENTION_MHA;
+    dense.mha = (fv_mha_shape){
+        .num_heads = mla->num_heads,
+        .num_kv_heads = mla->num_heads,
+        .head_size = mla->qk_nope_head_dim + mla->qk_rope_head_dim,
+        .v_head_size = mla->v_head_dim,
+    };
+    return dense;
+}
+
 static int32_t may_cascade(const fv_plan *plan)
 {
     return plan->options.cascade != FV_CASCADE_OFF && !plan->options.batch_invariant && !plan->options.static_grid &&
@@ -305,20 +379,51 @@ static void size_work_list(fv_plan *plan, size_t slots_limit)
     plan->room.slot_capacity = fv_max_i32(plan->room.slot_capacity, room.slot_capacity);
 }
 
-static fv_status size_workspace(fv_plan *plan, const fv_mha_strategy *strategy)
+/* Tokens that are absorbed at once: under a static grid all that there can be, else at least a Q block. */
+static int32_t least_absorb_rows(const fv_plan *plan)
+{
+    if (!plan->absorbs) return 0;
+    if (plan->static_grid) return plan->bounds.max_num_tokens;
+    return fv_min_i32(plan->bounds.max_num_tokens, fv_max_i32(plan->rule.block_q, FV_DECODE_ROWS));
+}
+
+/* Two rounds that follow each other span more than absorb_rows tokens, less a Q block. */
+static int32_t max_decode_rounds(const fv_plan *plan)
+{
+    const int64_t rows = fv_max_i32(1, plan->absorb_rows - fv_max_i32(plan->rule.block_q, FV_DECODE_ROWS) + 1);
+    return (int32_t)fv_min_i64(2 * fv_ceil_div(plan->bounds.max_num_tokens, rows) + 2, plan->bounds.max_num_tokens);
+}
+
+static int32_t size_absorbed(const fv_plan *plan, int32_t least, size_t budget)
+{
+    const int64_t most = fv_min_i64(plan->bounds.max_num_tokens,
+                                    (int64_t)plan->bounds.max_num_seqs * plan->decode_threshold);
+    const int64_t rows = least + (int64_t)(budget / absorb_row_bytes(plan));
+    return (int32_t)fv_max_i64(least, fv_min_i64(rows, most));
+}
+
+static fv_status size_workspace(fv_plan *plan, const fv_strategy *strategy)
 {
     const int32_t gathers = strategy->needs_gather && !plan->static_grid;
+    const int32_t least_absorbed = least_absorb_rows(plan);
     plan->workspace.scratch_bytes = scratch_bytes(plan);
     const size_t least = plan->workspace.scratch_bytes * (size_t)plan->device->num_workers + 16 * ALIGNMENT +
-                         (gathers ? context_bytes(plan, least_contexts(plan)) : 0);
+                         (gathers ? context_bytes(plan, least_contexts(plan)) : 0) +
+                         (size_t)least_absorbed * absorb_row_bytes(plan);
     const size_t asked = plan->options.max_workspace_bytes;
     if (asked > 0 && asked < least) {
         return fv_fail(FV_ERR_INVALID, "max_workspace_bytes is %zu; accepted: 0 (chosen), or from %zu on", asked,
                        least);
     }
-    const size_t surplus = asked ? asked - least : DEFAULT_WORKSPACE_BYTES;
+    const size_t usual = plan->absorbs ? DEFAULT_MLA_WORKSPACE_BYTES : DEFAULT_WORKSPACE_BYTES;
+    size_t surplus = asked ? asked - least : usual;
+    if (plan->absorbs) {
+        plan->absorb_rows = size_absorbed(plan, least_absorbed, surplus / 8);
+        surplus -= (size_t)(plan->absorb_rows - least_absorbed) * absorb_row_bytes(plan);
+    }
     const size_t share = gathers ? surplus / 4 : surplus;
     const size_t slots_limit = share < MAX_SLOT_BYTES ? share : MAX_SLOT_BYTES;
+    if (plan->absorbs) plan->rule.num_passes = max_decode_rounds(plan);
     size_work_list(plan, slots_limit);
     size_static_grid(plan, slots_limit);
     if (gathers) plan->contexts = size_contexts(plan, surplus);
@@ -326,17 +431,21 @@ static fv_status size_workspace(fv_plan *plan, const fv_mha_strategy *strategy)
     return FV_OK;
 }
 
-fv_status fv_mha_plan_create(fv_plan *plan, const fv_mha_strategy *strategy)
+fv_status fv_strategy_create(fv_plan *plan, const fv_strategy *strategy)
 {
     const fv_plan_options *options = &plan->options;
+    const int32_t is_mla = plan->problem.kind == FV_ATTENTION_MLA;
     plan->group = fv_group_of(&plan->problem);
+    plan->absorbs = is_mla && !plan->problem.mla.absorbed;
+    plan->dense_problem = fv_dense_problem(&plan->problem);
+    plan->lse_by_head = strategy->lse_by_head;
     plan->rule.cascade = may_cascade(plan);
     fv_status status = choose_variants(plan, strategy);
     if (status != FV_OK) return status;
 
     plan->static_grid = options->static_grid;
-    plan->decode_threshold = options->decode_threshold ? options->decode_threshold
-                                                       : fv_max_i32(1, FV_DECODE_ROWS / plan->group);
+    const int32_t few_tokens = is_mla ? MLA_DECODE_TOKENS : fv_max_i32(1, FV_DECODE_ROWS / plan->group);
+    plan->decode_threshold = options->decode_threshold ? options->decode_threshold : few_tokens;
     plan->partition_keys = strategy->partition_keys;
     plan->new_min_query_len = INT32_MAX;
     plan->gather_dtype = exact_gather_dtype(&plan->problem);
@@ -351,12 +460,20 @@ fv_status fv_mha_plan_create(fv_plan *plan, const fv_mha_strategy *strategy)
         .num_segments = strategy->num_segments,
         .cascade = plan->rule.cascade,
     };
+    plan->dense_rule = plan->rule;
+    if (plan->absorbs) {
+        plan->dense_rule.problem = &plan->dense_problem;
+        plan->dense_rule.block_q = plan->dense->block_m;
+        plan->dense_rule.tile_keys = plan->dense->tile_keys;
+        plan->dense_rule.path = FV_PATH_2D;
+        plan->dense_rule.cascade = 0;
+    }
     status = size_workspace(plan, strategy);
     return status == FV_OK ? allocate(plan) : status;
 }
 
-fv_split_rule fv_mha_partition_rule(const fv_plan *plan, const fv_step *step, const fv_query_run *runs,
-                                    int32_t num_runs)
+fv_split_rule fv_strategy_partition_rule(const fv_plan *plan, const fv_step *step, const fv_query_run *runs,
+                                         int32_t num_runs)
 {
     fv_split_rule rule = plan->rule;
     if (rule.batch_invariant || rule.path == FV_PATH_2D || !plan->partition_keys) return rule;

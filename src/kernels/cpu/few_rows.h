@@ -1,0 +1,251 @@
+/* The products of few rows, read from keys and values where they lie and converted in registers: R = 1, 2 or 4
+ * rows share each converted key (row_group.h). Eight dot products (R rows x 8 / R keys) are reduced together,
+ * which leaves the scores in the order of the softmax.
+ *
+ * Between the arithmetic the memory of the next tile is prefetched, a line for each line that is worked on, or,
+ * where each line has two `uses` (a latent is key and value), one for every two. */
+#ifndef FV_KERNELS_CPU_FEW_ROWS_H
+#define FV_KERNELS_CPU_FEW_ROWS_H
+
+#include "kernels/cpu/prefetch_stream.h"
+#include "kernels/cpu/row_group.h"
+
+#define FV_FEW_ACCUMULATE_KEYS 16 /* keys taken together in the product with V */
+
+/* Rows of a tile's keys, for one head. */
+typedef struct fv_key_rows {
+    const char *const *k;      /* element 0 of each key's row, less the offset; entries from first / 8 * 8 to the */
+    const char *const *v;      /* next multiple of 8 behind end are valid */
+    fv_prefetch_stream *ahead; /* memory that the next tile will want */
+    int64_t k_offset, v_offset;
+} fv_key_rows;
+
+FV_ALWAYS_INLINE int64_t fv_few_element_bytes(const fv_dtype dtype)
+{
+    return dtype == FV_DTYPE_F32 ? 4 : dtype == FV_DTYPE_F16 || dtype == FV_DTYPE_BF16 ? 2 : 1;
+}
+
+/* Columns of a block of sums. */
+FV_ALWAYS_INLINE int32_t fv_few_block_width(const int32_t num_rows) { return FV_LANES * FV_LANES / num_rows; }
+
+/* --- scores = K q ----------------------------------------------------------------------------------- */
+
+/* Scores of the keys [first, end), and of those that share a vector with them. */
+FV_ALWAYS_INLINE void fv_few_dot(float *scores, const float *q, const fv_key_rows *rows, int32_t first, int32_t end,
+                                 int32_t head_size, const int32_t num_rows, const fv_dtype dtype, const int32_t uses)
+{
+    const int32_t num_keys = FV_LANES / num_rows;
+    const int64_t bytes = fv_few_element_bytes(dtype);
+    for (int32_t key = first / num_keys * num_keys; key < end; key += num_keys) {
+        const char *k[FV_LANES];
+        fv_f32x8 sums[FV_LANES];
+        FV_UNROLL
+        for (int32_t j = 0; j < num_keys; j++) k[j] = rows->k[key + j] + rows->k_offset;
+        FV_UNROLL
+        for (int32_t i = 0; i < FV_LANES; i++) sums[i] = fv_splat(0.0f);
+
+        const char *ahead = fv_prefetch_take(rows->ahead, head_size * num_keys * bytes / uses);
+        int32_t d = 0;
+        for (; d + 16 <= head_size; d += 16) {
+            fv_f32x16 keys[FV_LANES];
+            fv_prefetch_bytes(ahead + d * num_keys * bytes / uses, 16 * num_keys * bytes / uses);
+            FV_UNROLL
+            for (int32_t j = 0; j < num_keys; j++) keys[j] = fv_load16(k[j] + d * bytes, dtype);
+            FV_UNROLL
+            for (int32_t r = 0; r < num_rows; r++) {
+                const fv_f32x8 a = fv_load_f32(q + r * head_size + d);
+                FV_UNROLL
+                for (int32_t j = 0; j < num_keys; j++) {
+                    sums[j * num_rows + r] = fv_fma(a, keys[j].a, sums[j * num_rows + r]);
+                }
+            }
+            FV_UNROLL
+            for (int32_t r = 0; r < num_rows; r++) {
+                const fv_f32x8 b = fv_load_f32(q + r * head_size + d + 8);
+                FV_UNROLL
+                for (int32_t j = 0; j < num_keys; j++) {
+                    sums[j * num_rows + r] = fv_fma(b, keys[j].b, sums[j * num_rows + r]);
+                }
+            }
+        }
+        if (d < head_size) {
+            FV_UNROLL
+            for (int32_t j = 0; j < num_keys; j++) {
+                const fv_f32x8 one = fv_load8(k[j] + d * bytes, dtype);
+                FV_UNROLL
+                for (int32_t r = 0; r < num_rows; r++) {
+                    sums[j * num_rows + r] = fv_fma(fv_load_f32(q + r * head_size + d), one, sums[j * num_rows + r]);
+                }
+            }
+        }
+        fv_store_f32(scores + key * num_rows, fv_reduce8(sums));
+    }
+}
+
+/* --- sums = sums * rescale + weights V ---------------------------------------------------------------- */
+
+/* Adds a key's values, times the weight of each row. */
+FV_ALWAYS_INLINE void fv_few_add_key(fv_f32x8 *acc, const char *row, const float *weights, const int32_t num_vectors,
+                                     const int32_t num_rows, const fv_dtype dtype, const int32_t masked)
+{
+    const int64_t bytes = fv_few_element_bytes(dtype);
+    fv_f32x8 values[FV_LANES];
+    if (num_vectors == 1) values[0] = fv_load8(row, dtype);
+    FV_UNROLL
+    for (int32_t c = 0; c + 1 < num_vectors; c += 2) {
+        const fv_f32x16 pair = fv_load16(row + c * FV_LANES * bytes, dtype);
+        values[c] = pair.a;
+        values[c + 1] = pair.b;
+    }
+    FV_UNROLL
+    for (int32_t r = 0; r < num_rows; r++) {
+        const fv_f32x8 weight = fv_splat(weights[r]);
+        const fv_i32x8 seen = (fv_i32x8)(weight != 0.0f);
+        FV_UNROLL
+        for (int32_t c = 0; c < num_vectors; c++) {
+            const fv_f32x8 value = masked ? (fv_f32x8)((fv_i32x8)values[c] & seen) : values[c];
+            acc[r * num_vectors + c] = fv_fma(weight, value, acc[r * num_vectors + c]);
+        }
+    }
+}
+
+/* One block of columns: `num_vectors` vectors for each row of the group, side by side in `sums`. `from`
+ * is the byte offset of the columns in a row of V. rescale NULL: sums stay as they are. masked: a key of
+ * weight 0 adds nothing, whatever its value. */
+FV_ALWAYS_INLINE void fv_few_accumulate_block(float *sums, const float *weights, const float *rescale,
+                                              const fv_key_rows *rows, int32_t first, int32_t end, int64_t from,
+                                              const int32_t num_vectors, const int32_t num_rows, const fv_dtype dtype,
+                                              const int32_t masked, const int32_t uses)
+{
+    const int64_t offset = rows->v_offset + from;
+    const int64_t key_bytes = num_vectors * FV_LANES * fv_few_element_bytes(dtype);
+    const char *ahead = fv_prefetch_take(rows->ahead, (end - first) * key_bytes / uses);
+    fv_f32x8 acc[FV_LANES];
+    FV_UNROLL
+    for (int32_t i = 0; i < num_rows * num_vectors; i++) acc[i] = fv_load_f32(sums + i * FV_LANES);
+    if (rescale) {
+        FV_UNROLL
+        for (int32_t i = 0; i < num_rows * num_vectors; i++) acc[i] *= rescale[i / num_vectors];
+    }
+    int32_t key = first;
+    for (; key + 2 <= end; key += 2) {
+        fv_prefetch_bytes(ahead + (key - first) * key_bytes / uses, 2 * key_bytes / uses);
+        fv_few_add_key(acc, rows->v[key] + offset, weights + key * num_rows, num_vectors, num_rows, dtype, masked);
+        fv_few_add_key(acc, rows->v[key + 1] + offset, weights + (key + 1) * num_rows, num_vectors, num_rows, dtype,
+                       masked);
+    }
+    if (key < end)
+        fv_few_add_key(acc, rows->v[key] + offset, weights + key * num_rows, num_vectors, num_rows, dtype, masked);
+    FV_UNROLL
+    for (int32_t i = 0; i < num_rows * num_vectors; i++) fv_store_f32(sums + i * FV_LANES, acc[i]);
+}
+
+/* Eight accumulators at a time, as in fv_few_dot: blocks of 64 / R columns, then of 16, then of 8. Few keys at a
+ * time, for where the heads of a token lie side by side, the rows of one head are so far apart that a
+ * tile's fall into a few sets of the L1 cache, and the next columns would find the keys evicted. */
+FV_ALWAYS_INLINE void fv_few_accumulate(float *sums, const float *weights, const float *rescale,
+                                        const fv_key_rows *rows, int32_t first, int32_t end, int32_t v_head_size,
+                                        const int32_t num_rows, const fv_dtype dtype, const int32_t masked,
+                                        const int32_t uses)
+{
+    const int64_t bytes = fv_few_element_bytes(dtype);
+    const int32_t width = fv_few_block_width(num_rows);
+    for (int32_t key = first; key < end; key += FV_FEW_ACCUMULATE_KEYS, rescale = NULL) {
+        const int32_t end_key = fv_min_i32(key + FV_FEW_ACCUMULATE_KEYS, end);
+        int32_t d = 0;
+        for (; d + width <= v_head_size; d += width) {
+            fv_few_accumulate_block(sums + d * num_rows, weights, rescale, rows, key, end_key, d * bytes,
+                                    width / FV_LANES, num_rows, dtype, masked, uses);
+        }
+        for (; d + 16 <= v_head_size; d += 16) {
+            fv_few_accumulate_block(sums + d * num_rows, weights, rescale, rows, key, end_key, d * bytes, 2, num_rows,
+                                    dtype, masked, uses);
+        }
+        if (d < v_head_size) {
+            fv_few_accumulate_block(sums + d * num_rows, weights, rescale, rows, key, end_key, d * bytes, 1, num_rows,
+                                    dtype, masked, uses);
+        }
+    }
+}
+
+/* One row of a group's sums, side by side. */
+static inline void fv_few_unblock_row(float *to, const float *sums, int32_t row, int32_t num_rows, int32_t v_head_size)
+{
+    for (int32_t d = 0; d < v_head_size;) {
+        int32_t width = fv_few_block_width(num_rows);
+        if (d + width > v_head_size) width = d + 16 > v_head_size ? 8 : 16;
+        memcpy(to + d, sums + d * num_rows + row * width, (size_t)width * sizeof(float));
+        d += width;
+    }
+}
+
+/* --- one compiled form for each dtype and R -------------------------------------------------------------- */
+
+typedef void (*fv_few_accumulate_fn)(float *sums, const float *weights, const float *rescale, const fv_key_rows *rows,
+                                     int32_t first, int32_t end, int32_t v_head_size);
+
+typedef struct fv_few_kernels {
+    void (*dot)(float *scores, const float *q, const fv_key_rows *rows, int32_t first, int32_t end, int32_t head_size);
+    int32_t (*softmax)(fv_row_group *group, float *scores, float rescale[FV_LANES], const fv_softmax_span *span);
+    fv_few_accumulate_fn accumulate;
+    fv_few_accumulate_fn accumulate_masked;
+} fv_few_kernels;
+
+#define FV_FEW_DEFINE_KERNELS(NAME, DTYPE, ROWS, USES)                                                               \
+    static void dot_##NAME##_##ROWS(float *scores, const float *q, const fv_key_rows *rows, int32_t first,           \
+                                    int32_t end, int32_t head_size)                                                  \
+    {                                                                                                                \
+        fv_few_dot(scores, q, rows, first, end, head_size, ROWS, DTYPE, USES);                                       \
+    }                                                                                                                \
+    static void accumulate_##NAME##_##ROWS(float *sums, const float *weights, const float *rescale,                  \
+                                           const fv_key_rows *rows, int32_t first, int32_t end, int32_t v_head_size) \
+    {                                                                                                                \
+        fv_few_accumulate(sums, weights, rescale, rows, first, end, v_head_size, ROWS, DTYPE, 0, USES);              \
+    }                                                                                                                \
+    static void accumulate_masked_##NAME##_##ROWS(float *sums, const float *weights, const float *rescale,           \
+                                                  const fv_key_rows *rows, int32_t first, int32_t end,               \
+                                                  int32_t v_head_size)                                               \
+    {                                                                                                                \
+        fv_few_accumulate(sums, weights, rescale, rows, first, end, v_head_size, ROWS, DTYPE, 1, USES);              \
+    }
+#define FV_FEW_DEFINE_SOFTMAX(ROWS)                                                            \
+    static int32_t softmax_##ROWS(fv_row_group *group, float *scores, float rescale[FV_LANES], \
+                                  const fv_softmax_span *span)                                 \
+    {                                                                                          \
+        return fv_row_group_softmax(group, scores, rescale, span, ROWS);                       \
+    }
+#define FV_FEW_DEFINE_DTYPE(NAME, DTYPE, USES)  \
+    FV_FEW_DEFINE_KERNELS(NAME, DTYPE, 1, USES) \
+    FV_FEW_DEFINE_KERNELS(NAME, DTYPE, 2, USES) \
+    FV_FEW_DEFINE_KERNELS(NAME, DTYPE, 4, USES)
+
+/* Once in a file: defines the functions of FV_FEW_KERNEL_TABLE. */
+#define FV_FEW_DEFINE_ALL(USES)                       \
+    FV_FEW_DEFINE_SOFTMAX(1)                          \
+    FV_FEW_DEFINE_SOFTMAX(2)                          \
+    FV_FEW_DEFINE_SOFTMAX(4)                          \
+    FV_FEW_DEFINE_DTYPE(f32, FV_DTYPE_F32, USES)      \
+    FV_FEW_DEFINE_DTYPE(f16, FV_DTYPE_F16, USES)      \
+    FV_FEW_DEFINE_DTYPE(bf16, FV_DTYPE_BF16, USES)    \
+    FV_FEW_DEFINE_DTYPE(e4m3, FV_DTYPE_F8_E4M3, USES) \
+    FV_FEW_DEFINE_DTYPE(e5m2, FV_DTYPE_F8_E5M2, USES) \
+    FV_FEW_DEFINE_DTYPE(i8, FV_DTYPE_I8, USES)
+
+#define FV_FEW_KERNELS_OF(NAME, ROWS)                                                                      \
+    {                                                                                                      \
+        dot_##NAME##_##ROWS, softmax_##ROWS, accumulate_##NAME##_##ROWS, accumulate_masked_##NAME##_##ROWS \
+    }
+#define FV_FEW_KERNELS_OF_DTYPE(NAME)                                                                        \
+    {                                                                                                        \
+        [1] = FV_FEW_KERNELS_OF(NAME, 1), [2] = FV_FEW_KERNELS_OF(NAME, 2), [4] = FV_FEW_KERNELS_OF(NAME, 4) \
+    }
+
+/* [dtype][R] */
+#define FV_FEW_KERNEL_TABLE                                                                                  \
+    {                                                                                                        \
+        [FV_DTYPE_F32] = FV_FEW_KERNELS_OF_DTYPE(f32), [FV_DTYPE_F16] = FV_FEW_KERNELS_OF_DTYPE(f16),        \
+        [FV_DTYPE_BF16] = FV_FEW_KERNELS_OF_DTYPE(bf16), [FV_DTYPE_F8_E4M3] = FV_FEW_KERNELS_OF_DTYPE(e4m3), \
+        [FV_DTYPE_F8_E5M2] = FV_FEW_KERNELS_OF_DTYPE(e5m2), [FV_DTYPE_I8] = FV_FEW_KERNELS_OF_DTYPE(i8),     \
+    }
+
+#endif

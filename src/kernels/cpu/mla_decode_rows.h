@@ -1,0 +1,18 @@
+/* Strategies of mla_decode: by the arithmetic (mla_many_rows.c) and by the bytes of the cache (mla_few_rows.c). */
+#ifndef FV_KERNELS_CPU_MLA_DECODE_ROWS_H
+#define FV_KERNELS_CPU_MLA_DECODE_ROWS_H
+
+#include "kernels/cpu/attend_item.h"
+
+/* Up to so many rows few_rows is the faster one. */
+enum { FV_MLA_FEW_ROWS = 16 };
+
+/* FV_DECODE_ROWS and below. */
+size_t FV_ISA_SYMBOL(fv_mla_few_scratch)(const fv_attend_params *params);
+void FV_ISA_SYMBOL(fv_mla_few_rows)(const fv_attend_job *job, void *scratch);
+
+/* Any number of rows: items have at most max(FV_DECODE_ROWS, block_q * Hq). */
+size_t FV_ISA_SYMBOL(fv_mla_many_scratch)(const fv_attend_params *params);
+void FV_ISA_SYMBOL(fv_mla_many_rows)(const fv_attend_job *job, void *scratch);
+
+#endif

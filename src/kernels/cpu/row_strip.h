@@ -1,0 +1,151 @@
+/* Row strips: up to 24 rows of one KV head, one to a lane, and their online softmax.
+ *
+ * Scores of a tile lie as [key][row], so that maximum, sum and mask of a row stay in the row's lane and no
+ * step of the softmax is a horizontal one. A row's arithmetic is the same in any strip and lane. */
+#ifndef FV_KERNELS_CPU_ROW_STRIP_H
+#define FV_KERNELS_CPU_ROW_STRIP_H
+
+#include "kernels/cpu/attend_item.h"
+#include "kernels/cpu/strip_product.h"
+
+/* Up to 24 rows of one KV head. */
+typedef struct fv_row_strip {
+    fv_f32x8 max[FV_STRIP_VECTORS];
+    fv_f32x8 sum[FV_STRIP_VECTORS];
+    fv_i32x8 first[FV_STRIP_VECTORS], end[FV_STRIP_VECTORS]; /* keys that each row sees */
+    fv_f32x8 slope[FV_STRIP_VECTORS];                        /* ALiBi, times log2(e) */
+    fv_i32x8 position[FV_STRIP_VECTORS];                     /* global, of the query token */
+    float rescale[FV_STRIP_ROWS];                            /* of the last softmax: 2^(old max - new max) */
+    fv_key_range some;                                       /* keys that some row sees */
+    fv_key_range all;                                        /* keys that all rows see */
+    int32_t first_row;
+    int32_t num_vectors;
+    float *q;    /* [D][8 * num_vectors], d in lane order */
+    float *sums; /* [8 * num_vectors][padded Dv], lane order */
+} fv_row_strip;
+
+/* A call of the softmax: which keys of a tile, counted from its first. */
+typedef struct fv_strip_span {
+    const fv_attend_job *job;
+    const float *k_scales; /* of the tile's keys, or NULL */
+    const float *v_scales;
+    int32_t first_key; /* of the tile */
+    int32_t first, end;
+    int32_t is_edge; /* some row does not see some of the keys */
+    fv_score_scale scale;
+} fv_strip_span;
+
+/* The keys of the tile's [first, end) that some row of the strip sees, and whether all rows see them all. */
+static inline fv_strip_span fv_row_strip_span(const fv_row_strip *strip, const fv_attend_job *job, int32_t first_key,
+                                              int32_t first, int32_t end)
+{
+    fv_strip_span span = {.job = job, .first_key = first_key};
+    span.first = fv_max_i32(strip->some.first - first_key, first);
+    span.end = fv_min_i32(strip->some.end - first_key, end);
+    span.is_edge = strip->all.first - first_key > span.first || strip->all.end - first_key < span.end ||
+                   job->params->tree_mask;
+    return span;
+}
+
+static inline void fv_row_strip_init(fv_row_strip *strip, const fv_attend_job *job, int32_t kv_head, int32_t first_row,
+                                     int32_t num_vectors)
+{
+    strip->first_row = first_row;
+    strip->num_vectors = num_vectors;
+    strip->some = (fv_key_range){INT32_MAX, 0};
+    strip->all = (fv_key_range){0, INT32_MAX};
+    for (int32_t i = 0; i < num_vectors * FV_LANES; i++) {
+        const int32_t v = i / FV_LANES, lane = i % FV_LANES;
+        const int32_t row = fv_min_i32(first_row + i, job->num_rows - 1);
+        const fv_key_range keys = fv_attend_row_keys(job, row);
+        strip->max[v][lane] = -INFINITY;
+        strip->sum[v][lane] = 0.0f;
+        strip->first[v][lane] = keys.first;
+        strip->end[v][lane] = keys.end;
+        strip->slope[v][lane] = 0.0f;
+        if (job->params->alibi != FV_ALIBI_NONE) {
+            strip->slope[v][lane] = job->params->alibi_slopes[kv_head * job->group + row % job->group] * FV_LOG2E;
+        }
+        strip->position[v][lane] = (int32_t)(job->context + job->item->first_token + row / job->group);
+        strip->some.first = fv_min_i32(strip->some.first, keys.first);
+        strip->some.end = fv_max_i32(strip->some.end, keys.end);
+        strip->all.first = fv_max_i32(strip->all.first, keys.first);
+        strip->all.end = fv_min_i32(strip->all.end, keys.end);
+    }
+}
+
+/* The strip's queries as [d][row], d in lane order; `row` is scratch for one. Rows that pad the strip repeat the
+ * last. */
+static inline void fv_row_strip_pack_queries(const fv_row_strip *strip, float *row, const fv_attend_job *job,
+                                             int32_t kv_head)
+{
+    const fv_attend_params *params = job->params;
+    const int32_t width = strip->num_vectors * FV_LANES;
+    for (int32_t i = 0; i < width; i++) {
+        const char *from = fv_attend_q_row(job, kv_head, fv_min_i32(strip->first_row + i, job->num_rows - 1));
+        fv_row_load_lanes(row, from, params->head_size, params->q_dtype, job->lane_dtype);
+        for (int32_t d = 0; d < params->head_size; d++) strip->q[d * width + i] = row[d];
+    }
+}
+
+/* --- softmax ------------------------------------------------------------------------------------------- */
+
+static inline fv_i32x8 fv_strip_tree_visible(const fv_attend_job *job, int32_t first_row, int64_t key_position)
+{
+    fv_i32x8 visible;
+    for (int32_t i = 0; i < FV_LANES; i++) {
+        visible[i] = -fv_attend_tree_sees(job, fv_min_i32(first_row + i, job->num_rows - 1), key_position);
+    }
+    return visible;
+}
+
+/* Dot products of the span's keys to weights 2^(s - max) for the rows of vector `v`. Returns 1 if some of the
+ * maxima grew. */
+static inline int32_t fv_row_strip_softmax(fv_row_strip *strip, int32_t v, float *scores, const fv_strip_span *span)
+{
+    const fv_attend_job *job = span->job;
+    const fv_attend_params *params = job->params;
+    const int32_t width = strip->num_vectors * FV_LANES;
+    const int32_t is_plain = !span->is_edge && !span->k_scales && params->alibi == FV_ALIBI_NONE;
+    scores += v * FV_LANES;
+
+    fv_f32x8 max = strip->max[v];
+    for (int32_t key = span->first; key < span->end; key++) {
+        fv_f32x8 score = fv_load_f32(scores + key * width);
+        if (is_plain) {
+            score = fv_attend_score(score, span->scale);
+        } else {
+            const int32_t local_key = span->first_key + key;
+            if (span->k_scales) score *= span->k_scales[key];
+            score = fv_attend_score(score, span->scale);
+            fv_i32x8 visible = (fv_i32x8)(strip->first[v] <= local_key) & (fv_i32x8)(strip->end[v] > local_key);
+            const int32_t position = (int32_t)fv_key_position(&params->context_parallel, local_key);
+            if (params->tree_mask) visible &= fv_strip_tree_visible(job, strip->first_row + v * FV_LANES, position);
+            score = fv_select(visible, score, fv_splat(-INFINITY));
+            if (params->alibi != FV_ALIBI_NONE) {
+                score += fv_attend_alibi(position - strip->position[v], strip->slope[v], params->alibi);
+            }
+        }
+        fv_store_f32(scores + key * width, score);
+        max = fv_max(max, score);
+    }
+
+    /* Where no key was seen yet, any finite number serves: 2^(-inf - 0) is 0. */
+    const fv_f32x8 base = fv_select((fv_i32x8)(max == -INFINITY), fv_splat(0.0f), max);
+    const fv_f32x8 shrink = fv_exp2(strip->max[v] - base);
+    fv_f32x8 sum = strip->sum[v] * shrink;
+    for (int32_t key = span->first; key < span->end; key++) {
+        fv_f32x8 weight = fv_exp2(fv_load_f32(scores + key * width) - base);
+        sum += weight;
+        if (span->v_scales) {
+            weight = fv_select((fv_i32x8)(weight == 0.0f), weight, weight * span->v_scales[key]);
+        }
+        fv_store_f32(scores + key * width, weight);
+    }
+    strip->max[v] = max;
+    strip->sum[v] = sum;
+    fv_store_f32(strip->rescale + v * FV_LANES, shrink);
+    return fv_any((fv_i32x8)(shrink != 1.0f));
+}
+
+#endif
