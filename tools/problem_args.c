@@ -13,6 +13,7 @@
 
 /* In the order of their enums. */
 static const char *const type_names[] = {"decoder", "encoder", "cross"};
+static const char *const mla_forms[] = {"latents", "weights"};
 static const char *const scaling_names[] = {"none", "tensor", "head", "token-head"};
 static const char *const alibi_names[] = {"linear", "sqrt"}; /* from FV_ALIBI_LINEAR on */
 static const char *const cascade_names[] = {"auto", "off", "always"};
@@ -80,6 +81,15 @@ static fv_status set_soft_cap(fv_problem *problem, const char *text)
     return status;
 }
 
+static fv_status set_mla(fv_problem *problem, const char *text)
+{
+    int32_t form = 0;
+    const fv_status status = text ? fv_args_choice(&form, "--mla", text, mla_forms, FV_ARRAY_LEN(mla_forms)) : FV_OK;
+    problem->kind = FV_ATTENTION_MLA;
+    problem->mla.absorbed = form == 0;
+    return status;
+}
+
 static fv_status set_problem(fv_problem *problem, int value, const char *text)
 {
     fv_mha_shape *mha = &problem->mha;
@@ -99,7 +109,7 @@ static fv_status set_problem(fv_problem *problem, int value, const char *text)
     case FV_OPTION_SINKS: problem->sinks = 1; return FV_OK;
     case FV_OPTION_NOT_CAUSAL: problem->not_causal = 1; return FV_OK;
     case FV_OPTION_TREE_MASK: problem->tree_mask = 1; return FV_OK;
-    case FV_OPTION_MLA: problem->kind = FV_ATTENTION_MLA; return FV_OK;
+    case FV_OPTION_MLA: return set_mla(problem, text);
     default: return fv_fail(FV_ERR_INTERNAL, "option %d is not one of a problem", value);
     }
 }
@@ -159,7 +169,8 @@ fv_status fv_problem_args_finish(fv_problem_args *args)
                                       .kv_lora_rank = 512,
                                       .qk_rope_head_dim = 64,
                                       .qk_nope_head_dim = 128,
-                                      .v_head_dim = 128};
+                                      .v_head_dim = 128,
+                                      .absorbed = problem->mla.absorbed};
     }
     return fv_problem_normalize(problem, problem);
 }
@@ -179,8 +190,9 @@ void fv_problem_args_describe(char *text, size_t text_bytes, const fv_problem *p
     const fv_mha_shape *mha = &problem->mha;
     text[0] = '\0';
     if (problem->kind == FV_ATTENTION_MLA) {
-        append(text, text_bytes, "MLA, %d heads, latents of %d + %d", problem->mla.num_heads, problem->mla.kv_lora_rank,
-               problem->mla.qk_rope_head_dim);
+        append(text, text_bytes, "MLA, %d heads, latents of %d + %d%s", problem->mla.num_heads,
+               problem->mla.kv_lora_rank, problem->mla.qk_rope_head_dim,
+               problem->mla.absorbed ? ", absorbed" : ", with weights");
     } else {
         append(text, text_bytes, "%d/%d heads of %d", mha->num_heads, mha->num_kv_heads, mha->head_size);
         if (mha->v_head_size != mha->head_size) append(text, text_bytes, ", values of %d", mha->v_head_size);

@@ -56,7 +56,7 @@ typedef struct fv_problem_args {
         {"soft-cap", required_argument, NULL, FV_OPTION_SOFT_CAP},                                                    \
         {"alibi", optional_argument, NULL, FV_OPTION_ALIBI}, {"sinks", no_argument, NULL, FV_OPTION_SINKS},           \
         {"not-causal", no_argument, NULL, FV_OPTION_NOT_CAUSAL},                                                      \
-        {"tree-mask", no_argument, NULL, FV_OPTION_TREE_MASK}, {"mla", no_argument, NULL, FV_OPTION_MLA},             \
+        {"tree-mask", no_argument, NULL, FV_OPTION_TREE_MASK}, {"mla", optional_argument, NULL, FV_OPTION_MLA},       \
         {"cascade", required_argument, NULL, FV_OPTION_CASCADE},                                                      \
         {"decode-threshold", required_argument, NULL, FV_OPTION_DECODE_THRESHOLD},                                    \
         {"max-workspace", required_argument, NULL, FV_OPTION_MAX_WORKSPACE},                                          \
@@ -69,24 +69,25 @@ typedef struct fv_problem_args {
     }
 
 /* For the text of --help. */
-#define FV_PROBLEM_HELP                                                                             \
-    "  --heads Q/KV           query and KV heads (32/8)\n"                                          \
-    "  --head-size D          of Q, K and V (128)\n"                                                \
-    "  --v-head-size D        of V where it differs\n"                                              \
-    "  --block-size N         tokens of a cache block (16)\n"                                       \
-    "  --type T               of the layer: decoder, encoder, cross (decoder)\n"                    \
-    "  --dtype T              of Q, K, V and the output: float32, float16, bfloat16 (bfloat16)\n"   \
-    "  --kv-cache-dtype T     of the cache: as --dtype, or fp8_e4m3, fp8_e5m2, int8\n"              \
-    "  --kv-scaling S         none, tensor, head, token-head (fp8: tensor, int8: token-head)\n"     \
-    "  --layout L             any, strided, nb_2_bs_h_d, 2_nb_bs_h_d, x_packed, shuffled,\n"        \
-    "                         packed_nhd, packed_hnd, latent, latent_fp8_ds (any: the backend's)\n" \
-    "  --window N             sliding window of N keys\n"                                           \
-    "  --soft-cap X           cap * tanh(score / cap)\n"                                            \
-    "  --alibi[=FORM]         ALiBi slopes: linear, sqrt (linear)\n"                                \
-    "  --sinks                attention sinks\n"                                                    \
-    "  --not-causal           batches that are not causal\n"                                        \
-    "  --tree-mask            new tokens see their ancestors only, as in speculation\n"             \
-    "  --mla                  multi-head latent attention, the shape of DeepSeek-V3\n"
+#define FV_PROBLEM_HELP                                                                                      \
+    "  --heads Q/KV           query and KV heads (32/8)\n"                                                   \
+    "  --head-size D          of Q, K and V (128)\n"                                                         \
+    "  --v-head-size D        of V where it differs\n"                                                       \
+    "  --block-size N         tokens of a cache block (16)\n"                                                \
+    "  --type T               of the layer: decoder, encoder, cross (decoder)\n"                             \
+    "  --dtype T              of Q, K, V and the output: float32, float16, bfloat16 (bfloat16)\n"            \
+    "  --kv-cache-dtype T     of the cache: as --dtype, or fp8_e4m3, fp8_e5m2, int8\n"                       \
+    "  --kv-scaling S         none, tensor, head, token-head (fp8: tensor, int8: token-head)\n"              \
+    "  --layout L             any, strided, nb_2_bs_h_d, 2_nb_bs_h_d, x_packed, shuffled,\n"                 \
+    "                         packed_nhd, packed_hnd, latent, latent_fp8_ds (any: the backend's)\n"          \
+    "  --window N             sliding window of N keys\n"                                                    \
+    "  --soft-cap X           cap * tanh(score / cap)\n"                                                     \
+    "  --alibi[=FORM]         ALiBi slopes: linear, sqrt (linear)\n"                                         \
+    "  --sinks                attention sinks\n"                                                             \
+    "  --not-causal           batches that are not causal\n"                                                 \
+    "  --tree-mask            new tokens see their ancestors only, as in speculation\n"                      \
+    "  --mla[=FORM]           multi-head latent attention, the shape of DeepSeek-V3: latents (queries and\n" \
+    "                         outputs absorbed by the caller) or weights (multiplied here; float32) (latents)\n"
 #define FV_PLAN_HELP                                                                                 \
     "  --cascade C            shared prefixes read once: auto, off, always (auto)\n"                 \
     "  --decode-threshold N   longest query that ROCM_AITER_FA and ROCM_ATTN serve as decode\n"      \

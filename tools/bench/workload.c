@@ -111,15 +111,12 @@ static void view_scales(fv_kv_view *view, const fv_workload *w, char *data)
 static fv_status view_cache(fv_kv_view *view, const fv_workload *w, void *data, fv_kv_layout layout)
 {
     const fv_problem *problem = &w->problem;
-    const int32_t mla = problem->kind == FV_ATTENTION_MLA;
     fv_status status = FV_OK;
     if (layout == FV_KV_LAYOUT_STRIDED) {
         view_strided(view, w, data);
     } else {
         status = fv_kv_view_init(view, data, layout, problem->kv_dtype, w->num_blocks, problem->block_size,
-                                 mla ? 1 : problem->mha.num_kv_heads,
-                                 mla ? problem->mla.kv_lora_rank + problem->mla.qk_rope_head_dim
-                                     : problem->mha.head_size);
+                                 problem->mha.num_kv_heads, problem->mha.head_size);
     }
     if (status == FV_OK && has_token_scales(w)) view_scales(view, w, data);
     return status;
@@ -238,22 +235,27 @@ static fv_status make_tensors(fv_workload *w, fv_layer *layer)
     const fv_mla_shape *mla = &problem->mla;
     const int32_t is_mla = problem->kind == FV_ATTENTION_MLA;
     const int64_t tokens = w->spec.num_tokens;
-    const int64_t heads = is_mla ? mla->num_heads : problem->mha.num_heads;
-    const int64_t kv_heads = is_mla ? 1 : problem->mha.num_kv_heads;
-    const int64_t d = is_mla ? mla->kv_lora_rank + mla->qk_rope_head_dim : problem->mha.head_size;
-    const int64_t dv = is_mla ? mla->kv_lora_rank : problem->mha.v_head_size;
+    const int32_t has_weights = is_mla && !mla->absorbed;
+    const int64_t heads = problem->mha.num_heads, kv_heads = problem->mha.num_kv_heads;
+    const int64_t d = problem->mha.head_size, dv = has_weights ? mla->v_head_dim : problem->mha.v_head_size;
+    const int64_t dq = has_weights ? mla->qk_nope_head_dim + mla->qk_rope_head_dim : d;
     fv_random_pool pool;
     fv_status status = fv_random_pool_init(&pool, problem->q_dtype);
-    if (status == FV_OK) status = make_tensor(&layer->q, &w->tensors[0], &pool, problem->q_dtype, tokens, heads, d);
+    if (status == FV_OK) status = make_tensor(&layer->q, &w->tensors[0], &pool, problem->q_dtype, tokens, heads, dq);
     const int32_t has_new = problem->type != FV_ATTENTION_CROSS; /* its keys are in the cache already */
     if (status == FV_OK && has_new) {
         status = make_tensor(&layer->k, &w->tensors[1], &pool, problem->q_dtype, tokens, kv_heads, d);
     }
-    if (status == FV_OK && has_new) {
+    if (status == FV_OK && has_new && !is_mla) {
         status = make_tensor(&layer->v, &w->tensors[2], &pool, problem->q_dtype, tokens, kv_heads, dv);
     }
     if (status == FV_OK)
         status = make_tensor(&layer->out, &w->tensors[3], &pool, problem->out_dtype, tokens, heads, dv);
+    if (status == FV_OK && has_weights) {
+        status = make_tensor(&layer->kv_up, &w->tensors[4], &pool, problem->q_dtype, heads,
+                             mla->qk_nope_head_dim + mla->v_head_dim, mla->kv_lora_rank);
+    }
+    if (status == FV_OK && has_weights) status = fv_mla_products_create(&w->products, layer, w->context);
     fv_random_pool_deinit(&pool);
     return status;
 }
@@ -325,6 +327,7 @@ void fv_workload_deinit(fv_workload *w)
     free(w->tree_mask);
     free(w->causal);
     free(w->per_head);
+    fv_mla_products_destroy(w->products);
     fv_batch_spec_deinit(&w->spec);
     *w = (fv_workload){0};
 }

@@ -6,6 +6,7 @@
 
 #include "bench/batch_spec.h"
 #include "bench/ceilings.h"
+#include "bench/mla_products.h"
 #include "fovea/plan.h"
 
 #define FV_WORKLOAD_MAX_COPIES 64
@@ -19,7 +20,8 @@ typedef struct fv_workload {
     fv_bounds bounds;
     int32_t shared_prefix; /* keys asked for */
     int64_t num_blocks;    /* of a copy, with the null block */
-    double flops;          /* 2 Hq (D + Dv) for each pair of a token and a key that it sees */
+    double flops;          /* 2 Hq (D + Dv) for each pair of a token and a key that it sees; MLA with weights:
+                            * absorbed or expanded, whichever is less for the sequence */
 
     fv_layer layer; /* without its cache */
     void *caches[FV_WORKLOAD_MAX_COPIES];
@@ -35,11 +37,12 @@ typedef struct fv_workload {
     int32_t *query_start;
     int32_t *block_table;
     int64_t *slot_mapping;
-    int32_t *shared_blocks; /* [num_seqs]: first blocks that are those of the sequence before it */
-    uint64_t *tree_mask;    /* NULL: the problem has none */
-    uint8_t *causal;        /* NULL: all are */
-    void *tensors[4];       /* q, k, v, out */
-    float *per_head;        /* slopes, sinks, scales */
+    int32_t *shared_blocks;    /* [num_seqs]: first blocks that are those of the sequence before it */
+    uint64_t *tree_mask;       /* NULL: the problem has none */
+    uint8_t *causal;           /* NULL: all are */
+    void *tensors[5];          /* q, k, v, out, kv_up */
+    fv_mla_products *products; /* MLA with weights: the GEMM; else NULL */
+    float *per_head;           /* slopes, sinks, scales */
 } fv_workload;
 
 /* The batch alone: what fv_plan_update takes. `spec_text` as in batch_spec.h. The sequences of a group of

@@ -1,4 +1,5 @@
 /* The batch of a workload: lengths, tables and masks. */
+#include <math.h>
 #include <stdlib.h>
 
 #include "bench/random_data.h"
@@ -28,15 +29,19 @@ static int32_t keys_of_token(const fv_workload *w, int32_t seq, int32_t token)
 static void count_flops(fv_workload *w)
 {
     const fv_problem *problem = &w->problem;
-    const int32_t mla = problem->kind == FV_ATTENTION_MLA;
-    const double per_key = mla ? 2.0 * problem->mla.num_heads *
-                                     (2 * problem->mla.kv_lora_rank + problem->mla.qk_rope_head_dim)
-                               : 2.0 * problem->mha.num_heads * (problem->mha.head_size + problem->mha.v_head_size);
+    const fv_mla_shape *mla = &problem->mla;
+    const int32_t has_weights = problem->kind == FV_ATTENTION_MLA && !mla->absorbed;
+    const double per_key = 2.0 * problem->mha.num_heads * (problem->mha.head_size + problem->mha.v_head_size);
+    const int32_t up_size = mla->qk_nope_head_dim + mla->v_head_dim; /* elements of a head's row of kv_up */
+    const double per_expanded = 2.0 * mla->num_heads * (up_size + mla->qk_rope_head_dim);
+    const double per_product = 2.0 * mla->num_heads * mla->kv_lora_rank * up_size; /* of a token, or of a key */
     w->flops = 0;
     for (int32_t seq = 0; seq < w->spec.num_seqs; seq++) {
-        for (int32_t token = 0; token < w->spec.query_lens[seq]; token++) {
-            w->flops += per_key * keys_of_token(w, seq, token);
-        }
+        double pairs = 0;
+        for (int32_t token = 0; token < w->spec.query_lens[seq]; token++) pairs += keys_of_token(w, seq, token);
+        const double absorbed = per_key * pairs + per_product * w->spec.query_lens[seq];
+        const double expanded = per_expanded * pairs + per_product * w->spec.seq_lens[seq];
+        w->flops += has_weights ? fmin(absorbed, expanded) : per_key * pairs;
     }
 }
 
