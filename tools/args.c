@@ -93,6 +93,9 @@ fv_status fv_args_refuse(int answer, int argc, char **argv)
 {
     const char *given = optind > 0 && optind <= argc ? argv[optind - 1] : "";
     if (answer == ':') return fv_fail(FV_ERR_INVALID, "%s needs a value; see fovea %s --help", given, argv[0]);
+    if (optopt > 0 && optopt < 128) { /* a letter: optind may not have passed its word yet */
+        return fv_fail(FV_ERR_INVALID, "unknown option '-%c'; fovea %s --help lists what is accepted", optopt, argv[0]);
+    }
     return fv_fail(FV_ERR_INVALID, "unknown option '%s'; fovea %s --help lists what is accepted", given, argv[0]);
 }
 

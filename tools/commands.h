@@ -8,6 +8,8 @@ int fv_cmd_generate(int argc, char **argv); /* only where libfovea-engine is bui
 int fv_cmd_check(int argc, char **argv);
 int fv_cmd_backends(int argc, char **argv);
 int fv_cmd_bench(int argc, char **argv);
+int fv_cmd_accuracy(int argc, char **argv);
+int fv_cmd_pipeline(int argc, char **argv);
 int fv_cmd_info(int argc, char **argv);
 
 #endif

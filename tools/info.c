@@ -9,7 +9,9 @@
 #include "commands.h"
 #include "core/context.h"
 #include "core/cpu.h"
+#include "core/error.h"
 #include "fovea/fovea.h"
+#include "info/tiling.h"
 #include "json.h"
 #include "ops/kernel_table.h"
 
@@ -166,34 +168,80 @@ static void print_json(const info *i)
     fv_json_end_object(&json);
 }
 
-int fv_cmd_info(int argc, char **argv)
+typedef struct options {
+    fv_tiling_options tiling;
+    int32_t has_tiling, has_tiling_option, json, help;
+} options;
+
+static void print_help(void)
 {
-    enum { JSON = 1000 };
+    printf(
+        "usage: fovea info [--json]\n"
+        "       fovea info --tiling [--machine NAME] [--rows N] [--measure] [--json]\n\n"
+        "Version, CPU, instruction sets, caches, pages, devices.\n\n"
+        "  --tiling         instead, the tile sizes of MLA decode (576/512) that the sizes of a machine's registers\n"
+        "                   and memories lead to, with the arithmetic, and how its neighbours compare\n"
+        "  --machine NAME   cpu (this one), portable, avx2, avx512, amx (with the caches of this one), ascend910 "
+        "(cpu)\n"
+        "  --rows N         query tokens x heads, 1 to 65536 (128)\n"
+        "  --measure        time the neighbours instead of pricing them; some seconds\n"
+        "  --json           print JSON\n");
+}
+
+static fv_status read_options(options *opts, int argc, char **argv)
+{
+    enum { JSON = 1000, TILING, MACHINE, ROWS, MEASURE };
     static const struct option long_options[] = {
-        {"json", no_argument, NULL, JSON}, {"help", no_argument, NULL, 'h'}, {NULL, 0, NULL, 0}};
-    int32_t as_json = 0;
+        {"json", no_argument, NULL, JSON},
+        {"tiling", no_argument, NULL, TILING},
+        {"machine", required_argument, NULL, MACHINE},
+        {"rows", required_argument, NULL, ROWS},
+        {"measure", no_argument, NULL, MEASURE},
+        {"help", no_argument, NULL, 'h'},
+        {NULL, 0, NULL, 0},
+    };
+    *opts = (options){.tiling = {.machine = "cpu", .rows = 128}};
     opterr = 0;
     int value;
     while ((value = getopt_long(argc, argv, ":h", long_options, NULL)) != -1) {
-        if (value == 'h') {
-            printf("usage: fovea info [--json]\n\nVersion, CPU, instruction sets, caches, pages, devices.\n");
-            return 0;
+        fv_status status = FV_OK;
+        int32_t machine = 0;
+        opts->has_tiling_option |= value == MACHINE || value == ROWS || value == MEASURE;
+        switch (value) {
+        case JSON: opts->json = opts->tiling.json = 1; break;
+        case TILING: opts->has_tiling = 1; break;
+        case MACHINE:
+            status = fv_args_choice(&machine, "--machine", optarg, fv_tiling_machines, FV_TILING_NUM_MACHINES);
+            opts->tiling.machine = fv_tiling_machines[machine];
+            break;
+        case ROWS: status = fv_args_i32(&opts->tiling.rows, "--rows", optarg, 1, 65536); break;
+        case MEASURE: opts->tiling.measure = 1; break;
+        case 'h': opts->help = 1; break;
+        default: status = fv_args_refuse(value, argc, argv); break;
         }
-        if (value != JSON) {
-            fv_args_refuse(value, argc, argv);
-            return fv_args_fail("info");
-        }
-        as_json = 1;
+        if (status != FV_OK) return status;
     }
-    if (optind < argc) {
-        fv_args_refuse_operand(argv[optind], "info");
-        return fv_args_fail("info");
+    if (optind < argc) return fv_args_refuse_operand(argv[optind], "info");
+    if (opts->has_tiling_option && !opts->has_tiling) {
+        return fv_fail(FV_ERR_INVALID, "--machine, --rows and --measure without --tiling; accepted: with it");
     }
+    return FV_OK;
+}
+
+int fv_cmd_info(int argc, char **argv)
+{
+    options opts;
+    if (read_options(&opts, argc, argv) != FV_OK) return fv_args_fail("info");
+    if (opts.help) {
+        print_help();
+        return 0;
+    }
+    if (opts.has_tiling) return fv_tiling_report(&opts.tiling) == FV_OK ? 0 : fv_run_fail("info");
     fv_context *context = NULL;
     if (fv_context_create(&context, NULL) != FV_OK) return fv_run_fail("info");
     info i;
     read_info(&i, context);
-    (as_json ? print_json : print_text)(&i);
+    (opts.json ? print_json : print_text)(&i);
     fv_context_destroy(context);
     return 0;
 }

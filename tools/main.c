@@ -19,6 +19,8 @@ static const command commands[] = {
     {"backends", fv_cmd_backends, "which backends serve a problem, and why the others do not"},
     {"check", fv_cmd_check, "every kernel and backend against the oracle"},
     {"bench", fv_cmd_bench, "time batches against a read of the same pages and the peak of the cores"},
+    {"accuracy", fv_cmd_accuracy, "errors of AMLA's rescaling beside the paper's tables"},
+    {"pipeline", fv_cmd_pipeline, "overlap matrix and vector stages: the preload pipeline and its chart"},
     {"info", fv_cmd_info, "version, CPU, instruction sets, caches, devices"},
 };
 

@@ -5,32 +5,7 @@
 set -uo pipefail
 fovea=$1 model=$2
 here=$(cd "$(dirname "$0")" && pwd)
-work=$(mktemp -d)
-trap 'rm -rf "$work"' EXIT
-passed=0 failed=0
-
-# refuses PATTERN COMMAND...: the error line matches PATTERN (extended regular expression, any case).
-refuses() {
-    local pattern=$1
-    shift
-    local code problem=""
-    timeout 120 "$@" >"$work/out" 2>"$work/err" </dev/null
-    code=$?
-    # A progress line ends in a carriage return or is erased: what remains are errors and notes.
-    local errors
-    errors=$(tr '\r' '\n' <"$work/err" | grep -aE '^fovea[a-z ]*: ' | grep -avE '^fovea[a-z ]*: (note|warning):' || true)
-    if [ "$code" -eq 0 ] || [ "$code" -gt 125 ]; then problem="exit code $code"; fi
-    if [ "$(grep -c . <<<"$errors")" -ne 1 ]; then problem="not exactly one line of error"; fi
-    if grep -aqE 'Sanitizer|runtime error' "$work/err"; then problem="sanitizer report"; fi
-    if ! grep -aqiE -e "$pattern" <<<"$errors"; then problem=${problem:-"no '$pattern' in the error"}; fi
-    if [ -z "$problem" ]; then
-        passed=$((passed + 1))
-        return
-    fi
-    failed=$((failed + 1))
-    echo "FAILED ($problem): ${*//$work/.}"
-    head -c 2000 "$work/err" | head -n 20 | sed 's/^/    /'
-}
+. "$here/lib.sh"
 
 refuses "unknown command 'chat'.*bench" "$fovea" chat
 refuses "unknown option '--frobnicate'" "$fovea" bench --frobnicate
@@ -47,6 +22,16 @@ refuses "no-such.json" "$fovea" bench --compare "$work/no-such.json" q1
 refuses "unknown option" "$fovea" backends --frobnicate
 refuses "head-size is '33x'" "$fovea" backends --head-size 33x
 refuses "unknown option" "$fovea" info --frobnicate
+refuses "machine is 'abacus'.*ascend910" "$fovea" info --tiling --machine abacus
+refuses "without --tiling" "$fovea" info --rows 16
+refuses "measure.*ascend910" "$fovea" info --tiling --machine ascend910 --measure
+refuses "no durations.*3:2" "$fovea" pipeline
+refuses "'3:x'.*C1:V1" "$fovea" pipeline 3:x
+refuses "unknown option '-1'" "$fovea" pipeline -1:2
+refuses "every stage takes 0" "$fovea" pipeline 0:0 0
+refuses "blocks is '0'" "$fovea" pipeline --blocks 0 3:2
+refuses "amla.*'2:2'" "$fovea" pipeline --amla 1:1 2:2
+refuses "no-such/plot.svg" "$fovea" pipeline 3:2 --svg "$work/no-such/plot.svg"
 refuses "unknown option|accepted" "$fovea" check --frobnicate
 refuses "isa.*accepted|sse9" env FOVEA_ISA=sse9 "$fovea" bench q1
 
@@ -95,5 +80,4 @@ if [ -n "$model" ]; then
     generate "cache.tokens" --cache-tokens -1 hello
 fi
 
-echo "$passed passed, $failed failed, 0 skipped"
-[ "$failed" -eq 0 ]
+finish

@@ -83,14 +83,15 @@ static void compare_position(void *user, int32_t request, int32_t position, cons
 static void add_prompt(fv_session *session, outcome *seen, int32_t prompt, const prompt_range *range)
 {
     const recorded_prompt *from = &seen->recorded->prompts[prompt];
-    const int32_t num_prompt = range->fed == FEED_AS_PROMPT ? from->num_tokens : from->num_prompt_tokens;
+    const int32_t num_tokens = range->num_tokens ? range->num_tokens : from->num_tokens;
+    const int32_t num_prompt = range->fed == FEED_AS_PROMPT ? num_tokens : from->num_prompt_tokens;
     const fv_request request = {
         .struct_size = sizeof(request),
         .prompt = from->ids,
         .num_prompt_tokens = num_prompt,
-        .max_tokens = from->num_tokens - num_prompt + 1,
+        .max_tokens = num_tokens - num_prompt + 1,
         .forced = from->ids + num_prompt,
-        .num_forced = from->num_tokens - num_prompt,
+        .num_forced = num_tokens - num_prompt,
         .ignore_eos = 1,
         .on_logits = compare_position,
         .first_logits = range->first_logits,

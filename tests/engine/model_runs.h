@@ -51,6 +51,7 @@ typedef struct prompt_range {
     int32_t count;
     feeding fed;
     int32_t first_logits; /* positions before it are computed, but not compared */
+    int32_t num_tokens;   /* of each, from its start; 0: all that are recorded */
 } prompt_range;
 
 /* `stats` may be NULL. */

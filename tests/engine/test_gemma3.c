@@ -28,12 +28,12 @@ static void test_prompts_like_the_recording(void **state)
     assert_int_equal(f->logits.num_prompts, num_prompts);
     fv_session_options options = session_options();
     options.kv_cache_dtype = FV_DTYPE_F32;
-    const prompt_range all_short = {0, num_short, FEED_AS_PROMPT, 0};
+    const prompt_range all_short = {0, num_short, FEED_AS_PROMPT, 0, 0};
     outcome seen = run_prompts(f, f->engine, &options, all_short, NULL);
     assert_int_equal(seen.num_positions, num_short * short_tokens);
     check_outcome("short prompts, fp32 cache", &seen, MAX_MEAN_ERROR_F32);
 
-    const prompt_range all_long = {long_prompt, 2, FEED_AS_PROMPT, 700};
+    const prompt_range all_long = {long_prompt, 2, FEED_AS_PROMPT, 700, 0};
     seen = run_prompts(f, f->engine, &options, all_long, NULL);
     assert_int_equal(seen.num_positions, 61 + 211);
     check_outcome("long prompts, fp32 cache", &seen, MAX_MEAN_ERROR_F32);
@@ -49,8 +49,8 @@ static void test_every_backend(void **state)
         prompt_range range;
         int32_t num_positions;
     } ways[] = {
-        {"blocks of 16, decodes", 16, 0, {long_prompt - 2, 3, FEED_AS_DECODES, 690}, 71},
-        {"blocks of 64, chunks of 100", 64, 100, {long_prompt, 1, FEED_AS_PROMPT, 700}, 61},
+        {"blocks of 16, decodes", 16, 0, {long_prompt - 2, 3, FEED_AS_DECODES, 690, 0}, 71},
+        {"blocks of 64, chunks of 100", 64, 100, {long_prompt, 1, FEED_AS_PROMPT, 700, 0}, 61},
     };
     const fixture *f = fixture_or_skip(state);
     int32_t num_served = 0;
@@ -78,7 +78,7 @@ static void test_short_decodes(void **state)
 {
     const fixture *f = fixture_or_skip(state);
     const fv_session_options options = session_options();
-    const prompt_range all_short = {0, num_short, FEED_AS_DECODES, 0};
+    const prompt_range all_short = {0, num_short, FEED_AS_DECODES, 0, 0};
     fv_session_stats stats;
     const outcome seen = run_prompts(f, f->engine, &options, all_short, &stats);
     assert_int_equal(seen.num_positions, num_short * short_tokens);

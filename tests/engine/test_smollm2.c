@@ -21,35 +21,43 @@
 #define FV_TEST_DATA_DIR "tests"
 #endif
 
-static fv_session_options session_options(void)
+/* Room for the whole recording, and for a few prompts of it: a session clears its cache when it begins. */
+enum { all_tokens = 8192, few_tokens = 2048 };
+
+static fv_session_options session_options(int32_t cache_tokens)
 {
-    return (fv_session_options){.struct_size = sizeof(fv_session_options), .cache_tokens = 8192};
+    return (fv_session_options){.struct_size = sizeof(fv_session_options), .cache_tokens = cache_tokens};
 }
 
+/* Every recorded position once as part of a prompt: half of the prompts with each type of cache. */
 static void test_prompts_like_the_recording(void **state)
 {
     const fixture *f = fixture_or_skip(state);
-    fv_session_options options = session_options();
+    const int32_t half = f->logits.num_prompts / 2;
+    fv_session_options options = session_options(all_tokens);
     options.kv_cache_dtype = FV_DTYPE_F32;
-    const prompt_range all = {0, f->logits.num_prompts, FEED_AS_PROMPT, 0};
-    outcome seen = run_prompts(f, f->engine, &options, all, NULL);
-    assert_int_equal(seen.num_positions, 20 * 208);
+    outcome seen = run_prompts(f, f->engine, &options, (prompt_range){0, half, FEED_AS_PROMPT, 0, 0}, NULL);
+    assert_int_equal(seen.num_positions, 10 * 208);
     check_outcome("prefill, fp32 cache", &seen, MAX_MEAN_ERROR_F32);
     options.kv_cache_dtype = FV_DTYPE_NONE;
-    seen = run_prompts(f, f->engine, &options, all, NULL);
+    seen = run_prompts(f, f->engine, &options, (prompt_range){half, half, FEED_AS_PROMPT, 0, 0}, NULL);
+    assert_int_equal(seen.num_positions, 10 * 208);
     check_outcome("prefill, default cache", &seen, MAX_MEAN_ERROR_F16);
 }
 
+/* All prompts go on side by side, token by token. */
 static void test_decodes_like_the_recording(void **state)
 {
+    enum { num_tokens = 104 };
     const fixture *f = fixture_or_skip(state);
-    fv_session_options options = session_options();
-    options.max_num_seqs = f->logits.num_prompts;
+    const int32_t num_prompts = f->logits.num_prompts;
+    fv_session_options options = session_options(all_tokens);
+    options.max_num_seqs = num_prompts;
     fv_session_stats stats;
-    outcome seen = run_prompts(f, f->engine, &options, (prompt_range){0, f->logits.num_prompts, FEED_AS_DECODES, 0},
-                               &stats);
-    assert_int_equal(seen.num_positions, 20 * 208);
-    assert_true(stats.decode_tokens > 3000);
+    const outcome seen = run_prompts(f, f->engine, &options,
+                                     (prompt_range){0, num_prompts, FEED_AS_DECODES, 0, num_tokens}, &stats);
+    assert_int_equal(seen.num_positions, 20 * num_tokens);
+    assert_true(stats.decode_tokens > 1700);
     check_outcome("decode, default cache", &seen, MAX_MEAN_ERROR_F16);
 }
 
@@ -59,39 +67,45 @@ typedef struct variation {
     int32_t block_size, max_batched_tokens, cache_tokens, batch_invariant;
     fv_dtype kv_cache_dtype;
     feeding fed;
-    int32_t num_prompts; /* 0: the usual number */
+    int32_t num_prompts, num_tokens; /* 0: the usual numbers */
 } variation;
 
 static void test_tokens_do_not_depend_on_how(void **state)
 {
-    enum { first = 4, usual = 3 };
+    /* The prompts have 6 to 28 tokens, the rest of num_decodes comes one by one: such a step takes as long as
+     * dozens of tokens of a prompt. */
+    enum { first = 4, usual = 2, num_prefills = 100, num_decodes = 40 };
     static const variation variations[] = {
         {.name = "block size 1", .block_size = 1},
         {.name = "block size 1, decodes", .block_size = 1, .fed = FEED_AS_DECODES},
         {.name = "block size 17", .block_size = 17},
         {.name = "block size 17, decodes", .block_size = 17, .fed = FEED_AS_DECODES},
         {.name = "block size 544", .block_size = 544},
-        {.name = "chunks of 1", .max_batched_tokens = 1, .num_prompts = 1},
+        {.name = "chunks of 1", .max_batched_tokens = 1, .num_prompts = 1, .num_tokens = num_decodes},
         {.name = "chunks of 7", .max_batched_tokens = 7},
         {.name = "chunks of 64", .max_batched_tokens = 64},
-        {.name = "small cache", .cache_tokens = 230, .fed = FEED_AS_DECODES, .num_prompts = 2},
-        {.name = "small cache, chunks", .cache_tokens = 450, .max_batched_tokens = 50},
+        {.name = "small cache", .cache_tokens = 50, .fed = FEED_AS_DECODES},
+        {.name = "small cache, chunks", .cache_tokens = 220, .max_batched_tokens = 50, .num_prompts = 3},
         {.name = "batch invariant", .batch_invariant = 1},
         {.name = "fp32 cache", .kv_cache_dtype = FV_DTYPE_F32},
     };
     const fixture *f = fixture_or_skip(state);
     for (int32_t i = 0; i < FV_ARRAY_LEN(variations); i++) {
         const variation *way = &variations[i];
-        fv_session_options options = session_options();
+        fv_session_options options = session_options(few_tokens);
         if (way->cache_tokens) options.cache_tokens = way->cache_tokens;
         options.block_size = way->block_size;
         options.max_batched_tokens = way->max_batched_tokens;
         options.batch_invariant = way->batch_invariant;
         options.kv_cache_dtype = way->kv_cache_dtype;
         const int32_t count = way->num_prompts ? way->num_prompts : usual;
+        const int32_t num_tokens = way->num_tokens               ? way->num_tokens
+                                   : way->fed == FEED_AS_DECODES ? num_decodes
+                                                                 : num_prefills;
         fv_session_stats stats;
-        const outcome seen = run_prompts(f, f->engine, &options, (prompt_range){first, count, way->fed, 0}, &stats);
-        assert_int_equal(seen.num_positions, count * 208);
+        const outcome seen = run_prompts(f, f->engine, &options, (prompt_range){first, count, way->fed, 0, num_tokens},
+                                         &stats);
+        assert_int_equal(seen.num_positions, count * num_tokens);
         if (way->cache_tokens) assert_in_range(stats.max_running, 1, 2); /* the others had to wait */
         check_outcome(way->name, &seen, MAX_MEAN_ERROR_F16);
     }
@@ -101,24 +115,27 @@ static void test_tokens_do_not_depend_on_how(void **state)
 static void test_every_backend(void **state)
 {
     static const struct {
-        int32_t block_size, max_batched_tokens;
+        int32_t block_size, max_batched_tokens, num_tokens;
         feeding fed;
-    } ways[] = {{16, 0, FEED_AS_PROMPT}, {16, 90, FEED_AS_DECODES}, {64, 90, FEED_AS_PROMPT}, {64, 0, FEED_AS_DECODES}};
+    } ways[] = {{16, 0, 100, FEED_AS_PROMPT},
+                {16, 20, 34, FEED_AS_DECODES},
+                {64, 50, 100, FEED_AS_PROMPT},
+                {64, 0, 34, FEED_AS_DECODES}};
     const fixture *f = fixture_or_skip(state);
     int32_t num_served = 0;
     for (int32_t backend = 0; backend < fv_backend_count(); backend++) {
         bool is_served = true;
         for (int32_t i = 0; i < FV_ARRAY_LEN(ways); i++) {
-            fv_session_options options = session_options();
+            fv_session_options options = session_options(few_tokens);
             options.block_size = ways[i].block_size;
             options.max_batched_tokens = ways[i].max_batched_tokens;
             fv_session *session = create_session_on(f->engine, options, backend);
             is_served = session != NULL;
             if (!is_served) break;
-            const prompt_range range = {11, 3, ways[i].fed, 0};
+            const prompt_range range = {11, 2, ways[i].fed, 0, ways[i].num_tokens};
             const outcome seen = run_prompts_on(session, f, range, NULL);
             fv_session_destroy(session);
-            assert_int_equal(seen.num_positions, range.count * 208);
+            assert_int_equal(seen.num_positions, range.count * range.num_tokens);
             check_outcome(fv_backend_name(backend), &seen, MAX_MEAN_ERROR_F16);
         }
         num_served += is_served;
@@ -130,12 +147,12 @@ static void test_one_thread(void **state)
 {
     const fixture *f = fixture_or_skip(state);
     const fv_engine_options one = {.struct_size = sizeof(one), .num_threads = 1, .compute_dtype = FV_DTYPE_F32};
-    const fv_session_options options = session_options();
+    const fv_session_options options = session_options(few_tokens);
     fv_engine *engine;
     if (fv_engine_create(&engine, f->path, &one) != FV_OK) fail_msg("%s", fv_last_error());
-    outcome seen = run_prompts(f, engine, &options, (prompt_range){8, 3, FEED_AS_PROMPT, 0}, NULL);
+    outcome seen = run_prompts(f, engine, &options, (prompt_range){8, 2, FEED_AS_PROMPT, 0, 100}, NULL);
     check_outcome("1 thread", &seen, MAX_MEAN_ERROR_F16);
-    seen = run_prompts(f, engine, &options, (prompt_range){8, 3, FEED_AS_DECODES, 0}, NULL);
+    seen = run_prompts(f, engine, &options, (prompt_range){8, 2, FEED_AS_DECODES, 0, 32}, NULL);
     check_outcome("1 thread, decodes", &seen, MAX_MEAN_ERROR_F16);
     fv_engine_destroy(engine);
 }
@@ -145,7 +162,7 @@ static void test_bf16(void **state)
 {
     const fixture *f = fixture_or_skip(state);
     const fv_engine_options bf16 = {.struct_size = sizeof(bf16), .num_threads = 2, .compute_dtype = FV_DTYPE_BF16};
-    const fv_session_options options = session_options();
+    const fv_session_options options = session_options(all_tokens);
     fv_engine *engine;
     const fv_status status = fv_engine_create(&engine, f->path, &bf16);
     if (status == FV_ERR_UNSUPPORTED) {
@@ -154,8 +171,8 @@ static void test_bf16(void **state)
     }
     if (status != FV_OK) fail_msg("%s", fv_last_error());
     for (int32_t fed = FEED_AS_PROMPT; fed <= FEED_AS_DECODES; fed++) {
-        const outcome seen = run_prompts(f, engine, &options, (prompt_range){0, f->logits.num_prompts, (feeding)fed, 0},
-                                         NULL);
+        const outcome seen = run_prompts(f, engine, &options,
+                                         (prompt_range){0, f->logits.num_prompts, (feeding)fed, 0, 0}, NULL);
         const double mean = seen.error_sum / (double)seen.num_errors;
         print_message("  bf16: %d positions, %d wrong, logit error %.2e on average, %.2e at most\n",
                       (int)seen.num_positions, (int)seen.num_wrong, mean, seen.max_error);
@@ -168,17 +185,20 @@ static void test_bf16(void **state)
 /* A prompt of the recording alone, then between others, in steps that cut it elsewhere. */
 static void test_batch_mates_do_not_change_a_bit(void **state)
 {
-    enum { prompt = 2, num_mates = 5 };
+    enum { prompt = 2, num_mates = 3 };
+    static const int32_t num_tokens[] = {[FEED_AS_PROMPT] = 110, [FEED_AS_DECODES] = 34};
     const fixture *f = fixture_or_skip(state);
-    fv_session_options options = session_options();
+    fv_session_options options = session_options(few_tokens);
     options.batch_invariant = 1;
     for (int32_t fed = FEED_AS_PROMPT; fed <= FEED_AS_DECODES; fed++) {
         options.max_batched_tokens = 512;
-        const outcome alone = run_prompts(f, f->engine, &options, (prompt_range){prompt, 1, (feeding)fed, 0}, NULL);
-        assert_int_equal(alone.num_positions, 208);
+        prompt_range range = {prompt, 1, (feeding)fed, 0, num_tokens[fed]};
+        const outcome alone = run_prompts(f, f->engine, &options, range, NULL);
+        assert_int_equal(alone.num_positions, num_tokens[fed]);
         options.max_batched_tokens = 100;
-        const outcome crowd = run_prompts(f, f->engine, &options,
-                                          (prompt_range){prompt - 2, num_mates + 1, (feeding)fed, 0}, NULL);
+        range.first -= 2;
+        range.count += num_mates;
+        const outcome crowd = run_prompts(f, f->engine, &options, range, NULL);
         assert_int_equal(crowd.num_wrong, 0);
         if (alone.hash[0] != crowd.hash[2]) fail_msg("feeding %d: the logits differ", fed);
     }
@@ -187,7 +207,7 @@ static void test_batch_mates_do_not_change_a_bit(void **state)
 static void test_perplexity(void **state)
 {
     const fixture *f = fixture_or_skip(state);
-    const fv_session_options options = session_options();
+    const fv_session_options options = session_options(all_tokens);
     fv_session_stats stats;
     double expected;
     const double got = measure_perplexity(&expected, f, &options, &stats);
@@ -216,10 +236,9 @@ static void append_token(void *user, const fv_token_event *event)
     to->finish = event->finish;
 }
 
-static void check_chat(const fixture *f, fv_session *session, const cJSON *chat)
+static void add_chat(reply *to, const fixture *f, fv_session *session, const cJSON *chat)
 {
-    const cJSON *messages = cJSON_GetObjectItem(chat, "messages"), *ids = cJSON_GetObjectItem(chat, "ids");
-    const cJSON *margins = cJSON_GetObjectItem(chat, "margins");
+    const cJSON *messages = cJSON_GetObjectItem(chat, "messages");
     fv_message list[8];
     const int32_t num_messages = cJSON_GetArraySize(messages);
     assert_in_range(num_messages, 1, 8);
@@ -231,46 +250,57 @@ static void check_chat(const fixture *f, fv_session *session, const cJSON *chat)
     int32_t *tokens, num_tokens;
     assert_int_equal(fv_engine_encode_chat(&tokens, &num_tokens, f->engine, list, num_messages), FV_OK);
     assert_int_equal(num_tokens, cJSON_GetArraySize(cJSON_GetObjectItem(chat, "prompt_ids")));
-    reply got = {0};
     const fv_request request = {
         .struct_size = sizeof(request),
         .prompt = tokens,
         .num_prompt_tokens = num_tokens,
-        .max_tokens = cJSON_GetArraySize(ids),
+        .max_tokens = cJSON_GetArraySize(cJSON_GetObjectItem(chat, "ids")),
         .on_token = append_token,
-        .user = &got,
+        .user = to,
     };
-    assert_int_equal(fv_session_add(NULL, session, &request), FV_OK);
-    run_to_end(session);
+    assert_int_equal(fv_session_add(NULL, session, &request), FV_OK); /* copies the prompt */
     fv_engine_free_tokens(tokens);
+}
 
+static void check_chat(const reply *got, const cJSON *chat)
+{
+    const cJSON *ids = cJSON_GetObjectItem(chat, "ids"), *margins = cJSON_GetObjectItem(chat, "margins");
     /* Comparable up to the first close call; after another token the texts go their own ways. */
     int32_t same = 0;
-    while (same < got.num_tokens && got.tokens[same] == cJSON_GetArrayItem(ids, same)->valueint) same++;
+    while (same < got->num_tokens && got->tokens[same] == cJSON_GetArrayItem(ids, same)->valueint) same++;
     if (same < cJSON_GetArraySize(ids)) {
         assert_true(cJSON_GetArrayItem(margins, same)->valuedouble <= CLOSE_CALL);
         return;
     }
     const char *text = cJSON_GetStringValue(cJSON_GetObjectItem(chat, "text"));
-    assert_int_equal(got.text_bytes, strlen(text));
-    assert_memory_equal(got.text, text, got.text_bytes);
-    assert_int_equal(got.finish, cJSON_IsTrue(cJSON_GetObjectItem(chat, "ended")) ? FV_FINISH_STOP : FV_FINISH_LENGTH);
+    assert_int_equal(got->text_bytes, strlen(text));
+    assert_memory_equal(got->text, text, got->text_bytes);
+    assert_int_equal(got->finish, cJSON_IsTrue(cJSON_GetObjectItem(chat, "ended")) ? FV_FINISH_STOP : FV_FINISH_LENGTH);
 }
 
+/* All chats in one session: each stops where it has to, whoever else goes on. */
 static void test_chats(void **state)
 {
+    enum { max_chats = 16 };
     const fixture *f = fixture_or_skip(state);
     size_t bytes;
     uint8_t *file = read_whole_file(&bytes, FV_TEST_DATA_DIR "/recordings/chats.json");
     assert_non_null(file);
     cJSON *json = cJSON_Parse((const char *)file);
     assert_non_null(json);
-    const fv_session_options options = session_options();
+    const cJSON *chats = cJSON_GetObjectItem(json, "chats"), *chat;
+    assert_in_range(cJSON_GetArraySize(chats), 1, max_chats);
+    reply *replies = calloc(max_chats, sizeof(*replies));
+    assert_non_null(replies);
+    const fv_session_options options = session_options(few_tokens);
     fv_session *session;
     assert_int_equal(fv_session_create(&session, f->engine, &options), FV_OK);
-    const cJSON *chat;
-    cJSON_ArrayForEach(chat, cJSON_GetObjectItem(json, "chats")) check_chat(f, session, chat);
+    int32_t num_chats = 0;
+    cJSON_ArrayForEach(chat, chats) add_chat(&replies[num_chats++], f, session, chat);
+    run_to_end(session);
     fv_session_destroy(session);
+    for (int32_t i = 0; i < num_chats; i++) check_chat(&replies[i], cJSON_GetArrayItem(chats, i));
+    free(replies);
     cJSON_Delete(json);
     free(file);
 }
@@ -279,7 +309,7 @@ static void test_sampling_is_reproducible(void **state)
 {
     const fixture *f = fixture_or_skip(state);
     const recorded_prompt *prompt = &f->logits.prompts[0];
-    const fv_session_options options = session_options();
+    const fv_session_options options = session_options(few_tokens);
     reply replies[3] = {0};
     fv_session *session;
     assert_int_equal(fv_session_create(&session, f->engine, &options), FV_OK);
@@ -316,17 +346,17 @@ static void test_refusals(void **state)
 {
     const fixture *f = fixture_or_skip(state);
     fv_session *session;
-    fv_session_options options = session_options();
+    fv_session_options options = session_options(few_tokens);
     options.attention_backend = "NOPE";
     expect(fv_session_create(&session, f->engine, &options), FV_ERR_INVALID, "TRITON_ATTN");
-    options = session_options();
+    options = session_options(few_tokens);
     options.block_size = -3;
     expect(fv_session_create(&session, f->engine, &options), FV_ERR_INVALID, "block_size is -3");
-    options = session_options();
+    options = session_options(few_tokens);
     options.kv_cache_dtype = FV_DTYPE_I8;
     assert_int_not_equal(fv_session_create(&session, f->engine, &options), FV_OK);
 
-    options = session_options();
+    options = session_options(few_tokens);
     options.cache_tokens = 64;
     assert_int_equal(fv_session_create(&session, f->engine, &options), FV_OK);
     int32_t *many = calloc(9000, sizeof(*many));
@@ -342,11 +372,11 @@ static void test_refusals(void **state)
     expect(fv_session_add(NULL, session, &request), FV_ERR_INVALID, "accepted: 0 to 49151");
     request.num_prompt_tokens = 0;
     expect(fv_session_add(NULL, session, &request), FV_ERR_INVALID, "num_prompt_tokens is 0");
-    request.num_prompt_tokens = 3;
+    request.num_prompt_tokens = 50;
+    many[5] = 0;
     request.temperature = -1.0f;
     expect(fv_session_add(NULL, session, &request), FV_ERR_INVALID, "temperature");
     request.temperature = 0.0f;
-    many[5] = 0;
     request.max_tokens = 0; /* until the cache is full */
     request.ignore_eos = 1;
     assert_int_equal(fv_session_add(NULL, session, &request), FV_OK);

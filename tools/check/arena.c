@@ -5,13 +5,14 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "check/device_memory.h"
 #include "core/compiler.h"
 
 #define FENCE_BYTES 256
 
 struct check_block {
     check_block *next;
-    unsigned char *memory; /* of posix_memalign */
+    unsigned char *memory; /* with the fences */
     size_t bytes;          /* between the fences */
     int32_t fenced;
 };
@@ -20,8 +21,8 @@ static check_block *add_block(check_arena *arena, size_t bytes, int32_t fenced)
 {
     const size_t fences = fenced ? 2 * FENCE_BYTES : 0;
     check_block *block = malloc(sizeof(*block));
-    void *memory = NULL;
-    if (!block || posix_memalign(&memory, FV_CACHE_LINE, bytes + fences + 1) != 0) {
+    void *memory = block ? check_device_memory_take(bytes + fences + 1) : NULL;
+    if (!memory) {
         fprintf(stderr, "fovea check: no memory for %zu bytes\n", bytes);
         exit(1);
     }
@@ -63,7 +64,7 @@ void check_arena_clear(check_arena *arena)
     while (arena->blocks) {
         check_block *block = arena->blocks;
         arena->blocks = block->next;
-        free(block->memory);
+        check_device_memory_give(block->memory, block->bytes + (block->fenced ? 2 * FENCE_BYTES : 0) + 1);
         free(block);
     }
 }

@@ -12,7 +12,7 @@ typedef struct check_arena {
     check_block *blocks;
 } check_arena;
 
-/* `bytes` of zeroed memory aligned to 64 bytes; ends the program where there is none, as no check can
+/* `bytes` of zeroed memory aligned to 64 bytes, that the device under check sees too; ends the program where there is none, as no check can
  * go on without. */
 void *check_arena_alloc(check_arena *arena, size_t bytes);
 

@@ -34,7 +34,10 @@ typedef struct check_case {
     check_spread spread;
     check_schedule schedule;
     int32_t in_cache;        /* 1: the new K/V lie in the cache already, nothing is written */
-    int32_t shared_keys;     /* neighbours may have the same blocks up to so many keys of their context */
+    int32_t shared_keys;     /* neighbours have the same blocks up to so many keys of their context: always where
+                              * the case is plain, else often */
+    int32_t min_groups;      /* prefix groups that every backend must find */
+    int32_t scales_inside;   /* 1: per-token-head scales lie inside the blocks; plain cases of layout STRIDED */
     int32_t tight_workspace; /* 1: plans get the least workspace that they take */
     int32_t plain;           /* 1: dense tensors, no padding rows: what other projects' tests have */
     fv_plan_options options; /* of the schedule: batch_invariant, path, cascade, ... */
@@ -66,6 +69,9 @@ void check_case_list_deinit(check_case_list *list);
 
 /* Appends the published test grids: vllm_cases.c. */
 void check_vllm_cases(check_case_list *list);
+
+/* Appends the grids of our own: own_cases.c. */
+void check_own_cases(check_case_list *list);
 
 /* Random case `index` of `seed`: random_case.c. The caller deinits it. */
 void check_case_random(check_case *test, uint64_t seed, int32_t index);

@@ -17,15 +17,18 @@ typedef struct check_lane {
     check_random random;
 } check_lane;
 
-/* A shuffled lane; the lane must not move after. `isa` as in fv_context_options. */
-fv_status check_lane_init_shuffled(check_lane *lane, const char *isa);
+/* A shuffled lane on the named device; the lane must not move after. `isa` as in fv_context_options. */
+fv_status check_lane_init_shuffled(check_lane *lane, const char *device, const char *isa);
 
 /* A lane with `num_threads` threads, 0 = all CPUs. */
-fv_status check_lane_init_threaded(check_lane *lane, const char *isa, int32_t num_threads);
+fv_status check_lane_init_threaded(check_lane *lane, const char *device, const char *isa, int32_t num_threads);
 
 void check_lane_deinit(check_lane *lane);
 
 fv_launch check_lane_launch(const check_lane *lane);
+
+/* Waits until what was launched has run: `status` of the launch, or of what came of it. */
+fv_status check_lane_ran(const check_lane *lane, fv_status status);
 
 /* A function of `table`, or of the next weaker table of the lane that has it. */
 fv_reduce_segments_fn check_lane_reduce_segments(const check_lane *lane, const fv_kernel_table *table);

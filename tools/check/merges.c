@@ -5,40 +5,9 @@
 #include <string.h>
 
 #include "check/arena.h"
+#include "check/row_rule.h"
 #include "core/float.h"
 #include "reference/attend_row.h"
-
-#define UNIT 0x1p-24 /* unit roundoff of fp32 */
-
-/* Error of one row against its exact result, by the accuracy rule with a floor of `floor`. */
-static int32_t row_good(double *worst, const char *row, const double *exact, int32_t size, fv_dtype dtype, double floor)
-{
-    double error2 = 0, ideal2 = 0;
-    for (int32_t d = 0; d < size; d++) {
-        uint32_t nearest;
-        fv_float_store(&nearest, (float)exact[d], dtype);
-        const double ideal = fv_float_load(&nearest, dtype) - exact[d];
-        const double error = fv_float_load(row + (size_t)d * fv_dtype_bytes(dtype), dtype) - exact[d];
-        ideal2 += ideal * ideal;
-        error2 += error * error;
-    }
-    const double tolerance = 2 * sqrt(ideal2) + floor;
-    if (tolerance > 0) *worst = fmax(*worst, sqrt(error2) / tolerance);
-    return sqrt(error2) <= tolerance;
-}
-
-static int32_t lse_good(float lse, double exact)
-{
-    if (exact == -INFINITY) return lse == -INFINITY;
-    return fabs(lse - exact) <= UNIT * (8 + 2 * fabs(exact));
-}
-
-static double row_norm(const double *row, int32_t size)
-{
-    double sum = 0;
-    for (int32_t d = 0; d < size; d++) sum += row[d] * row[d];
-    return sqrt(sum);
-}
 
 /* A merge with its memory: rows of a, b and out have `gap` elements between them. */
 typedef struct merge_case {
@@ -150,7 +119,7 @@ static double exact_merge(double *exact, double *size, const merge_case *test, i
             row[d] = weights[side] / sum * fv_float_load(sides[side] + (size_t)d * fv_dtype_bytes(p->dtype), p->dtype);
             exact[d] += row[d];
         }
-        *size += row_norm(row, p->head_size) * (1 + fabs(side == 0 ? a - max : b - max));
+        *size += check_row_norm(row, p->head_size) * (1 + fabs(side == 0 ? a - max : b - max));
     }
     return max + log(sum);
 }
@@ -163,8 +132,9 @@ static void judge_merge(check_result *result, const merge_case *test)
         for (int32_t head = 0; head < p->num_heads; head++) {
             const double lse = exact_merge(exact, &size, test, token, head);
             const char *row = (const char *)p->out + token * p->token_stride + head * p->head_stride;
-            const int32_t good = row_good(&result->worst, row, exact, p->head_size, p->out_dtype, 8 * UNIT * size);
-            if (good && (!p->lse || lse_good(p->lse[token * p->num_heads + head], lse))) continue;
+            const int32_t good = check_row_good(&result->worst, row, exact, p->head_size, p->out_dtype,
+                                                8 * CHECK_UNIT * size);
+            if (good && (!p->lse || check_lse_good(p->lse[token * p->num_heads + head], lse, 2))) continue;
             check_result_fail(result, "%s of token %d, head %d, is wrong (%d elements, %s)", good ? "lse" : "out",
                               token, head, p->head_size, fv_dtype_name(p->out_dtype));
             return;
@@ -181,7 +151,7 @@ void check_run_merge_states(check_result *result, const check_lane *lane, const 
     merge_case test;
     build_merge(&test, &random);
     const fv_launch launch = check_lane_launch(lane);
-    if (table->merge_states(&launch, &test.params) != FV_OK)
+    if (check_lane_ran(lane, table->merge_states(&launch, &test.params)) != FV_OK)
         check_result_fail(result, "%s", fv_last_error());
     else
         judge_merge(result, &test);
@@ -272,13 +242,14 @@ static int32_t reduced_good(check_result *result, const reduce_case *test, const
         if (p->partial_max[at] == -INFINITY) continue;
         double row[512];
         for (int32_t d = 0; d < p->v_head_size; d++) row[d] = p->partial_out[at * p->v_head_size + d];
-        size += exp(p->partial_max[at] - lse) * row_norm(row, p->v_head_size) * (1 + fabs(p->partial_max[at] - max));
+        size += exp(p->partial_max[at] - lse) * check_row_norm(row, p->v_head_size) *
+                (1 + fabs(p->partial_max[at] - max));
     }
-    if (p->sinks && isfinite(lse)) size += (1 + fabs(p->sinks[head] - max)) * row_norm(exact, p->v_head_size);
+    if (p->sinks && isfinite(lse)) size += (1 + fabs(p->sinks[head] - max)) * check_row_norm(exact, p->v_head_size);
     const int64_t row = (int64_t)item->first_token + token;
     const char *out = (const char *)p->out + row * p->out_token_stride + head * p->out_head_stride;
-    return row_good(&result->worst, out, exact, p->v_head_size, p->out_dtype, 8 * UNIT * size) &&
-           lse_good(p->lse[row * p->num_heads + head], lse);
+    return check_row_good(&result->worst, out, exact, p->v_head_size, p->out_dtype, 8 * CHECK_UNIT * size) &&
+           check_lse_good(p->lse[row * p->num_heads + head], lse, 2);
 }
 
 static void judge_reduce(check_result *result, const reduce_case *test)
@@ -305,7 +276,7 @@ void check_run_reduce_segments(check_result *result, const check_lane *lane, con
     reduce_case test;
     build_reduce(&test, &random);
     const fv_launch launch = check_lane_launch(lane);
-    if (table->reduce_segments(&launch, &test.params) != FV_OK)
+    if (check_lane_ran(lane, table->reduce_segments(&launch, &test.params)) != FV_OK)
         check_result_fail(result, "%s", fv_last_error());
     else
         judge_reduce(result, &test);

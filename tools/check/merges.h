@@ -1,4 +1,4 @@
-/* merge_states and reduce_segments on random partial results. */
+/* merge_states, reduce_segments and merge_ranks on random partial results. */
 #ifndef FV_TOOLS_CHECK_MERGES_H
 #define FV_TOOLS_CHECK_MERGES_H
 
@@ -13,5 +13,10 @@ void check_run_merge_states(check_result *result, const check_lane *lane, const 
 /* The same for reduce_segments: ragged segments, some of them without keys, with and without sinks. */
 void check_run_reduce_segments(check_result *result, const check_lane *lane, const fv_kernel_table *table,
                                uint64_t seed, int32_t index);
+
+/* The same for merge_ranks: 1 to 256 ranks, some without keys, in any order in memory, out in the place of one
+ * of them; and one rank weighed by a total that is given. */
+void check_run_merge_ranks(check_result *result, const check_lane *lane, const fv_kernel_table *table, uint64_t seed,
+                           int32_t index);
 
 #endif

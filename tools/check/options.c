@@ -21,12 +21,13 @@ void check_options_print_help(void)
            "mutants that the comparison must catch. Exit code 1 if anything failed.\n"
            "\n"
            "  --backends LIST   backends to check, by name with commas between; default: all\n"
+           "  --device NAME     where the kernels run: cpu (default), cuda, cuda:1\n"
            "  --kernels NAME    only this table of kernels (reference, portable, avx2, ...)\n"
            "  --isa NAME        strongest instruction set: portable, avx2, avx512; default all: what the CPU has\n"
            "  --random N        random cases; default %d, with --quick %d\n"
            "  --seed N          seed of the random cases; default 1\n"
-           "  --only ID         one case or group: random.17, triton_unified, cpu_attn.3, mutants, merge_states,\n"
-           "                    reduce_segments\n"
+           "  --only ID         one case or group: random.17, triton_unified, cpu_attn.3, mutants, or an operation:\n"
+           "                    merge_states, reduce_segments, merge_ranks, kv_copy, rope, rope_kv_write\n"
            "  --quick           a sample of the grids that takes seconds\n"
            "  --list            name the cases, run none\n"
            "  --threads N       default: all CPUs\n"
@@ -79,14 +80,21 @@ static fv_status parse_isa(check_options *options, const char *text)
 fv_status check_options_parse(check_options *options, int argc, char **argv)
 {
     static const struct option names[] = {
-        {"backends", required_argument, NULL, 'b'}, {"kernels", required_argument, NULL, 'k'},
-        {"isa", required_argument, NULL, 'i'},      {"random", required_argument, NULL, 'r'},
-        {"seed", required_argument, NULL, 's'},     {"only", required_argument, NULL, 'o'},
-        {"threads", required_argument, NULL, 't'},  {"quick", no_argument, NULL, 'q'},
-        {"list", no_argument, NULL, 'l'},           {"json", no_argument, NULL, 'j'},
-        {"help", no_argument, NULL, 'h'},           {NULL, 0, NULL, 0},
+        {"backends", required_argument, NULL, 'b'},
+        {"kernels", required_argument, NULL, 'k'},
+        {"device", required_argument, NULL, 'd'},
+        {"isa", required_argument, NULL, 'i'},
+        {"random", required_argument, NULL, 'r'},
+        {"seed", required_argument, NULL, 's'},
+        {"only", required_argument, NULL, 'o'},
+        {"threads", required_argument, NULL, 't'},
+        {"quick", no_argument, NULL, 'q'},
+        {"list", no_argument, NULL, 'l'},
+        {"json", no_argument, NULL, 'j'},
+        {"help", no_argument, NULL, 'h'},
+        {NULL, 0, NULL, 0},
     };
-    *options = (check_options){.seed = 1, .num_random = -1};
+    *options = (check_options){.device = "cpu", .seed = 1, .num_random = -1};
     fv_status status = parse_backends(options, "all");
     opterr = 0;
     optind = 1;
@@ -95,6 +103,7 @@ fv_status check_options_parse(check_options *options, int argc, char **argv)
         switch (answer) {
         case 'b': status = parse_backends(options, optarg); break;
         case 'k': options->kernels = optarg; break;
+        case 'd': options->device = optarg; break;
         case 'i': status = parse_isa(options, optarg); break;
         case 'r': status = fv_args_i32(&options->num_random, "--random", optarg, 0, 100000000); break;
         case 's': status = fv_args_i64(&options->seed, "--seed", optarg, 0, INT64_MAX); break;

@@ -10,6 +10,7 @@ typedef struct check_options {
     const char *backends[CHECK_MAX_BACKENDS]; /* names of the library */
     int32_t num_backends;
     const char *kernels; /* one table; NULL all */
+    const char *device;  /* where the kernels run */
     const char *isa;     /* strongest level; NULL what the CPU has */
     const char *only;    /* a case, or a group of cases; NULL all */
     int32_t num_random;

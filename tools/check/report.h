@@ -34,7 +34,7 @@ typedef struct check_tally {
     double worst;
 } check_tally;
 
-#define CHECK_MAX_TALLIES 64
+#define CHECK_MAX_TALLIES 128
 
 typedef struct check_report {
     pthread_mutex_t lock;

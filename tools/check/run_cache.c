@@ -51,7 +51,7 @@ void check_run_kv_write(check_result *result, check_scene *scene, const check_la
     check_scene_reset(scene, 0);
     const fv_launch launch = check_lane_launch(lane);
     int32_t differs;
-    if (table->kv_write(&launch, &params) != FV_OK)
+    if (check_lane_ran(lane, table->kv_write(&launch, &params)) != FV_OK)
         check_result_fail(result, "%s", fv_last_error());
     else if (!check_written_compare(&differs, scene, reference, slots))
         check_result_fail(result, "the cache is not what the reference makes of it");
@@ -152,7 +152,7 @@ void check_run_kv_gather(check_result *result, check_scene *scene, const check_l
     check_scene_reset(scene, 1);
     const gather_run run = build_gather(scene);
     const fv_launch launch = check_lane_launch(lane);
-    if (table->kv_gather(&launch, &run.params) != FV_OK) {
+    if (check_lane_ran(lane, table->kv_gather(&launch, &run.params)) != FV_OK) {
         check_result_fail(result, "%s", fv_last_error());
         return;
     }

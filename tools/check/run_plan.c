@@ -11,19 +11,23 @@
 typedef struct plan_run {
     fv_plan *plan;
     void *workspace;
+    int32_t knows_lengths; /* the batch has the lengths on the host */
 } plan_run;
 
-/* Bounds at random above what the batch needs. */
-static fv_bounds bounds_of(const check_scene *scene, check_random *random)
+/* Bounds at random above what the batch needs. The static grid of a device wants tensors of max_num_tokens rows. */
+static fv_bounds bounds_of(const check_scene *scene, const check_lane *lane, check_random *random)
 {
     const check_case *test = scene->test;
-    return (fv_bounds){
+    fv_bounds bounds = {
         .struct_size = sizeof(fv_bounds),
         .max_num_seqs = fv_max_i32(1, test->num_seqs) + check_random_int(random, 0, 3),
         .max_num_tokens = fv_max_i32(1, scene->num_tokens) + check_random_int(random, 0, 40),
         .max_query_len = fv_max_i32(1, check_case_max_query_len(test)) + check_random_int(random, 0, 8),
         .max_seq_len = fv_max_i32(1, check_case_max_seq_len(test)) + check_random_int(random, 0, 300),
     };
+    if (test->options.static_grid && !lane->device->host_is_device)
+        bounds.max_num_tokens = fv_max_i32(1, scene->num_rows);
+    return bounds;
 }
 
 /* The least workspace of a plan, as its refusal says it; 0: there is another error. */
@@ -45,7 +49,7 @@ static fv_status open_plan(plan_run *run, check_scene *scene, const check_lane *
                            const char *kernels)
 {
     check_random random = {scene->test->seed ^ 0x97a4};
-    const fv_bounds bounds = bounds_of(scene, &random);
+    const fv_bounds bounds = bounds_of(scene, lane, &random);
     fv_plan_options options = scene->test->options;
     options.device = lane->device;
     options.backend = backend;
@@ -104,8 +108,9 @@ static fv_layer layer_of(const check_scene *scene)
 
 static fv_status run_batch(const plan_run *run, const fv_batch *batch, const fv_layer *layer)
 {
-    const fv_status status = fv_plan_update(run->plan, batch, NULL);
-    return status == FV_OK ? fv_plan_run(run->plan, layer, run->workspace, NULL) : status;
+    fv_status status = fv_plan_update(run->plan, batch, NULL);
+    if (status == FV_OK) status = fv_plan_run(run->plan, layer, run->workspace, NULL);
+    return status == FV_OK ? fv_stream_synchronize(run->plan->device, NULL) : status;
 }
 
 /* Bits of one sequence's rows and lse, gathered. */
@@ -134,10 +139,11 @@ static void shift_tokens(fv_tensor *tensor, int32_t tokens)
 }
 
 /* Runs sequence `seq` as a batch of one, over the cache that the whole batch left. */
-static fv_status run_alone(const plan_run *run, const check_scene *scene, int32_t seq)
+static fv_status run_alone(const plan_run *run, check_scene *scene, int32_t seq)
 {
     const int32_t start = scene->query_start[seq];
-    const int32_t query_start[2] = {0, scene->query_start[seq + 1] - start};
+    int32_t *query_start = check_arena_alloc(&scene->arena, 2 * sizeof(int32_t));
+    query_start[1] = scene->query_start[seq + 1] - start;
     const fv_batch batch = {
         .struct_size = sizeof(fv_batch),
         .num_seqs = 1,
@@ -150,6 +156,9 @@ static fv_status run_alone(const plan_run *run, const check_scene *scene, int32_
         .slot_mapping = scene->slot_mapping ? scene->slot_mapping + start : NULL,
         .causal = scene->causal ? scene->causal + seq : NULL,
         .tree_mask = scene->tree_mask ? scene->tree_mask + start : NULL,
+        .host_query_start = run->knows_lengths ? query_start : NULL,
+        .host_seq_lens = run->knows_lengths ? scene->seq_lens + seq : NULL,
+        .host_causal = run->knows_lengths && scene->causal ? scene->causal + seq : NULL,
     };
     fv_layer layer = layer_of(scene);
     shift_tokens(&layer.k, start);
@@ -198,7 +207,8 @@ static int32_t new_min_query_len(const plan_run *run, const check_scene *scene)
     const fv_problem *problem = &scene->test->problem;
     const int32_t stored_as_given = problem->kv_dtype == problem->q_dtype && problem->kv_scaling == FV_KV_SCALING_NONE;
     if (problem->type == FV_ATTENTION_ENCODER) return 0;
-    if (stored_as_given || run->plan->static_grid || !scene->k.data) return INT32_MAX;
+    const int32_t is_static = run->plan->static_grid || !(run->knows_lengths || run->plan->device->host_is_device);
+    if (stored_as_given || is_static || !scene->k.data) return INT32_MAX;
     return run->plan->new_min_query_len;
 }
 
@@ -223,7 +233,8 @@ static void judge(check_result *result, const plan_run *run, check_scene *scene,
         check_expected_init(&own, scene, lane, as_given);
         expected = &own;
     }
-    const int32_t invariant = scene->test->options.batch_invariant;
+    const int32_t cuts_rows = !run->plan->static_grid || run->plan->device->host_is_device;
+    const int32_t invariant = scene->test->options.batch_invariant && cuts_rows;
     const mates_test mates = invariant ? keep_bits(scene) : (mates_test){0};
     char text[400];
     if (!check_expected_compare(&result->worst, text, sizeof(text), expected, scene)) {
@@ -255,10 +266,14 @@ void check_run_plan(check_result *result, check_scene *scene, const check_expect
     if (status == FV_OK) {
         const fv_batch batch = batch_of(scene);
         const fv_layer layer = layer_of(scene);
+        run.knows_lengths = batch.host_query_start != NULL;
         status = run_batch(&run, &batch, &layer);
     }
     if (status != FV_OK)
         check_result_fail(result, "%s: %s", fv_status_name(status), fv_last_error());
+    else if (lane->device->host_is_device && run.plan->num_groups < scene->test->min_groups)
+        check_result_fail(result, "%d prefix groups; expected %d or more: %s", run.plan->num_groups,
+                          scene->test->min_groups, fv_plan_describe(run.plan));
     else
         judge(result, &run, scene, expected, lane);
     fv_plan_destroy(run.plan);

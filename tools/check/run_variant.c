@@ -29,6 +29,7 @@ void check_run_variant(check_result *result, check_scene *scene, const check_exp
     const fv_launch launch = check_lane_launch(lane);
     fv_status status = variant->launch(&launch, &plan.attend);
     if (status == FV_OK && plan.reduces) status = check_lane_reduce_segments(lane, table)(&launch, &plan.reduce);
+    status = check_lane_ran(lane, status);
     if (status != FV_OK) {
         check_result_fail(result, "%s: %s", fv_status_name(status), fv_last_error());
         return;

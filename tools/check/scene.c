@@ -54,7 +54,7 @@ static int32_t shared_blocks(const check_scene *scene, check_random *random, int
 {
     const check_case *test = scene->test;
     if (test->shared_keys == 0 || seq == 0 || test->problem.window > 0) return 0;
-    if (test->problem.context_parallel.world > 1 || !check_random_chance(random, 75)) return 0;
+    if (test->problem.context_parallel.world > 1 || !check_random_chance(random, test->plain ? 100 : 75)) return 0;
     int32_t keys = test->shared_keys;
     for (int32_t r = seq - 1; r <= seq; r++) keys = fv_min_i32(keys, test->lens[r].seq_len - test->lens[r].query_len);
     return fv_max_i32(0, keys) / test->problem.block_size;
@@ -262,8 +262,9 @@ static void build_cache(check_scene *scene, check_random *random, int32_t num_bl
     const int32_t hkv = problem->mha.num_kv_heads, size = problem->mha.head_size;
     const int32_t has_scales = problem->kv_scaling == FV_KV_SCALING_PER_TOKEN_HEAD;
     const int32_t strided = problem->kv_layout == FV_KV_LAYOUT_STRIDED;
-    const int32_t inline_scales = has_scales && strided && problem->mha.v_head_size == size &&
-                                  check_random_chance(random, 50);
+    const int32_t may_be_inside = has_scales && strided && problem->mha.v_head_size == size;
+    const int32_t inline_scales = may_be_inside &&
+                                  (scene->test->plain ? scene->test->scales_inside : check_random_chance(random, 50));
     const size_t bytes = layout_bytes(scene, problem, num_blocks, inline_scales, random);
     const size_t scales_at = (bytes + 3) / 4 * 4;
     const size_t scale_bytes = has_scales && !inline_scales ? scale_plane_bytes(problem, num_blocks) : 0;

@@ -8,8 +8,9 @@
 #include <string.h>
 
 #include "backends/backend.h"
-#include "check/merges.h"
+#include "check/device_memory.h"
 #include "check/mutants.h"
+#include "check/operations.h"
 #include "check/runs.h"
 #include "core/cpu.h"
 #include "core/error.h"
@@ -21,8 +22,8 @@
 #define LARGE_COST 3e7     /* from here a case has all threads, and one variant of each table runs */
 #define HUGE_COST 1e9      /* from here only the backends run it, with the best kernels */
 #define QUICK_COST 2e7
-#define QUICK_EVERY 6 /* --quick takes each sixth case of the grids */
-#define NUM_MERGES 150
+#define QUICK_EVERY 6           /* --quick takes each sixth case of the grids */
+#define NUM_OPERATION_CASES 150 /* of each operation */
 
 typedef struct check_suite {
     const check_options *options;
@@ -46,6 +47,7 @@ static void select_grids(check_suite *suite)
 {
     check_case_list all = {0};
     check_vllm_cases(&all);
+    check_own_cases(&all);
     for (int32_t i = 0; i < all.num_cases; i++) {
         check_case *test = &all.cases[i];
         const int32_t in_sample = !suite->options->quick ||
@@ -166,7 +168,8 @@ static void run_case(const check_suite *suite, const check_case *test, check_lan
     check_expected_init(&expected, &scene, lane, INT32_MAX);
     for (int32_t i = 0; i < lane->device->num_tables; i++) {
         const fv_kernel_table *table = lane->device->tables[i];
-        const int32_t too_slow = check_case_cost(test) > (i == 0 ? REFERENCE_COST : HUGE_COST);
+        const int32_t too_slow = check_case_cost(test) >
+                                 (strcmp(table->name, "reference") == 0 ? REFERENCE_COST : HUGE_COST);
         if (table_wanted(suite, table) && !too_slow) run_table(suite, &scene, &expected, lane, table, description);
     }
     for (int32_t i = 0; i < suite->options->num_backends; i++) {
@@ -196,35 +199,41 @@ static void small_task(void *user, int64_t index, int32_t worker)
     check_case_deinit(&test);
 }
 
-static void merge_task(void *user, int64_t index, int32_t worker)
+/* One random case of one operation, in every table. */
+static void operation_task(void *user, int64_t index, int32_t worker)
 {
     const check_suite *suite = user;
+    const check_operation *operation = &check_operations[index % CHECK_NUM_OPERATIONS];
+    if (!selected(suite->options->only, operation->name)) return;
     const check_lane *lane = &suite->shuffled[worker];
-    const uint64_t seed = (uint64_t)suite->options->seed;
     check_result result;
     for (int32_t i = 0; i < lane->device->num_tables; i++) {
         const fv_kernel_table *table = lane->device->tables[i];
-        if (!table_wanted(suite, table)) continue;
-        if (table->merge_states && selected(suite->options->only, "merge_states")) {
-            check_run_merge_states(&result, lane, table, seed, (int32_t)index);
-            check_report_add(suite->report, &result, "");
-        }
-        if (table->reduce_segments && selected(suite->options->only, "reduce_segments")) {
-            check_run_reduce_segments(&result, lane, table, seed, (int32_t)index);
-            check_report_add(suite->report, &result, "");
-        }
+        if (!table_wanted(suite, table) || !operation->is_in(table)) continue;
+        operation->run(&result, lane, table, (uint64_t)suite->options->seed, (int32_t)index / CHECK_NUM_OPERATIONS);
+        check_report_add(suite->report, &result, "");
     }
+}
+
+static int32_t operations_selected(const check_options *options)
+{
+    int32_t count = 0;
+    for (int32_t i = 0; i < CHECK_NUM_OPERATIONS; i++) count += selected(options->only, check_operations[i].name);
+    return count;
 }
 
 static fv_status open_lanes(check_suite *suite)
 {
-    fv_status status = check_lane_init_threaded(&suite->threaded, suite->options->isa, suite->options->num_threads);
+    fv_status status = check_lane_init_threaded(&suite->threaded, suite->options->device, suite->options->isa,
+                                                suite->options->num_threads);
     if (status != FV_OK) return status;
+    if (!suite->threaded.device->host_is_device) check_device_memory_use(suite->threaded.device);
     const int32_t num_workers = fv_context_num_workers(suite->threaded.context);
     suite->shuffled = calloc((size_t)num_workers, sizeof(check_lane));
     if (!suite->shuffled) return fv_fail(FV_ERR_NO_MEMORY, "no memory for %d lanes", num_workers);
     while (status == FV_OK && suite->num_shuffled < num_workers)
-        status = check_lane_init_shuffled(&suite->shuffled[suite->num_shuffled++], suite->options->isa);
+        status = check_lane_init_shuffled(&suite->shuffled[suite->num_shuffled++], suite->options->device,
+                                          suite->options->isa);
     return status;
 }
 
@@ -241,6 +250,7 @@ static fv_status check_kernels_name(const check_suite *suite)
 
 static void close_suite(check_suite *suite)
 {
+    check_device_memory_use(NULL);
     for (int32_t i = 0; i < suite->num_shuffled; i++) check_lane_deinit(&suite->shuffled[i]);
     free(suite->shuffled);
     check_lane_deinit(&suite->threaded);
@@ -251,7 +261,9 @@ static void close_suite(check_suite *suite)
 static void print_isas(const check_suite *suite)
 {
     const fv_isa limit = fv_cpu_isa();
-    printf("%s\ninstruction sets:", fv_device_describe(suite->threaded.device));
+    printf("%s\n", fv_device_describe(suite->threaded.device));
+    if (!suite->threaded.device->host_is_device) return;
+    printf("instruction sets:");
     for (fv_isa isa = FV_ISA_PORTABLE; isa <= FV_ISA_AVX512; isa++) {
         int32_t has_table = 0;
         for (int32_t i = 0; i < suite->threaded.device->num_tables; i++)
@@ -277,15 +289,21 @@ fv_status check_suite_run(check_report *report, const check_options *options)
     if (status != FV_OK) goto out;
     select_grids(&suite);
     select_random(&suite);
-    const int32_t merges = selected(options->only, "merge_states") || selected(options->only, "reduce_segments");
-    const int32_t mutants = selected(options->only, "mutants");
-    if (suite.grids.num_cases + suite.num_random == 0 && !merges && !mutants) {
+    const int32_t operations = operations_selected(options);
+    const int32_t mutants = selected(options->only, "mutants") && suite.threaded.device->host_is_device;
+    if (suite.grids.num_cases + suite.num_random == 0 && !operations && !mutants) {
         status = nothing_selected(options);
         goto out;
     }
     if (!options->json) print_isas(&suite);
-    if (mutants) check_mutants(report, &suite.threaded);
-    if (merges) fv_context_parallel_for(suite.threaded.context, NUM_MERGES, merge_task, &suite);
+    if (mutants) {
+        check_mutants(report, &suite.threaded);
+        check_operation_mutants(report, &suite.threaded);
+    }
+    if (operations) {
+        fv_context_parallel_for(suite.threaded.context, NUM_OPERATION_CASES * CHECK_NUM_OPERATIONS, operation_task,
+                                &suite);
+    }
     fv_context_parallel_for(suite.threaded.context, suite.grids.num_cases + suite.num_random, small_task, &suite);
     for (int32_t i = 0; i < suite.grids.num_cases; i++)
         if (check_case_cost(&suite.grids.cases[i]) >= LARGE_COST)
@@ -315,11 +333,11 @@ fv_status check_suite_list(const check_options *options)
         list_case(&test);
         check_case_deinit(&test);
     }
-    static const char *const others[] = {"mutants", "merge_states", "reduce_segments"};
     int32_t num_listed = suite.grids.num_cases + suite.num_random;
-    for (int32_t i = 0; i < FV_ARRAY_LEN(others); i++) {
-        if (!selected(options->only, others[i])) continue;
-        printf("%s\n", others[i]);
+    for (int32_t i = -1; i < CHECK_NUM_OPERATIONS; i++) {
+        const char *name = i < 0 ? "mutants" : check_operations[i].name;
+        if (!selected(options->only, name)) continue;
+        printf("%s\n", name);
         num_listed++;
     }
     close_suite(&suite);

@@ -4,71 +4,7 @@
  * (their 32768 blocks check offsets, which our int64 strides and the random cases do), and the batch of
  * 533 prefills of 533 tokens is one of 8. fp8 queries do not exist here; where those tests quantise
  * them, the cache alone is fp8, with random scales. */
-#include "check/case.h"
-#include "core/compiler.h"
-
-#define C(query_len, seq_len) \
-    {                         \
-        query_len, seq_len, 0 \
-    } /* a causal sequence */
-#define LENS(...)                                                                               \
-    {                                                                                           \
-        (const check_lens[]){__VA_ARGS__}, FV_ARRAY_LEN(((const check_lens[]){__VA_ARGS__})), 1 \
-    }
-#define LENS_TIMES(times, ...)                                                                      \
-    {                                                                                               \
-        (const check_lens[]){__VA_ARGS__}, FV_ARRAY_LEN(((const check_lens[]){__VA_ARGS__})), times \
-    }
-
-typedef struct lens_list {
-    const check_lens *lens;
-    int32_t num_lens;
-    int32_t repeat;
-} lens_list;
-
-typedef struct heads {
-    int32_t q, kv;
-} heads;
-
-/* The fields that every grid sets. */
-static check_case case_of(heads num_heads, int32_t head_size, int32_t block_size, fv_dtype dtype)
-{
-    return (check_case){
-        .problem =
-            {
-                .struct_size = sizeof(fv_problem),
-                .kind = FV_ATTENTION_MHA,
-                .mha = {num_heads.q, num_heads.kv, head_size, 0},
-                .q_dtype = dtype,
-                .kv_layout = FV_KV_LAYOUT_NB_2_BS_H_D,
-                .block_size = block_size,
-            },
-        .plain = 1,
-        .options = {.struct_size = sizeof(fv_plan_options)},
-    };
-}
-
-static void add(check_case_list *list, const char *group, const check_case *test, const lens_list *lens)
-{
-    check_case_list_add(list, group, test, lens->lens, lens->num_lens, lens->repeat);
-}
-
-/* Once on the 2D and once on the 3D path. */
-static void add_both_paths(check_case_list *list, const char *group, check_case test, const lens_list *lens)
-{
-    test.options.path = FV_PATH_2D;
-    test.schedule = CHECK_SCHEDULE_WHOLE;
-    add(list, group, &test, lens);
-    test.options.path = FV_PATH_3D;
-    test.schedule = CHECK_SCHEDULE_SEGMENTS;
-    add(list, group, &test, lens);
-}
-
-static void set_fp8(check_case *test, fv_dtype dtype)
-{
-    test->problem.kv_dtype = dtype;
-    test->problem.kv_scaling = FV_KV_SCALING_PER_TENSOR;
-}
+#include "check/grid.h"
 
 /* test_triton_unified_attention.py */
 static void triton_unified(check_case_list *list)
@@ -78,15 +14,15 @@ static void triton_unified(check_case_list *list)
     static const int32_t windows[] = {0, 64, 128, 256};
     const lens_list lens[] = {LENS(C(1, 1328), C(5, 18), C(129, 463)), LENS(C(1, 523), C(1, 37), C(1, 2011))};
     for (int32_t cell = 0; cell < 3 * 3 * 2 * 4 * 2 * 2; cell++) {
-        check_case test = case_of(shapes[cell % 3], head_sizes[cell / 3 % 3], 16, FV_DTYPE_BF16);
+        check_case test = grid_case(shapes[cell % 3], head_sizes[cell / 3 % 3], 16, FV_DTYPE_BF16);
         test.problem.window = windows[cell / 18 % 4];
         test.problem.soft_cap = cell / 72 % 2 ? 50 : 0;
-        if (cell / 144 % 2) set_fp8(&test, FV_DTYPE_F8_E4M3);
-        add_both_paths(list, "triton_unified", test, &lens[cell / 9 % 2]);
+        if (cell / 144 % 2) grid_set_fp8(&test, FV_DTYPE_F8_E4M3);
+        grid_add_both_paths(list, "triton_unified", test, &lens[cell / 9 % 2]);
     }
     const lens_list ones = LENS_TIMES(533, C(1, 1)), prefills = LENS_TIMES(8, C(533, 533));
-    add_both_paths(list, "triton_unified", case_of(shapes[1], 128, 16, FV_DTYPE_BF16), &ones);
-    add_both_paths(list, "triton_unified", case_of(shapes[1], 128, 16, FV_DTYPE_BF16), &prefills);
+    grid_add_both_paths(list, "triton_unified", grid_case(shapes[1], 128, 16, FV_DTYPE_BF16), &ones);
+    grid_add_both_paths(list, "triton_unified", grid_case(shapes[1], 128, 16, FV_DTYPE_BF16), &prefills);
 }
 
 /* test_triton_unified_attention_diffkv.py */
@@ -95,10 +31,10 @@ static void triton_unified_diffkv(check_case_list *list)
     static const heads shapes[] = {{4, 4}, {8, 2}, {5, 1}};
     const lens_list lens[] = {LENS(C(1, 1328), C(5, 18), C(129, 463)), LENS(C(1, 523), C(1, 37), C(1, 2011))};
     for (int32_t cell = 0; cell < 3 * 2 * 2; cell++) {
-        check_case test = case_of(shapes[cell % 3], cell / 3 % 2 ? 192 : 128, 16, FV_DTYPE_BF16);
+        check_case test = grid_case(shapes[cell % 3], cell / 3 % 2 ? 192 : 128, 16, FV_DTYPE_BF16);
         test.problem.mha.v_head_size = 128;
         test.problem.kv_layout = FV_KV_LAYOUT_STRIDED;
-        add_both_paths(list, "triton_unified_diffkv", test, &lens[cell / 6]);
+        grid_add_both_paths(list, "triton_unified_diffkv", test, &lens[cell / 6]);
     }
 }
 
@@ -107,10 +43,10 @@ static void mixed_causal(check_case_list *list)
 {
     static const heads shapes[] = {{4, 4}, {8, 2}};
     for (int32_t cell = 0; cell < 2 * 8; cell++) {
-        check_case test = case_of(shapes[cell % 2], 128, 16, FV_DTYPE_BF16);
+        check_case test = grid_case(shapes[cell % 2], 128, 16, FV_DTYPE_BF16);
         test.problem.not_causal = 1;
         const lens_list lens = LENS({1, 128, cell / 2 & 1}, {5, 64, cell / 4 & 1}, {1, 256, cell / 8 & 1});
-        add_both_paths(list, "mixed_causal", test, &lens);
+        grid_add_both_paths(list, "mixed_causal", test, &lens);
     }
 }
 
@@ -125,8 +61,8 @@ static void aiter_unified(check_case_list *list)
     };
     for (int32_t cell = 0; cell < 8 * 2 * 2 * 2; cell++) {
         const fv_dtype dtype = cell / 32 ? FV_DTYPE_F16 : FV_DTYPE_BF16;
-        const check_case test = case_of((heads){8, 8}, cell / 8 % 2 ? 256 : 128, cell / 16 % 2 ? 64 : 16, dtype);
-        add(list, "aiter_unified", &test, &lens[cell % 8]);
+        const check_case test = grid_case((heads){8, 8}, cell / 8 % 2 ? 256 : 128, cell / 16 % 2 ? 64 : 16, dtype);
+        grid_add(list, "aiter_unified", &test, &lens[cell % 8]);
     }
 }
 
@@ -137,9 +73,9 @@ static void flash(check_case_list *list)
     static const int32_t head_sizes[] = {40, 72, 80, 128, 256};
     const lens_list lens[] = {LENS(C(1, 1328), C(5, 18), C(129, 463)), LENS(C(1, 523), C(1, 37), C(1, 2011))};
     for (int32_t cell = 0; cell < 2 * 5 * 2 * 2; cell++) {
-        check_case test = case_of(shapes[cell % 2], head_sizes[cell / 2 % 5], 16, FV_DTYPE_BF16);
+        check_case test = grid_case(shapes[cell % 2], head_sizes[cell / 2 % 5], 16, FV_DTYPE_BF16);
         test.problem.window = cell / 20 ? 256 : 0;
-        add(list, "flash", &test, &lens[cell / 10 % 2]);
+        grid_add(list, "flash", &test, &lens[cell / 10 % 2]);
     }
 }
 
@@ -151,10 +87,10 @@ static void cascade(check_case_list *list)
     const lens_list lens[] = {LENS(C(129, 871), C(18, 280), C(37, 988), C(1023, 2304), C(1, 257)),
                               LENS_TIMES(4, C(1, 1023), C(1, 879), C(1, 778), C(1, 1777))};
     for (int32_t cell = 0; cell < 3 * 3 * 2; cell++) {
-        check_case test = case_of(shapes[cell % 3], head_sizes[cell / 3 % 3], 16,
-                                  cell % 2 ? FV_DTYPE_F16 : FV_DTYPE_BF16);
+        check_case test = grid_case(shapes[cell % 3], head_sizes[cell / 3 % 3], 16,
+                                    cell % 2 ? FV_DTYPE_F16 : FV_DTYPE_BF16);
         test.problem.soft_cap = cell / 2 % 2 ? 50 : 0;
-        add(list, "cascade", &test, &lens[cell / 9]);
+        grid_add(list, "cascade", &test, &lens[cell / 9]);
     }
 }
 
@@ -164,12 +100,12 @@ static void sinks(check_case_list *list)
     static const heads shapes[] = {{64, 8}, {40, 8}};
     const lens_list lens[] = {LENS_TIMES(4, C(1, 512)), LENS(C(128, 512), C(1, 300), C(77, 400), C(4, 511))};
     for (int32_t cell = 0; cell < 2 * 2 * 2 * 2 * 2; cell++) {
-        check_case test = case_of(shapes[cell % 2], 128, 16, FV_DTYPE_BF16);
+        check_case test = grid_case(shapes[cell % 2], 128, 16, FV_DTYPE_BF16);
         test.problem.kv_layout = FV_KV_LAYOUT_PACKED_HND;
         test.problem.window = cell / 4 % 2 ? 128 : 0;
         test.problem.soft_cap = cell / 8 % 2 ? 50 : 0;
         test.problem.sinks = cell / 16;
-        add_both_paths(list, "sinks", test, &lens[cell / 2 % 2]);
+        grid_add_both_paths(list, "sinks", test, &lens[cell / 2 % 2]);
     }
 }
 
@@ -179,11 +115,11 @@ static void paged_decode(check_case_list *list)
     static const heads shapes[] = {{32, 8}, {40, 40}, {64, 8}};
     const lens_list lens = LENS(C(1, 313), C(1, 7), C(1, 1024), C(1, 64), C(1, 801), C(1, 65), C(1, 1));
     for (int32_t cell = 0; cell < 3 * 2 * 2 * 2 * 2; cell++) {
-        check_case test = case_of(shapes[cell % 3], cell / 3 % 2 ? 128 : 64, cell / 6 % 2 ? 32 : 16, FV_DTYPE_F16);
+        check_case test = grid_case(shapes[cell % 3], cell / 3 % 2 ? 128 : 64, cell / 6 % 2 ? 32 : 16, FV_DTYPE_F16);
         test.problem.alibi = cell / 12 % 2 ? FV_ALIBI_LINEAR : FV_ALIBI_NONE;
         test.problem.kv_layout = FV_KV_LAYOUT_X_PACKED;
-        if (cell / 24) set_fp8(&test, FV_DTYPE_F8_E4M3);
-        add(list, "paged_decode", &test, &lens);
+        if (cell / 24) grid_set_fp8(&test, FV_DTYPE_F8_E4M3);
+        grid_add(list, "paged_decode", &test, &lens);
     }
 }
 
@@ -202,8 +138,8 @@ static void cpu_attn(check_case_list *list)
     };
     for (int32_t batch = 0; batch < 3; batch++) {
         for (int32_t cell = 0; cell < 7 * 3; cell++) {
-            check_case test = case_of(shapes[cell % 3], sizes[cell / 3].head_size, sizes[cell / 3].block_size,
-                                      dtypes[(cell + batch) % 3]);
+            check_case test = grid_case(shapes[cell % 3], sizes[cell / 3].head_size, sizes[cell / 3].block_size,
+                                        dtypes[(cell + batch) % 3]);
             for (int32_t feature = 0; feature < (batch == 0 ? 7 : 1); feature++) {
                 check_case with = test;
                 const int32_t which = batch == 0 ? feature : cell % 7; /* the long ones: one feature each */
@@ -211,19 +147,19 @@ static void cpu_attn(check_case_list *list)
                 if (which == 2) with.problem.soft_cap = 50;
                 if (which == 3) with.problem.alibi = FV_ALIBI_LINEAR;
                 if (which == 4) with.problem.sinks = 1;
-                if (which == 5) set_fp8(&with, FV_DTYPE_F8_E4M3);
-                if (which == 6) set_fp8(&with, FV_DTYPE_F8_E5M2);
-                add(list, "cpu_attn", &with, &lens[batch]);
+                if (which == 5) grid_set_fp8(&with, FV_DTYPE_F8_E4M3);
+                if (which == 6) grid_set_fp8(&with, FV_DTYPE_F8_E5M2);
+                grid_add(list, "cpu_attn", &with, &lens[batch]);
             }
         }
     }
     const lens_list encoder = LENS({1, 1, 1}, {678, 678, 1}, {367, 367, 1}, {145, 145, 1}, {36, 36, 1},
                                    {1162, 1162, 1});
-    check_case test = case_of(shapes[1], 96, 96, FV_DTYPE_F32);
+    check_case test = grid_case(shapes[1], 96, 96, FV_DTYPE_F32);
     test.problem.not_causal = 1;
-    add(list, "cpu_attn", &test, &encoder);
+    grid_add(list, "cpu_attn", &test, &encoder);
     test.problem.window = 256;
-    add(list, "cpu_attn", &test, &encoder);
+    grid_add(list, "cpu_attn", &test, &encoder);
 }
 
 /* tests/v1/attention/test_attention_backends.py: BATCH_SPECS with Llama-3-8B's shape split over 1, 2
@@ -249,12 +185,12 @@ static void backend_batches(check_case_list *list)
     };
     for (int32_t batch = 0; batch < FV_ARRAY_LEN(lens); batch++) {
         for (int32_t cell = 0; cell < 3 * 2 * 2; cell++) {
-            check_case test = case_of(shapes[cell % 3], 128, 16, FV_DTYPE_BF16);
+            check_case test = grid_case(shapes[cell % 3], 128, 16, FV_DTYPE_BF16);
             test.problem.kv_layout = layouts[(batch + cell) % 3];
             test.problem.not_causal = lens[batch].lens[0].not_causal;
             test.problem.window = cell / 6 ? 127 : 0;
-            if (cell / 3 % 2) set_fp8(&test, FV_DTYPE_F8_E4M3);
-            add(list, "backend_batches", &test, &lens[batch]);
+            if (cell / 3 % 2) grid_set_fp8(&test, FV_DTYPE_F8_E4M3);
+            grid_add(list, "backend_batches", &test, &lens[batch]);
         }
     }
 }

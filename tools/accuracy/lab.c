@@ -1,0 +1,240 @@
+#include "accuracy/lab.h"
+
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "check/random.h"
+#include "core/compiler.h"
+#include "core/error.h"
+#include "core/float.h"
+#include "fovea/device.h"
+
+enum { BLOCK_KEYS = 512, ALIGNMENT = 256 };
+
+static const char *const variants[ACCURACY_NUM_METHODS] = {
+    [ACCURACY_BASE] = "amla_multiply",
+    [ACCURACY_AMLA] = "amla",
+    [ACCURACY_UNCOMPENSATED] = "amla_uncompensated",
+};
+
+const char *accuracy_variant(accuracy_method method) { return variants[method]; }
+
+/* --- the backend ------------------------------------------------------------------------------------------- */
+
+static fv_status create_plan(fv_plan **plan, const accuracy_lab *lab, const char *variant)
+{
+    const accuracy_setup *setup = &lab->setup;
+    const fv_problem problem = {
+        .struct_size = sizeof(problem),
+        .kind = FV_ATTENTION_MLA,
+        .mla = {.num_heads = setup->num_heads,
+                .kv_lora_rank = ACCURACY_LATENT,
+                .qk_rope_head_dim = ACCURACY_ROPE,
+                .qk_nope_head_dim = 128,
+                .v_head_dim = 128,
+                .absorbed = 1},
+        .q_dtype = FV_DTYPE_BF16,
+        .kv_layout = FV_KV_LAYOUT_LATENT,
+        .block_size = ACCURACY_BLOCK_SIZE,
+        .scale = 1 / sqrtf(ACCURACY_HEAD_SIZE),
+    };
+    const fv_bounds bounds = {
+        .struct_size = sizeof(bounds),
+        .max_num_seqs = lab->samples.num_samples,
+        .max_num_tokens = lab->samples.num_samples,
+        .max_query_len = 1,
+        .max_seq_len = setup->context,
+    };
+    const fv_plan_options options = {
+        .struct_size = sizeof(options),
+        .backend = "AMLA",
+        .path = FV_PATH_2D, /* all blocks of a row in one go, as in the paper */
+        .variant = variant,
+        .kernels = setup->kernels,
+    };
+    return fv_plan_create(plan, lab->context, &problem, &bounds, &options);
+}
+
+/* out = the backend's result for the samples at hand, the first num_samples of them. */
+static fv_status run_plan(accuracy_lab *lab, fv_plan *plan, int32_t num_samples)
+{
+    const accuracy_samples *samples = &lab->samples;
+    const fv_batch batch = {
+        .struct_size = sizeof(batch),
+        .num_seqs = num_samples,
+        .num_tokens = num_samples,
+        .query_start = lab->query_start,
+        .seq_lens = lab->seq_lens,
+        .block_table = samples->block_table,
+        .block_table_stride = samples->table_stride,
+        .block_table_width = samples->table_stride,
+    };
+    const int64_t num_heads = samples->num_heads;
+    fv_layer layer = {
+        .struct_size = sizeof(layer),
+        .q = fv_tensor_3d(samples->q, FV_DTYPE_BF16, num_samples, num_heads, ACCURACY_HEAD_SIZE),
+        .out = fv_tensor_3d(lab->out, FV_DTYPE_BF16, num_samples, num_heads, ACCURACY_LATENT),
+    };
+    fv_status status = fv_kv_view_init(&layer.kv_cache, samples->latents, FV_KV_LAYOUT_LATENT, FV_DTYPE_BF16,
+                                       samples->num_blocks, ACCURACY_BLOCK_SIZE, 1, ACCURACY_HEAD_SIZE);
+    if (status == FV_OK) status = fv_plan_update(plan, &batch, NULL);
+    if (status == FV_OK) status = fv_plan_run(plan, &layer, lab->workspace, NULL);
+    return status;
+}
+
+/* --- the lab ------------------------------------------------------------------------------------------------- */
+
+static int32_t num_groups(const accuracy_lab *lab)
+{
+    return (int32_t)fv_ceil_div(lab->setup.num_heads, ACCURACY_GROUP);
+}
+
+static fv_status alloc_arrays(accuracy_lab *lab)
+{
+    const size_t num_samples = (size_t)lab->samples.num_samples;
+    const size_t num_workers = (size_t)fv_context_num_workers(lab->context);
+    const size_t row_elements = num_samples * ACCURACY_LATENT;
+    lab->query_start = calloc(num_samples + 1, sizeof(int32_t));
+    lab->seq_lens = calloc(num_samples, sizeof(int32_t));
+    lab->out = calloc(row_elements * (size_t)lab->setup.num_heads, sizeof(uint16_t));
+    lab->exact = calloc(row_elements * (size_t)num_groups(lab) * ACCURACY_GROUP, sizeof(double));
+    lab->scratch = calloc(num_workers, accuracy_exact_scratch(lab->setup.context));
+    lab->moves = calloc(num_workers, sizeof(*lab->moves));
+    if (!lab->query_start || !lab->seq_lens || !lab->out || !lab->exact || !lab->scratch || !lab->moves)
+        return fv_fail(FV_ERR_NO_MEMORY, "no memory for results of %zu samples", num_samples);
+    for (size_t i = 0; i < num_samples; i++) {
+        lab->query_start[i + 1] = (int32_t)i + 1;
+        lab->seq_lens[i] = lab->setup.context;
+    }
+    return FV_OK;
+}
+
+static fv_status create_plans(accuracy_lab *lab)
+{
+    size_t bytes = 0;
+    for (int32_t i = 0; i < ACCURACY_NUM_METHODS; i++) {
+        const fv_status status = create_plan(&lab->plans[i], lab, variants[i]);
+        if (status != FV_OK) return status;
+        const size_t needed = fv_plan_workspace_bytes(lab->plans[i]);
+        if (needed > bytes) bytes = needed;
+    }
+    lab->workspace = aligned_alloc(ALIGNMENT, (size_t)fv_round_up((int64_t)bytes + 1, ALIGNMENT));
+    return lab->workspace ? FV_OK : fv_fail(FV_ERR_NO_MEMORY, "no memory for a workspace of %zu bytes", bytes);
+}
+
+fv_status accuracy_lab_init(accuracy_lab *lab, fv_context *context, const accuracy_setup *setup)
+{
+    *lab = (accuracy_lab){.setup = *setup, .context = context};
+    const int32_t num_samples = fv_min_i32(fv_context_num_workers(context), setup->num_samples);
+    fv_status status = accuracy_samples_init(&lab->samples, num_samples, setup->num_heads, setup->context, setup->seed);
+    if (status == FV_OK) status = alloc_arrays(lab);
+    if (status == FV_OK) status = create_plans(lab);
+    if (status != FV_OK) accuracy_lab_deinit(lab);
+    return status;
+}
+
+void accuracy_lab_deinit(accuracy_lab *lab)
+{
+    for (int32_t i = 0; i < ACCURACY_NUM_METHODS; i++) fv_plan_destroy(lab->plans[i]);
+    accuracy_samples_deinit(&lab->samples);
+    void *arrays[] = {lab->query_start, lab->seq_lens, lab->out, lab->exact, lab->scratch, lab->moves, lab->workspace};
+    for (int32_t i = 0; i < FV_ARRAY_LEN(arrays); i++) free(arrays[i]);
+    *lab = (accuracy_lab){0};
+}
+
+/* --- a round of samples ---------------------------------------------------------------------------------------- */
+
+typedef struct sample_round {
+    accuracy_lab *lab;
+    const accuracy_distribution *distribution;
+    int32_t first; /* sample of the column */
+    int32_t num_samples;
+} sample_round;
+
+/* A stream of random numbers for each sample of each distribution. */
+static void fill_task(void *user, int64_t index, int32_t worker)
+{
+    (void)worker;
+    const sample_round *round = user;
+    const accuracy_distribution *distribution = round->distribution;
+    const uint64_t column = (uint64_t)distribution->shape << 32 | fv_bits_of_f32(distribution->width) >> 1;
+    check_random of_column = check_random_of(round->lab->setup.seed, column);
+    const check_random of_sample = check_random_of(check_random_next(&of_column), (uint64_t)(round->first + index));
+    accuracy_sample_fill(&round->lab->samples, (int32_t)index, distribution, of_sample.state);
+}
+
+static double *exact_of(const accuracy_lab *lab, int64_t sample, int64_t head)
+{
+    return lab->exact + (sample * num_groups(lab) * ACCURACY_GROUP + head) * ACCURACY_LATENT;
+}
+
+static void exact_task(void *user, int64_t index, int32_t worker)
+{
+    const sample_round *round = user;
+    accuracy_lab *lab = round->lab;
+    const int32_t sample = (int32_t)(index / num_groups(lab));
+    const int32_t head = (int32_t)(index % num_groups(lab)) * ACCURACY_GROUP;
+    char *scratch = lab->scratch + (size_t)worker * accuracy_exact_scratch(lab->setup.context);
+    accuracy_exact(exact_of(lab, sample, head), &lab->moves[worker], &lab->samples, sample, head,
+                   (double)(1 / sqrtf(ACCURACY_HEAD_SIZE)), BLOCK_KEYS, scratch);
+}
+
+/* |out - exact| / |exact| over all heads of a sample. */
+static double error_of(const accuracy_lab *lab, int32_t sample)
+{
+    double error2 = 0, exact2 = 0;
+    for (int32_t head = 0; head < lab->setup.num_heads; head++) {
+        const double *exact = exact_of(lab, sample, head);
+        const uint16_t *out = lab->out + ((int64_t)sample * lab->setup.num_heads + head) * ACCURACY_LATENT;
+        for (int32_t d = 0; d < ACCURACY_LATENT; d++) {
+            const double error = (double)fv_f32_of_bf16(out[d]) - exact[d];
+            error2 += error * error;
+            exact2 += exact[d] * exact[d];
+        }
+    }
+    return sqrt(error2 / exact2);
+}
+
+static fv_status run_round(accuracy_column *column, const sample_round *round)
+{
+    accuracy_lab *lab = round->lab;
+    fv_context_parallel_for(lab->context, round->num_samples, fill_task, (void *)round);
+    fv_context_parallel_for(lab->context, (int64_t)round->num_samples * num_groups(lab), exact_task, (void *)round);
+    for (int32_t method = 0; method < ACCURACY_NUM_METHODS; method++) {
+        const fv_status status = run_plan(lab, lab->plans[method], round->num_samples);
+        if (status != FV_OK) return status;
+        for (int32_t sample = 0; sample < round->num_samples; sample++)
+            column->error[method] += error_of(lab, sample) / lab->setup.num_samples;
+    }
+    return FV_OK;
+}
+
+fv_status accuracy_measure(accuracy_column *column, accuracy_lab *lab, accuracy_progress_fn progress, void *user)
+{
+    const int32_t num_workers = fv_context_num_workers(lab->context);
+    *column = (accuracy_column){.distribution = column->distribution};
+    memset(lab->moves, 0, (size_t)num_workers * sizeof(*lab->moves));
+    for (int32_t first = 0; first < lab->setup.num_samples; first += lab->samples.num_samples) {
+        const sample_round round = {
+            .lab = lab,
+            .distribution = &column->distribution,
+            .first = first,
+            .num_samples = fv_min_i32(lab->samples.num_samples, lab->setup.num_samples - first),
+        };
+        const fv_status status = run_round(column, &round);
+        if (status != FV_OK) return status;
+        if (progress) progress(user, first + round.num_samples);
+    }
+
+    accuracy_moves moves = {0};
+    for (int32_t i = 0; i < num_workers; i++) {
+        moves.num_blocks += lab->moves[i].num_blocks;
+        moves.num_max += lab->moves[i].num_max;
+        moves.num_integer += lab->moves[i].num_integer;
+    }
+    if (moves.num_blocks == 0) return FV_OK;
+    column->max_moved = (double)moves.num_max / (double)moves.num_blocks;
+    column->integer_moved = (double)moves.num_integer / (double)moves.num_blocks;
+    return FV_OK;
+}

@@ -1,0 +1,234 @@
+/* Mutants of the operations: the reference's kernel behind a wrong parameter. */
+#include "check/cache_ops.h"
+#include "check/merges.h"
+#include "check/operations.h"
+#include "core/compiler.h"
+#include "reference/reference.h"
+
+#define MUTANT_SEED 77
+#define NUM_INDICES 60 /* random cases in which a fault must show */
+
+/* --- kv_copy ---------------------------------------------------------------------------------------------- */
+
+static fv_status copy_less_slots(const fv_launch *launch, const fv_kv_copy_params *params)
+{
+    fv_kv_copy_params wrong = *params;
+    wrong.dst.block_size--;
+    return fv_reference_kv_copy(launch, &wrong);
+}
+
+static fv_status copy_less_heads(const fv_launch *launch, const fv_kv_copy_params *params)
+{
+    fv_kv_copy_params wrong = *params;
+    wrong.dst.num_kv_heads--;
+    return fv_reference_kv_copy(launch, &wrong);
+}
+
+static fv_status copy_less_pairs(const fv_launch *launch, const fv_kv_copy_params *params)
+{
+    fv_kv_copy_params wrong = *params;
+    if (wrong.num_pairs > 0) wrong.num_pairs--;
+    return fv_reference_kv_copy(launch, &wrong);
+}
+
+static fv_status copy_without_scales(const fv_launch *launch, const fv_kv_copy_params *params)
+{
+    fv_kv_copy_params wrong = *params;
+    wrong.dst.v_scales.data = NULL;
+    return fv_reference_kv_copy(launch, &wrong);
+}
+
+/* x-packed and shuffled keys only: their dense elements lie elsewhere in the block, not beyond it. */
+static fv_status copy_without_chunks(const fv_launch *launch, const fv_kv_copy_params *params)
+{
+    fv_kv_copy_params wrong = *params;
+    if (params->dst.layout != FV_KV_LAYOUT_STRIDED) wrong.src.k.element_chunk = wrong.dst.k.element_chunk = 0;
+    return fv_reference_kv_copy(launch, &wrong);
+}
+
+/* --- rope, rope_kv_write --------------------------------------------------------------------------------- */
+
+static fv_status rope_in_other_style(const fv_launch *launch, const fv_rope_params *params)
+{
+    fv_rope_params wrong = *params;
+    wrong.style = params->style == FV_ROPE_HALF ? FV_ROPE_INTERLEAVED : FV_ROPE_HALF;
+    return fv_reference_rope(launch, &wrong);
+}
+
+static fv_status rope_without_count(const fv_launch *launch, const fv_rope_params *params)
+{
+    fv_rope_params wrong = *params;
+    wrong.num_tokens_at = NULL;
+    return fv_reference_rope(launch, &wrong);
+}
+
+static fv_status rope_of_q_only(const fv_launch *launch, const fv_rope_params *params)
+{
+    fv_rope_params wrong = *params;
+    wrong.k.data = NULL;
+    return fv_reference_rope(launch, &wrong);
+}
+
+/* Interleaved pairs only: in the half style rope_dim says which elements are pairs, too. */
+static fv_status rope_less_pairs(const fv_launch *launch, const fv_rope_params *params)
+{
+    fv_rope_params wrong = *params;
+    if (wrong.style == FV_ROPE_INTERLEAVED) wrong.rope_dim -= 2;
+    return fv_reference_rope(launch, &wrong);
+}
+
+/* The heads of a token run on into the gap after them. */
+static fv_status rope_more_heads(const fv_launch *launch, const fv_rope_params *params)
+{
+    fv_rope_params wrong = *params;
+    if (wrong.rope_dim * (int64_t)fv_dtype_bytes(wrong.dtype) + wrong.q.num_heads * wrong.q.head_stride <=
+        wrong.q.token_stride)
+        wrong.q.num_heads++;
+    return fv_reference_rope(launch, &wrong);
+}
+
+static fv_status write_unrotated(const fv_launch *launch, const fv_rope_kv_write_params *params)
+{
+    const fv_status status = fv_reference_kv_write(launch, &params->write);
+    return status == FV_OK ? fv_reference_rope(launch, &params->rope) : status;
+}
+
+static fv_status write_without_k_scale(const fv_launch *launch, const fv_rope_kv_write_params *params)
+{
+    fv_rope_kv_write_params wrong = *params;
+    wrong.write.k_scale = NULL;
+    return fv_reference_rope_kv_write(launch, &wrong);
+}
+
+static fv_status write_first_scale(const fv_launch *launch, const fv_rope_kv_write_params *params)
+{
+    fv_rope_kv_write_params wrong = *params;
+    if (wrong.write.num_kv_scales > 1) wrong.write.num_kv_scales = 1;
+    return fv_reference_rope_kv_write(launch, &wrong);
+}
+
+static fv_status write_without_q(const fv_launch *launch, const fv_rope_kv_write_params *params)
+{
+    fv_rope_kv_write_params wrong = *params;
+    wrong.rope.q.data = NULL;
+    return fv_reference_rope_kv_write(launch, &wrong);
+}
+
+static fv_status write_without_count(const fv_launch *launch, const fv_rope_kv_write_params *params)
+{
+    fv_rope_kv_write_params wrong = *params;
+    wrong.write.num_tokens_at = NULL;
+    return fv_reference_rope_kv_write(launch, &wrong);
+}
+
+/* --- merges ------------------------------------------------------------------------------------------------- */
+
+static fv_status merge_less_ranks(const fv_launch *launch, const fv_merge_ranks_params *params)
+{
+    fv_merge_ranks_params wrong = *params;
+    if (wrong.num_ranks > 1) wrong.num_ranks--;
+    return fv_reference_merge_ranks(launch, &wrong);
+}
+
+static fv_status merge_ranks_without_sinks(const fv_launch *launch, const fv_merge_ranks_params *params)
+{
+    fv_merge_ranks_params wrong = *params;
+    wrong.sinks = NULL;
+    return fv_reference_merge_ranks(launch, &wrong);
+}
+
+static fv_status merge_without_total(const fv_launch *launch, const fv_merge_ranks_params *params)
+{
+    fv_merge_ranks_params wrong = *params;
+    wrong.total_lse = NULL;
+    return fv_reference_merge_ranks(launch, &wrong);
+}
+
+static fv_status merge_without_lse(const fv_launch *launch, const fv_merge_ranks_params *params)
+{
+    fv_merge_ranks_params wrong = *params;
+    wrong.lse = NULL;
+    return wrong.out ? fv_reference_merge_ranks(launch, &wrong) : FV_OK;
+}
+
+static fv_status merge_states_without_sinks(const fv_launch *launch, const fv_merge_params *params)
+{
+    fv_merge_params wrong = *params;
+    wrong.sinks = NULL;
+    return fv_reference_merge_states(launch, &wrong);
+}
+
+static fv_status merge_first_state(const fv_launch *launch, const fv_merge_params *params)
+{
+    fv_merge_params wrong = *params;
+    wrong.b = wrong.a;
+    return fv_reference_merge_states(launch, &wrong);
+}
+
+static fv_status reduce_without_sinks(const fv_launch *launch, const fv_reduce_params *params)
+{
+    fv_reduce_params wrong = *params;
+    wrong.sinks = NULL;
+    return fv_reference_reduce_segments(launch, &wrong);
+}
+
+/* --- running them ------------------------------------------------------------------------------------------- */
+
+typedef struct operation_mutant {
+    const char *name;
+    void (*run)(check_result *result, const check_lane *lane, const fv_kernel_table *table, uint64_t seed,
+                int32_t index);
+    fv_kernel_table table; /* with the faulty kernel */
+} operation_mutant;
+
+static const operation_mutant mutants[] = {
+    {"last slot of a block not copied", check_run_kv_copy, {.kv_copy = copy_less_slots}},
+    {"last head not copied", check_run_kv_copy, {.kv_copy = copy_less_heads}},
+    {"last pair of blocks not copied", check_run_kv_copy, {.kv_copy = copy_less_pairs}},
+    {"scales not copied", check_run_kv_copy, {.kv_copy = copy_without_scales}},
+    {"chunks of elements taken for dense", check_run_kv_copy, {.kv_copy = copy_without_chunks}},
+    {"the other style of rotation", check_run_rope, {.rope = rope_in_other_style}},
+    {"padding rotated", check_run_rope, {.rope = rope_without_count}},
+    {"k not rotated", check_run_rope, {.rope = rope_of_q_only}},
+    {"last pair not rotated", check_run_rope, {.rope = rope_less_pairs}},
+    {"one head too many rotated", check_run_rope, {.rope = rope_more_heads}},
+    {"k written before it is rotated", check_run_rope_kv_write, {.rope_kv_write = write_unrotated}},
+    {"k_scale ignored in the write", check_run_rope_kv_write, {.rope_kv_write = write_without_k_scale}},
+    {"scale of head 0 for all in the write", check_run_rope_kv_write, {.rope_kv_write = write_first_scale}},
+    {"q not rotated", check_run_rope_kv_write, {.rope_kv_write = write_without_q}},
+    {"padding written", check_run_rope_kv_write, {.rope_kv_write = write_without_count}},
+    {"last rank left out", check_run_merge_ranks, {.merge_ranks = merge_less_ranks}},
+    {"sink of the ranks ignored", check_run_merge_ranks, {.merge_ranks = merge_ranks_without_sinks}},
+    {"total LSE ignored", check_run_merge_ranks, {.merge_ranks = merge_without_total}},
+    {"LSE of the ranks not set", check_run_merge_ranks, {.merge_ranks = merge_without_lse}},
+    {"sink of a merge ignored", check_run_merge_states, {.merge_states = merge_states_without_sinks}},
+    {"one state merged with itself", check_run_merge_states, {.merge_states = merge_first_state}},
+    {"sink of a reduction ignored", check_run_reduce_segments, {.reduce_segments = reduce_without_sinks}},
+};
+
+/* Finds a random case that the fault fails, and sees that the reference passes it. */
+static void judge_mutant(check_result *result, const operation_mutant *mutant, const check_lane *lane)
+{
+    check_result found, sound;
+    for (int32_t index = 0; index < NUM_INDICES; index++) {
+        mutant->run(&found, lane, &mutant->table, MUTANT_SEED, index);
+        if (found.verdict != CHECK_FAILED) continue;
+        mutant->run(&sound, lane, &fv_reference_kernels, MUTANT_SEED, index);
+        if (sound.verdict == CHECK_FAILED)
+            check_result_fail(result, "the reference itself does not pass for '%s': %.300s", mutant->name, sound.text);
+        return;
+    }
+    check_result_fail(result, "'%s' is not caught", mutant->name);
+}
+
+void check_operation_mutants(check_report *report, const check_lane *lane)
+{
+    for (int32_t i = 0; i < FV_ARRAY_LEN(mutants); i++) {
+        check_result result;
+        check_result_init(&result, "mutants", "mutants");
+        judge_mutant(&result, &mutants[i], lane);
+        report->mutants++;
+        report->mutants_caught += result.verdict == CHECK_PASSED;
+        check_report_add(report, &result, "");
+    }
+}

@@ -1,0 +1,84 @@
+/* Grids of our own, for what the published ones lack: prefixes that sequences really share, and scales for each
+ * token and head. Every backend runs them, in its own layout where it refuses that of the case. */
+#include "check/grid.h"
+
+/* Cascade always. Each batch has groups of decodes, parted by a prefill or by a sequence of another length, and
+ * extends that share a prefix too, which only some backends take for a group. */
+static void shared_prefix(check_case_list *list)
+{
+    static const heads shapes[] = {{8, 2}, {4, 4}, {5, 1}, {16, 2}};
+    static const struct {
+        int32_t head_size, block_size;
+    } sizes[] = {{64, 16}, {128, 32}, {96, 48}, {256, 16}};
+    static const fv_dtype dtypes[] = {FV_DTYPE_BF16, FV_DTYPE_F16, FV_DTYPE_F32};
+    const lens_list lens[] = {
+        LENS(C(1, 700), C(1, 650), C(1, 901), C(40, 40), C(1, 300), C(1, 333), C(7, 7), C(5, 420), C(9, 500),
+             C(1, 430)),
+        LENS(C(1, 97), C(1, 98), C(1, 150), C(1, 1023), C(1, 1023), C(3, 3), C(1, 65), C(1, 66), C(1, 67), C(1, 68),
+             C(1, 69), C(1, 70)),
+        LENS(C(17, 500), C(1, 601), C(1, 602), C(60, 700), C(1, 1), C(1, 1300), C(1, 1200)),
+    };
+    static const int32_t num_groups[] = {2, 2, 2}; /* of decodes */
+    for (int32_t cell = 0; cell < 3 * 4 * 6; cell++) {
+        const int32_t feature = cell / 12, batch = cell % 3;
+        check_case test = grid_case(shapes[cell % 4], sizes[(cell + feature) % 4].head_size,
+                                    sizes[(cell + feature) % 4].block_size, dtypes[(cell + batch) % 3]);
+        test.options.cascade = FV_CASCADE_ALWAYS;
+        test.problem.returns_lse = 1;
+        test.shared_keys = batch == 1 ? 600 : 1000;
+        test.min_groups = feature == 2 ? 0 : num_groups[batch];
+        if (feature == 1 || feature == 5) test.problem.sinks = 1;
+        if (feature == 2) test.problem.window = 100; /* then members see different keys: no group is taken */
+        if (feature == 3 || feature == 5) test.problem.soft_cap = 30;
+        if (feature == 4) grid_set_fp8(&test, batch == 1 ? FV_DTYPE_F8_E5M2 : FV_DTYPE_F8_E4M3);
+        grid_add_both_paths(list, "shared_prefix", test, &lens[batch]);
+    }
+}
+
+/* Verification of several tokens is decode where the threshold says so: groups of those, too. */
+static void shared_prefix_verify(check_case_list *list)
+{
+    const lens_list lens = LENS(C(4, 700), C(4, 650), C(3, 901), C(30, 30), C(4, 300), C(1, 333));
+    for (int32_t cell = 0; cell < 2 * 3; cell++) {
+        check_case test = grid_case((heads){8, cell % 2 ? 8 : 2}, 128, 16, FV_DTYPE_BF16);
+        test.options.cascade = FV_CASCADE_ALWAYS;
+        test.options.decode_threshold = 4;
+        test.shared_keys = 1000;
+        test.min_groups = 2;
+        test.problem.sinks = cell / 2 == 1;
+        if (cell / 2 == 2) grid_set_fp8(&test, FV_DTYPE_F8_E4M3);
+        grid_add_both_paths(list, "shared_prefix_verify", test, &lens);
+    }
+}
+
+/* Every small dtype, with the scales in planes of their own (in each backend's layout) and inside the block. */
+static void token_head_scales(check_case_list *list)
+{
+    static const heads shapes[] = {{8, 2}, {4, 4}, {5, 1}};
+    static const int32_t head_sizes[] = {64, 128, 96, 256};
+    static const fv_dtype small[] = {FV_DTYPE_I8, FV_DTYPE_F8_E4M3, FV_DTYPE_F8_E5M2};
+    static const fv_dtype dtypes[] = {FV_DTYPE_BF16, FV_DTYPE_F16, FV_DTYPE_F32};
+    const lens_list lens[] = {
+        LENS(C(1, 400), C(5, 218), C(129, 463), C(64, 64), C(1, 33)),
+        LENS(C(1, 523), C(1, 37), C(1, 1300), C(4, 90)),
+    };
+    for (int32_t cell = 0; cell < 3 * 4 * 2 * 2; cell++) {
+        check_case test = grid_case(shapes[cell % 3], head_sizes[cell / 3 % 4], 16, dtypes[cell / 2 % 3]);
+        test.problem.kv_dtype = small[(cell + cell / 3) % 3];
+        test.problem.kv_scaling = FV_KV_SCALING_PER_TOKEN_HEAD;
+        test.scales_inside = cell / 12 % 2;
+        if (test.scales_inside) test.problem.kv_layout = FV_KV_LAYOUT_STRIDED;
+        test.problem.window = cell % 5 == 4 ? 64 : 0;
+        test.problem.soft_cap = cell % 7 == 5 ? 50 : 0;
+        test.problem.sinks = cell % 4 == 3;
+        test.problem.returns_lse = 1;
+        grid_add_both_paths(list, "token_head_scales", test, &lens[cell / 24]);
+    }
+}
+
+void check_own_cases(check_case_list *list)
+{
+    shared_prefix(list);
+    shared_prefix_verify(list);
+    token_head_scales(list);
+}
