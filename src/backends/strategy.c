@@ -357,7 +357,9 @@ fv_problem fv_dense_problem(const fv_problem *problem)
 
 static int32_t may_cascade(const fv_plan *plan)
 {
-    return plan->options.cascade != FV_CASCADE_OFF && !plan->options.batch_invariant && !plan->options.static_grid &&
+    const fv_plan_options *options = &plan->options;
+    if (!plan->device->host_is_device) return 0; /* prefixes are found by reading the block table */
+    return options->cascade != FV_CASCADE_OFF && !options->batch_invariant && !options->static_grid &&
            plan->problem.type == FV_ATTENTION_DECODER && plan->bounds.max_num_seqs > 1;
 }
 

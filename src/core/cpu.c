@@ -4,6 +4,7 @@
 
 #include <sched.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 
 #include "core/compiler.h"
@@ -66,6 +67,65 @@ void fv_cpu_model(char *model, size_t model_bytes)
         break;
     }
     fclose(file);
+}
+
+#define CACHES_PATH "/sys/devices/system/cpu/cpu0/cache/index%d/%s"
+
+/* The first line of a file about a cache; "" where there is none. */
+static void read_cache_line(char *line, size_t line_bytes, int32_t index, const char *name)
+{
+    char path[128];
+    line[0] = 0;
+    snprintf(path, sizeof(path), CACHES_PATH, index, name);
+    FILE *file = fopen(path, "r");
+    if (!file) return;
+    if (!fgets(line, (int)line_bytes, file)) line[0] = 0;
+    line[strcspn(line, "\n")] = 0;
+    fclose(file);
+}
+
+/* "512K" */
+static int64_t bytes_of(const char *size)
+{
+    char *end = NULL;
+    const long long number = strtoll(size, &end, 10);
+    return *end == 'K' ? number * 1024 : *end == 'M' ? number * 1024 * 1024 : number;
+}
+
+/* "0-7,16-23": 16 CPUs */
+static int32_t count_cpus(const char *list)
+{
+    int32_t num_cpus = 0;
+    while (*list) {
+        char *end = NULL;
+        const long first = strtol(list, &end, 10);
+        const long last = *end == '-' ? strtol(end + 1, &end, 10) : first;
+        if (end == list || last < first) break;
+        num_cpus += (int32_t)(last - first) + 1;
+        list = *end == ',' ? end + 1 : end;
+    }
+    return fv_max_i32(1, num_cpus);
+}
+
+fv_cpu_caches fv_cpu_find_caches(void)
+{
+    fv_cpu_caches caches = {.l3_cpus = 1};
+    for (int32_t index = 0; index < 8; index++) {
+        char level[8], type[16], size[16], cpus[256];
+        read_cache_line(level, sizeof(level), index, "level");
+        read_cache_line(type, sizeof(type), index, "type");
+        read_cache_line(size, sizeof(size), index, "size");
+        if (strcmp(type, "Instruction") == 0) continue;
+        if (level[0] == '1') caches.l1_bytes = bytes_of(size);
+        if (level[0] == '2') caches.l2_bytes = bytes_of(size);
+        if (level[0] != '3') continue;
+        read_cache_line(cpus, sizeof(cpus), index, "shared_cpu_list");
+        caches.l3_bytes = bytes_of(size);
+        caches.l3_cpus = count_cpus(cpus);
+    }
+    caches.is_known = caches.l1_bytes > 0 && caches.l2_bytes > 0;
+    if (!caches.is_known) caches = (fv_cpu_caches){.l1_bytes = 32 << 10, .l2_bytes = 512 << 10, .l3_cpus = 1};
+    return caches;
 }
 
 void fv_cpu_features(char *features, size_t features_bytes)

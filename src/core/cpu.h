@@ -28,4 +28,14 @@ void fv_cpu_model(char *model, size_t model_bytes);
 /* Writes the feature names that matter here, e.g. "avx2 fma f16c"; amx and bf16 features included. */
 void fv_cpu_features(char *features, size_t features_bytes);
 
+/* Data caches as a core of the first CPU sees them. */
+typedef struct fv_cpu_caches {
+    int64_t l1_bytes, l2_bytes; /* of a core */
+    int64_t l3_bytes;           /* whole; 0: none */
+    int32_t l3_cpus;            /* that share it, at least 1 */
+    int32_t is_known;           /* 0: the kernel does not say; 32 KB, 512 KB and no L3 are assumed */
+} fv_cpu_caches;
+
+fv_cpu_caches fv_cpu_find_caches(void);
+
 #endif

@@ -15,7 +15,7 @@ struct fv_engine {
     fv_chat_template chat_template; /* if has_chat_template */
     bool has_chat_template;
     char chat_why_not[256];
-    fv_gemm *gemm;
+    fv_gemm_library *gemm;
     fv_model *model;
     double load_seconds;
 };

@@ -2,15 +2,18 @@
  *
  *   embed, (scale)
  *     -> [ norm -> qkv -> (norm of each head) -> RoPE -> attention -> output -> (norm), add
- *       -> norm -> gate, up -> SwiGLU or GeGLU -> down -> (norm), add ]
+ *       -> norm -> gate, up -> SwiGLU or GeGLU -> down, (experts) -> (norm), add ]
  *     -> norm -> head
  *
- * What is in brackets is for the models whose config has it. Activations are fp32. Attention is a plan of
+ * What is in brackets is for the models whose config has it; MLA has another way from norm to attention
+ * (forward_latents.c). Activations are fp32. Attention is a plan of
  * libfovea for each layer group, on the group's paged cache; everything else is GEMMs and a few loops over
  * rows. */
 #ifndef FV_ENGINE_FORWARD_H
 #define FV_ENGINE_FORWARD_H
 
+#include "engine/expert_router.h"
+#include "engine/gemm_matrices.h"
 #include "engine/model.h"
 #include "fovea/plan.h"
 
@@ -20,26 +23,41 @@ typedef struct fv_forward_profile {
     double attention;
 } fv_forward_profile;
 
+/* Of models with experts. Float arrays are part of fv_forward.memory. */
+typedef struct fv_forward_experts {
+    float *logits;           /* [T, experts] of the router, then scores */
+    float *scratch;          /* [T, experts] */
+    float *gathered;         /* [T, hidden] the tokens of one expert */
+    float *out;              /* [T, hidden] what it makes of them */
+    fv_expert_route *routes; /* [T, used] */
+    int32_t *rows;           /* [T used] places in routes, sorted by expert */
+    int32_t *begin;          /* [experts + 1] in rows */
+} fv_forward_experts;
+
 /* One user's activations for a model that several may share. */
 typedef struct fv_forward {
     const fv_model *model;
     fv_context *context;
-    fv_gemm *gemm;
+    fv_gemm_library *gemm;
     int32_t max_tokens;
     int32_t max_logit_rows;
-    float *memory;       /* all that follows */
+    float *memory;       /* all floats that follow */
     float *hidden;       /* [T, hidden] the residual stream */
     float *normed;       /* [T, hidden] */
-    float *qkv;          /* [T, (Hq + 2 Hkv) D] */
-    float *attended;     /* [T, Hq D] */
+    float *qkv;          /* [T, (Hq + 2 Hkv) D]; MLA: [T, q_lora_rank + L + R], or Hq D + L + R */
+    float *q_latent;     /* [T, q_lora_rank]: MLA with one */
+    float *q;            /* [T, Hq D]: the same */
+    float *attended;     /* [T, Hq Dv] */
     float *projected;    /* [T, hidden] what is added to the residual stream next */
-    float *gate_up;      /* [T, 2 ffn] */
+    float *gate_up;      /* [T, 2 ffn], ffn the largest of a layer, of shared experts, and of an expert */
     float *activated;    /* [T, ffn] */
+    double *frequencies; /* [groups, rope / 2] */
     float *cosines;      /* [groups, T, rope / 2] */
     float *sines;        /* [groups, T, rope / 2] */
     float *logit_hidden; /* [max_logit_rows, hidden] */
     float *logits;       /* [max_logit_rows, vocabulary] */
     size_t memory_bytes;
+    fv_forward_experts experts;
     fv_forward_profile profile;
 } fv_forward;
 
@@ -56,7 +74,7 @@ typedef struct fv_forward_step {
 } fv_forward_step;
 
 /* Allocates for steps of max_tokens and max_logit_rows rows of logits. Keeps the rest. */
-fv_status fv_forward_init(fv_forward *forward, const fv_model *model, fv_context *context, fv_gemm *gemm,
+fv_status fv_forward_init(fv_forward *forward, const fv_model *model, fv_context *context, fv_gemm_library *gemm,
                           int32_t max_tokens, int32_t max_logit_rows);
 void fv_forward_deinit(fv_forward *forward); /* takes a zeroed one */
 

@@ -17,7 +17,7 @@ extern void omp_set_num_threads(int num_threads);
 
 enum { alignment = 64 };
 
-struct fv_gemm {
+struct fv_gemm_library {
     fv_context *context;
     const fv_gemm_kernel *kernel;
     void *state; /* of the kernel; NULL if it has none */
@@ -36,7 +36,7 @@ struct fv_gemm_weight {
 
 /* A loop over tasks that can fail: the first failure's text goes to the calling thread. */
 typedef struct gemm_job {
-    fv_gemm *gemm;
+    fv_gemm_library *gemm;
     const fv_gemm_weight *weight;
     int64_t num_chunks;
     fv_read_rows_fn read_rows; /* packing */
@@ -71,15 +71,14 @@ static fv_status run_job(gemm_job *job, int64_t num_tasks, fv_task_fn task)
     return status == FV_OK ? FV_OK : fv_fail((fv_status)status, "%s", job->text);
 }
 
-/* Both return what was set before, for the caller's own use of OpenMP. */
-static int hold_openmp(void)
+int fv_gemm_hold_openmp(void)
 {
     const int before = omp_get_max_threads();
     if (before != 1) omp_set_num_threads(1);
     return before;
 }
 
-static void release_openmp(int before)
+void fv_gemm_release_openmp(int before)
 {
     if (before != 1) omp_set_num_threads(before);
 }
@@ -106,9 +105,9 @@ static void pack_task(void *user, int64_t index, int32_t worker)
 
     fv_status status = job->read_rows(rows, job->user, index * kernel->chunk_outputs, chunk.num_outputs);
     if (status == FV_OK && kernel->pack) {
-        const int before = hold_openmp();
+        const int before = fv_gemm_hold_openmp();
         status = kernel->pack(job->gemm->state, &chunk, rows, worker);
-        release_openmp(before);
+        fv_gemm_release_openmp(before);
     }
     if (status != FV_OK) keep_failure(job, status);
 }
@@ -124,10 +123,10 @@ static void run_task(void *user, int64_t index, int32_t worker)
     const int64_t num_rows = fv_min_i64(kernel->row_block, job->num_rows - first_row);
     float *y = job->y + first_row * weight->out_features + chunk_index * kernel->chunk_outputs;
 
-    const int before = hold_openmp();
+    const int before = fv_gemm_hold_openmp();
     const fv_status status = kernel->run(job->gemm->state, y, weight->out_features, job->x, first_row, num_rows, &chunk,
                                          job->batch_invariant, worker);
-    release_openmp(before);
+    fv_gemm_release_openmp(before);
     if (status != FV_OK) keep_failure(job, status);
 }
 
@@ -141,7 +140,7 @@ static void load_rows_task(void *user, int64_t index, int32_t worker)
                       job->weight->in_features);
 }
 
-fv_status fv_gemm_create(fv_gemm **gemm, fv_context *context, fv_dtype dtype)
+fv_status fv_gemm_create(fv_gemm_library **gemm, fv_context *context, fv_dtype dtype)
 {
     *gemm = NULL;
     const char *bf16_why_not = fv_gemm_bf16_why_not();
@@ -153,7 +152,7 @@ fv_status fv_gemm_create(fv_gemm **gemm, fv_context *context, fv_dtype dtype)
         return fv_fail(FV_ERR_UNSUPPORTED, "compute type bfloat16: %s", bf16_why_not);
     }
 
-    fv_gemm *made = calloc(1, sizeof(*made));
+    fv_gemm_library *made = calloc(1, sizeof(*made));
     if (!made) return fv_fail(FV_ERR_NO_MEMORY, "no memory for the GEMM");
     made->context = context;
     made->kernel = dtype == FV_DTYPE_BF16 ? &fv_gemm_kernel_bf16 : &fv_gemm_kernel_f32;
@@ -171,34 +170,34 @@ fv_status fv_gemm_create(fv_gemm **gemm, fv_context *context, fv_dtype dtype)
     return FV_OK;
 }
 
-void fv_gemm_destroy(fv_gemm *gemm)
+void fv_gemm_destroy(fv_gemm_library *gemm)
 {
     if (!gemm) return;
     if (gemm->kernel->destroy) gemm->kernel->destroy(gemm->state);
     free(gemm);
 }
 
-fv_dtype fv_gemm_dtype(const fv_gemm *gemm) { return gemm->kernel->dtype; }
-const char *fv_gemm_describe(const fv_gemm *gemm) { return gemm->description; }
+fv_dtype fv_gemm_dtype(const fv_gemm_library *gemm) { return gemm->kernel->dtype; }
+const char *fv_gemm_describe(const fv_gemm_library *gemm) { return gemm->description; }
 
 /* All chunks but the last have one shape; the kernel gets ready for both. */
-static fv_status prepare_shapes(fv_gemm_weight *weight, fv_gemm *gemm)
+static fv_status prepare_shapes(fv_gemm_weight *weight, fv_gemm_library *gemm)
 {
     const fv_gemm_kernel *kernel = gemm->kernel;
     const int64_t whole = fv_min_i64(kernel->chunk_outputs, weight->out_features);
     const int64_t rest = weight->out_features % whole;
     size_t rest_bytes = 0;
-    const int before = hold_openmp();
+    const int before = fv_gemm_hold_openmp();
     fv_status status = kernel->prepare(&weight->chunk_bytes, gemm->state, whole, weight->in_features);
     if (status == FV_OK && rest != 0) {
         status = kernel->prepare(&rest_bytes, gemm->state, rest, weight->in_features);
     }
-    release_openmp(before);
+    fv_gemm_release_openmp(before);
     if (rest_bytes > weight->chunk_bytes) weight->chunk_bytes = rest_bytes;
     return status;
 }
 
-static fv_status pack_weight(fv_gemm *gemm, fv_gemm_weight *weight, fv_read_rows_fn read_rows, void *user)
+static fv_status pack_weight(fv_gemm_library *gemm, fv_gemm_weight *weight, fv_read_rows_fn read_rows, void *user)
 {
     const fv_gemm_kernel *kernel = gemm->kernel;
     gemm_job job = {.gemm = gemm, .weight = weight, .read_rows = read_rows, .user = user};
@@ -215,7 +214,7 @@ static fv_status pack_weight(fv_gemm *gemm, fv_gemm_weight *weight, fv_read_rows
 }
 
 /* The kernel's room for X, whichever of rows and features grows. */
-static fv_status make_room(fv_gemm *gemm, int64_t num_rows, int64_t in_features)
+static fv_status make_room(fv_gemm_library *gemm, int64_t num_rows, int64_t in_features)
 {
     if (num_rows <= gemm->max_rows && in_features <= gemm->max_in_features) return FV_OK;
     num_rows = fv_max_i64(num_rows, gemm->max_rows);
@@ -229,8 +228,8 @@ static fv_status make_room(fv_gemm *gemm, int64_t num_rows, int64_t in_features)
     return FV_OK;
 }
 
-fv_status fv_gemm_weight_create(fv_gemm_weight **weight, fv_gemm *gemm, int64_t out_features, int64_t in_features,
-                                fv_read_rows_fn read_rows, void *user)
+fv_status fv_gemm_weight_create(fv_gemm_weight **weight, fv_gemm_library *gemm, int64_t out_features,
+                                int64_t in_features, fv_read_rows_fn read_rows, void *user)
 {
     *weight = NULL;
     const fv_gemm_kernel *kernel = gemm->kernel;
@@ -269,9 +268,12 @@ void fv_gemm_weight_destroy(fv_gemm_weight *weight)
 
 size_t fv_gemm_weight_bytes(const fv_gemm_weight *weight) { return weight->bytes; }
 
-fv_status fv_gemm_reserve(fv_gemm *gemm, int64_t num_rows) { return make_room(gemm, num_rows, gemm->max_in_features); }
+fv_status fv_gemm_reserve(fv_gemm_library *gemm, int64_t num_rows)
+{
+    return make_room(gemm, num_rows, gemm->max_in_features);
+}
 
-fv_status fv_gemm_run(fv_gemm *gemm, float *y, const float *x, const fv_gemm_weight *weight, int64_t num_rows,
+fv_status fv_gemm_run(fv_gemm_library *gemm, float *y, const float *x, const fv_gemm_weight *weight, int64_t num_rows,
                       bool batch_invariant)
 {
     if (num_rows > gemm->max_rows) {

@@ -24,7 +24,7 @@
 #include "fovea/context.h"
 #include "fovea/dtype.h"
 
-typedef struct fv_gemm fv_gemm;
+typedef struct fv_gemm_library fv_gemm_library;
 typedef struct fv_gemm_weight fv_gemm_weight;
 
 /* Fills rows [first_row, first_row + num_rows) of a weight matrix: num_rows * in_features floats.
@@ -33,28 +33,28 @@ typedef fv_status (*fv_read_rows_fn)(float *rows, void *user, int64_t first_row,
 
 /* `dtype` is FV_DTYPE_F32, FV_DTYPE_BF16 or FV_DTYPE_NONE for the best of this CPU. FV_ERR_UNSUPPORTED
  * with the reason when the CPU has no bf16 instructions. Keeps `context`; used by one thread at a time. */
-fv_status fv_gemm_create(fv_gemm **gemm, fv_context *context, fv_dtype dtype);
-void fv_gemm_destroy(fv_gemm *gemm); /* takes NULL; the weights go first */
+fv_status fv_gemm_create(fv_gemm_library **gemm, fv_context *context, fv_dtype dtype);
+void fv_gemm_destroy(fv_gemm_library *gemm); /* takes NULL; the weights go first */
 
-fv_dtype fv_gemm_dtype(const fv_gemm *gemm);
+fv_dtype fv_gemm_dtype(const fv_gemm_library *gemm);
 
 /* "onednn 2.6.3 fp32". Valid as long as `gemm`. */
-const char *fv_gemm_describe(const fv_gemm *gemm);
+const char *fv_gemm_describe(const fv_gemm_library *gemm);
 
 /* Reads W [out_features, in_features] in parallel and keeps it in the compute type. Beside the weight
  * itself this needs one chunk of rows for each worker. */
-fv_status fv_gemm_weight_create(fv_gemm_weight **weight, fv_gemm *gemm, int64_t out_features, int64_t in_features,
-                                fv_read_rows_fn read_rows, void *user);
+fv_status fv_gemm_weight_create(fv_gemm_weight **weight, fv_gemm_library *gemm, int64_t out_features,
+                                int64_t in_features, fv_read_rows_fn read_rows, void *user);
 void fv_gemm_weight_destroy(fv_gemm_weight *weight); /* takes NULL */
 size_t fv_gemm_weight_bytes(const fv_gemm_weight *weight);
 
 /* Makes room for calls of up to num_rows rows, so that none of them allocates. */
-fv_status fv_gemm_reserve(fv_gemm *gemm, int64_t num_rows);
+fv_status fv_gemm_reserve(fv_gemm_library *gemm, int64_t num_rows);
 
 /* y [num_rows, out_features] = x [num_rows, in_features] W^T, both dense. num_rows within what was
  * reserved. batch_invariant: every row is computed alone, so that its bits do not depend on the
  * others. */
-fv_status fv_gemm_run(fv_gemm *gemm, float *y, const float *x, const fv_gemm_weight *weight, int64_t num_rows,
+fv_status fv_gemm_run(fv_gemm_library *gemm, float *y, const float *x, const fv_gemm_weight *weight, int64_t num_rows,
                       bool batch_invariant);
 
 #endif

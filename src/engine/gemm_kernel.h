@@ -36,6 +36,11 @@ extern const fv_gemm_kernel fv_gemm_kernel_bf16;
 /* NULL when oneDNN can run bf16 fast on this CPU, else why not. Static text. */
 const char *fv_gemm_bf16_why_not(void);
 
+/* Keeps oneDNN's calls on the calling thread; returns what was set before, for the caller's own use of
+ * OpenMP. */
+int fv_gemm_hold_openmp(void);
+void fv_gemm_release_openmp(int before);
+
 /* FV_ERR_INTERNAL with oneDNN's status; FV_ERR_NO_MEMORY where that is the reason. */
 fv_status fv_gemm_fail(const char *call, int onednn_status);
 

@@ -7,16 +7,23 @@
 #include "engine/model_config.h"
 
 typedef struct fv_model_layer {
-    float *attention_norm;      /* [hidden] */
-    float *q_norm;              /* [D], or NULL: as the next */
-    float *k_norm;              /* [D] */
-    float *post_attention_norm; /* [hidden], or NULL */
-    float *ffn_norm;            /* [hidden] */
-    float *post_ffn_norm;       /* [hidden], or NULL */
-    fv_gemm_weight *qkv;        /* [(Hq + 2 Hkv) D, hidden]: rows of q, then k, then v */
-    fv_gemm_weight *output;     /* [hidden, Hq D] */
-    fv_gemm_weight *gate_up;    /* [2 ffn, hidden]: rows of gate, then up */
-    fv_gemm_weight *down;       /* [hidden, ffn] */
+    float *attention_norm;            /* [hidden] */
+    float *q_norm;                    /* [D], or NULL: as the next; MLA: [q_lora_rank], or NULL */
+    float *k_norm;                    /* [D]; MLA: [L] */
+    float *post_attention_norm;       /* [hidden], or NULL */
+    float *ffn_norm;                  /* [hidden] */
+    float *post_ffn_norm;             /* [hidden], or NULL */
+    fv_gemm_weight *qkv;              /* [(Hq + 2 Hkv) D, hidden]: rows of q, then k, then v; MLA: of the query's
+                                   latent, or q, then of what the cache keeps, L + R */
+    fv_gemm_weight *q_up;             /* MLA: [Hq D, q_lora_rank], or NULL */
+    float *kv_up;                     /* MLA: [Hq, P + V, L], as in fv_layer */
+    fv_gemm_weight *output;           /* [hidden, Hq Dv] */
+    fv_gemm_weight *gate_up;          /* [2 ffn, hidden]: rows of gate, then up; NULL where all is done by experts */
+    fv_gemm_weight *down;             /* [hidden, ffn] */
+    float *router;                    /* [experts, hidden], or NULL: no experts, as all that follows */
+    float *router_bias;               /* [experts], or NULL */
+    fv_gemm_weight **experts_gate_up; /* [experts] of [2 expert ffn, hidden] */
+    fv_gemm_weight **experts_down;    /* [experts] of [hidden, expert ffn] */
 } fv_model_layer;
 
 typedef struct fv_model {
@@ -33,7 +40,7 @@ typedef void (*fv_model_progress_fn)(void *user, int32_t done, int32_t total);
 
 /* Reads config and weights. Keeps `gguf`; the weights belong to `gemm`, which outlives the model.
  * FV_ERR_IO: a tensor is missing or has another shape than the config says; the text names it. */
-fv_status fv_model_load(fv_model **model, const fv_gguf *gguf, fv_gemm *gemm, fv_model_progress_fn progress,
+fv_status fv_model_load(fv_model **model, const fv_gguf *gguf, fv_gemm_library *gemm, fv_model_progress_fn progress,
                         void *progress_user);
 void fv_model_destroy(fv_model *model); /* takes NULL */
 

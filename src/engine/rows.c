@@ -24,13 +24,13 @@ void fv_rms_norm_row(float *y, const float *x, const float *weight, int32_t size
     for (int32_t i = 0; i < size; i++) y[i] = x[i] * scale * weight[i];
 }
 
-void fv_rope_angles(float *cosines, float *sines, double position, int32_t rope_size, float base)
+void fv_rope_angles(float *cosines, float *sines, int32_t position, const double *frequencies, int32_t num_pairs,
+                    float magnitude)
 {
-    const double step = -2.0 / (double)rope_size * log((double)base);
-    for (int32_t i = 0; i < rope_size / 2; i++) {
-        const double angle = position * exp(step * (double)i);
-        cosines[i] = (float)cos(angle);
-        sines[i] = (float)sin(angle);
+    for (int32_t i = 0; i < num_pairs; i++) {
+        const double angle = position * frequencies[i];
+        cosines[i] = (float)(cos(angle) * (double)magnitude);
+        sines[i] = (float)(sin(angle) * (double)magnitude);
     }
 }
 
@@ -85,4 +85,9 @@ void fv_scale_row(float *x, float factor, int32_t size)
 void fv_add_row(float *x, const float *y, int32_t size)
 {
     for (int32_t i = 0; i < size; i++) x[i] += y[i];
+}
+
+void fv_add_scaled_row(float *x, const float *y, float factor, int32_t size)
+{
+    for (int32_t i = 0; i < size; i++) x[i] += factor * y[i];
 }

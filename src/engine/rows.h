@@ -8,9 +8,9 @@
 /* y = x / sqrt(mean(x^2) + epsilon) * weight (Zhang and Sennrich, arXiv 1910.07467). y may be x. */
 void fv_rms_norm_row(float *y, const float *x, const float *weight, int32_t size, float epsilon);
 
-/* The angles of a position, which may be scaled and so between two tokens: cosines and sines of
- * position * base^(-2i / rope_size), i < rope_size / 2. */
-void fv_rope_angles(float *cosines, float *sines, double position, int32_t rope_size, float base);
+/* Cosines and sines of position * frequencies[i], times `magnitude`; i < num_pairs. */
+void fv_rope_angles(float *cosines, float *sines, int32_t position, const double *frequencies, int32_t num_pairs,
+                    float magnitude);
 
 /* Rotates the first rope_size elements of each head in place (Su et al., arXiv 2104.09864). Element a of
  * pair i is multiplied by the complex number of angle i with element b as its imaginary part: a and b are
@@ -31,5 +31,8 @@ void fv_scale_row(float *x, float factor, int32_t size);
 
 /* x += y */
 void fv_add_row(float *x, const float *y, int32_t size);
+
+/* x += factor * y */
+void fv_add_scaled_row(float *x, const float *y, float factor, int32_t size);
 
 #endif

@@ -51,7 +51,8 @@ static fv_status create_plan(fv_plan **plan, const fv_session *session, const fv
     const fv_model_config *config = &session->engine->model->config;
     const fv_problem problem = {
         .struct_size = sizeof(problem),
-        .kind = FV_ATTENTION_MHA,
+        .kind = config->attention,
+        .mla = config->mla,
         .mha = {.num_heads = config->num_heads, .num_kv_heads = config->num_kv_heads, .head_size = config->head_size},
         .q_dtype = FV_DTYPE_F32,
         .kv_dtype = options->kv_cache_dtype,
@@ -73,6 +74,7 @@ static fv_status create_plan(fv_plan **plan, const fv_session *session, const fv
         .backend = options->attention_backend,
         .kernels = options->kernels,
         .batch_invariant = options->batch_invariant,
+        .max_workspace_bytes = options->attention_workspace_bytes,
     };
     return fv_plan_create(plan, session->engine->context, &problem, &bounds, &plan_options);
 }
@@ -100,8 +102,9 @@ static fv_status create_group_cache(fv_session *session, int32_t index, const fv
     const fv_kv_layout layout = fv_plan_kv_layout(group->plan);
     const int64_t num_blocks = (int64_t)session->scheduler.limits.groups[index].num_blocks + 1; /* and the null block */
     size_t layer_bytes = 0, bytes = 0;
+    const int32_t head_size = fv_model_config_cache_head_size(config);
     fv_status status = fv_kv_view_bytes(&layer_bytes, layout, options->kv_cache_dtype, num_blocks, options->block_size,
-                                        config->num_kv_heads, config->head_size);
+                                        config->num_kv_heads, head_size);
     if (status != FV_OK) return status;
     layer_bytes = (size_t)fv_round_up((int64_t)layer_bytes, FV_CACHE_LINE);
     if (__builtin_mul_overflow(layer_bytes, (size_t)num_layers, &bytes) ||
@@ -116,7 +119,8 @@ static fv_status create_group_cache(fv_session *session, int32_t index, const fv
     for (int32_t i = 0; i < config->num_layers && status == FV_OK; i++) {
         if (fv_model_config_group_of(config, i) != index) continue;
         status = fv_kv_view_init(&session->cache_views[i], next, layout, options->kv_cache_dtype, num_blocks,
-                                 options->block_size, config->num_kv_heads, config->head_size);
+                                 options->block_size, config->num_kv_heads, head_size);
+        if (config->attention == FV_ATTENTION_MLA) session->cache_views[i].v_head_size = config->mla.kv_lora_rank;
         next += layer_bytes;
     }
     return status;

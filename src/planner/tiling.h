@@ -120,7 +120,7 @@ fv_tiling_cost fv_tiling_price(const fv_tiling *tiling, const fv_tiling_machine 
 typedef double (*fv_tiling_measure)(void *user, const fv_tiling *tiling);
 
 #define FV_TILING_MAX_NEIGHBOURS 24
-#define FV_TILING_ROUNDS 3
+#define FV_TILING_ROUNDS 9
 
 typedef struct fv_tiling_neighbour {
     const char *what; /* the size that differs */
@@ -130,8 +130,8 @@ typedef struct fv_tiling_neighbour {
 } fv_tiling_neighbour;
 
 /* The neighbours of a tiling: one size a step up or down, the others adapted only where it would not fit. Each is
- * priced, or, if measure is not NULL, timed in turn with the chosen one, FV_TILING_ROUNDS times, of which the best
- * counts. Those that cannot be measured are left out.
+ * priced, or, if measure is not NULL, timed in turn with the chosen one, FV_TILING_ROUNDS times: the median of
+ * the ratios. Those that cannot be measured are left out.
  * Writes at most FV_TILING_MAX_NEIGHBOURS and returns how many. */
 int32_t fv_tiling_neighbours(fv_tiling_neighbour *neighbours, const fv_tiling *tiling, const fv_tiling_machine *machine,
                              const fv_tiling_problem *problem, fv_tiling_measure measure, void *user);

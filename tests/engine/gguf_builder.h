@@ -164,6 +164,77 @@ static inline void put_small_sentencepiece(gguf_builder *out, uint32_t num_bytes
     put_bool_key(out, "tokenizer.ggml.add_bos_token", 1);
 }
 
+/* A deepseek2 model of two elements a vector, without a tokenizer: all that the loader looks at, in 3 KB. One layer,
+ * with experts; `is_split`: attn_k_b and attn_v_b in place of attn_kv_b. */
+static inline void build_tiny_deepseek(gguf_builder *out, int is_split)
+{
+    static const struct {
+        const char *name;
+        uint32_t value;
+    } counts[] = {
+        {"deepseek2.block_count", 1},
+        {"deepseek2.embedding_length", 2},
+        {"deepseek2.attention.head_count", 1},
+        {"deepseek2.feed_forward_length", 2},
+        {"deepseek2.context_length", 8},
+        {"deepseek2.attention.q_lora_rank", 2},
+        {"deepseek2.attention.kv_lora_rank", 2},
+        {"deepseek2.attention.key_length_mla", 4},
+        {"deepseek2.attention.value_length_mla", 2},
+        {"deepseek2.rope.dimension_count", 2},
+        {"deepseek2.rope.scaling.original_context_length", 4},
+        {"deepseek2.expert_count", 4},
+        {"deepseek2.expert_used_count", 2},
+        {"deepseek2.expert_shared_count", 1},
+        {"deepseek2.expert_feed_forward_length", 2},
+        {"deepseek2.expert_gating_func", 2},
+        {"deepseek2.expert_group_count", 2},
+        {"deepseek2.expert_group_used_count", 1},
+    };
+    static const struct {
+        const char *name;
+        uint64_t shape[3];
+        int form; /* 0: of both, 1: of those with attn_kv_b, 2: of the others */
+    } tensors[] = {
+        {"token_embd.weight", {2, 1, 1}, 0},           {"output_norm.weight", {2, 1, 1}, 0},
+        {"blk.0.attn_norm.weight", {2, 1, 1}, 0},      {"blk.0.attn_q_a.weight", {2, 2, 1}, 0},
+        {"blk.0.attn_q_a_norm.weight", {2, 1, 1}, 0},  {"blk.0.attn_q_b.weight", {2, 4, 1}, 0},
+        {"blk.0.attn_kv_a_mqa.weight", {2, 4, 1}, 0},  {"blk.0.attn_kv_a_norm.weight", {2, 1, 1}, 0},
+        {"blk.0.attn_kv_b.weight", {2, 4, 1}, 1},      {"blk.0.attn_k_b.weight", {2, 2, 1}, 2},
+        {"blk.0.attn_v_b.weight", {2, 2, 1}, 2},       {"blk.0.attn_output.weight", {2, 2, 1}, 0},
+        {"blk.0.ffn_norm.weight", {2, 1, 1}, 0},       {"blk.0.ffn_gate_inp.weight", {2, 4, 1}, 0},
+        {"blk.0.exp_probs_b.bias", {4, 1, 1}, 0},      {"blk.0.ffn_gate_exps.weight", {2, 2, 4}, 0},
+        {"blk.0.ffn_up_exps.weight", {2, 2, 4}, 0},    {"blk.0.ffn_down_exps.weight", {2, 2, 4}, 0},
+        {"blk.0.ffn_gate_shexp.weight", {2, 2, 1}, 0}, {"blk.0.ffn_up_shexp.weight", {2, 2, 1}, 0},
+        {"blk.0.ffn_down_shexp.weight", {2, 2, 1}, 0},
+    };
+    enum { num_counts = sizeof(counts) / sizeof(counts[0]), num_tensors = sizeof(tensors) / sizeof(tensors[0]) };
+    const int left_out = is_split ? 1 : 2;
+    *out = (gguf_builder){0};
+    put_header(out, 3, num_tensors - (is_split ? 1 : 2), num_counts + 5);
+    put_string_key(out, "general.architecture", "deepseek2");
+    put_string_key(out, "deepseek2.rope.scaling.type", "yarn");
+    put_bool_key(out, "deepseek2.expert_weights_norm", 1);
+    put_key(out, "deepseek2.rope.scaling.factor", FV_GGUF_VALUE_F32);
+    put_f32(out, 2.0f);
+    put_key(out, "deepseek2.attention.layer_norm_rms_epsilon", FV_GGUF_VALUE_F32);
+    put_f32(out, 1e-6f);
+    for (int i = 0; i < num_counts; i++) put_u32_key(out, counts[i].name, counts[i].value);
+    uint64_t offset = 0;
+    for (int i = 0; i < num_tensors; i++) {
+        const uint64_t *shape = tensors[i].shape;
+        if (tensors[i].form == left_out) continue;
+        put_string(out, tensors[i].name);
+        put_u32(out, 3);
+        for (int d = 0; d < 3; d++) put_u64(out, shape[d]);
+        put_u32(out, FV_GGUF_F32);
+        put_u64(out, offset);
+        offset = (offset + shape[0] * shape[1] * shape[2] * sizeof(float) + 31) / 32 * 32;
+    }
+    while (out->bytes % 32 != 0) put_u8(out, 0);
+    for (uint64_t i = 0; i < offset / sizeof(float); i++) put_f32(out, 0.25f);
+}
+
 /* A valid file: every kind of metadata, a tokenizer, tensors of two types. */
 static inline void build_valid_file(gguf_builder *out)
 {

@@ -41,7 +41,7 @@ static fv_status fail_to_read(float *rows, void *user, int64_t first_row, int64_
 
 typedef struct fixture {
     fv_context *context;
-    fv_gemm *gemm;
+    fv_gemm_library *gemm;
     fv_gemm_weight *weight;
     int64_t num_outputs, in_features, max_rows;
     float *x;
@@ -201,7 +201,7 @@ static void test_failures(void **state)
     assert_int_equal(fv_gemm_run(f.gemm, y, f.x, f.weight, 5, false), FV_ERR_INVALID);
     tear_down(&f);
 
-    fv_gemm *gemm;
+    fv_gemm_library *gemm;
     assert_int_equal(fv_gemm_create(&gemm, NULL, FV_DTYPE_F16), FV_ERR_INVALID);
     if (fv_gemm_bf16_why_not()) {
         assert_int_equal(fv_gemm_create(&gemm, NULL, FV_DTYPE_BF16), FV_ERR_UNSUPPORTED);

@@ -1,5 +1,5 @@
-/* libFuzzer target: everything that is read from a model file before the model is built. Metadata,
- * tensors, tokenizer, chat template.
+/* libFuzzer target: everything that is read from a model file. Metadata, tensors, tokenizer, chat template, and
+ * the model itself where the file is small.
  *
  *     fuzz_gguf -max_total_time=60
  *
@@ -11,6 +11,7 @@
 #include "../engine/gguf_builder.h"
 #include "engine/chat_template.h"
 #include "engine/dequantize.h"
+#include "engine/model.h"
 #include "engine/text_stream.h"
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t bytes);
@@ -84,6 +85,19 @@ static void use_tokenizer(const fv_gguf *gguf)
     fv_tokenizer_destroy(tokenizer);
 }
 
+/* Loads the model. No shape in the metadata is believed before a tensor of it has been found, so that a small file
+ * never makes a large model. */
+static void load_model(const fv_gguf *gguf)
+{
+    static fv_gemm_library *gemm;
+    static fv_context *context;
+    const fv_context_options options = {.struct_size = sizeof(options), .num_threads = 1, .no_plugins = 1};
+    if (!context && fv_context_create(&context, &options) != FV_OK) return;
+    if (!gemm && fv_gemm_create(&gemm, context, FV_DTYPE_F32) != FV_OK) return;
+    fv_model *model;
+    if (fv_model_load(&model, gguf, gemm, NULL, NULL) == FV_OK) fv_model_destroy(model);
+}
+
 static void build_tokenizer_only(gguf_builder *file, const char *pre, const char *chat_template)
 {
     *file = (gguf_builder){0};
@@ -119,11 +133,13 @@ static void build_tensors_only(gguf_builder *file)
 
 static void build_seed(gguf_builder *file, unsigned int which)
 {
-    switch (which % 5) {
+    switch (which % 7) {
     case 0: build_valid_file(file); return;
     case 1: build_tensors_only(file); return;
     case 2: build_tokenizer_only(file, "smollm", "'<|im_start|>system\nBe brief.<|im_end|>\n'"); return;
     case 3: build_sentencepiece_only(file); return;
+    case 4: build_tiny_deepseek(file, 0); return;
+    case 5: build_tiny_deepseek(file, 1); return;
     default: build_tokenizer_only(file, "llama-bpe", "{{ '<|im_start|>system\\n' + x + '<|im_end|>' }}"); return;
     }
 }
@@ -154,6 +170,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t bytes)
         read_metadata(gguf);
         read_tensors(gguf);
         use_tokenizer(gguf);
+        load_model(gguf);
         fv_gguf_close(gguf);
     }
     free(copy);

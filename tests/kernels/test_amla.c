@@ -136,9 +136,9 @@ enum {
 };
 
 typedef struct mla_case {
-    fv_dtype dtype, out_dtype; /* 0: bf16, that of q */
-    fv_dtype cache_dtype;      /* 0: that of q */
-    int32_t is_ds;             /* the 656-byte entry */
+    fv_dtype dtype;       /* of q and out; 0: bf16 */
+    fv_dtype cache_dtype; /* 0: that of q */
+    int32_t is_ds;        /* the 656-byte entry */
     int32_t query_lens[MAX_SEQS], seq_lens[MAX_SEQS];
     int32_t num_heads, lora, rope, block_size, tile_keys;
     int32_t window, not_causal, tree, sinks, rotates, has_scale;
@@ -296,15 +296,14 @@ static mla_scene *scene_create(const mla_case *test)
     }
     const int32_t num_tokens = s->query_start[MAX_SEQS], head_size = test->lora + test->rope;
     const fv_dtype dtype = test->dtype ? test->dtype : FV_DTYPE_BF16;
-    const fv_dtype out_dtype = test->out_dtype ? test->out_dtype : dtype;
-    const int64_t bytes = (int64_t)fv_dtype_bytes(dtype), out_bytes = (int64_t)fv_dtype_bytes(out_dtype);
+    const int64_t bytes = (int64_t)fv_dtype_bytes(dtype);
     assert_true(num_tokens * test->num_heads <= MAX_ROWS);
     fv_attend_params *p = &s->params;
     *p = (fv_attend_params){
         .q_head_stride = (head_size + 1) * bytes,
         .q_token_stride = (head_size + 1) * bytes * test->num_heads,
-        .out_head_stride = test->lora * out_bytes,
-        .out_token_stride = test->lora * out_bytes * test->num_heads,
+        .out_head_stride = test->lora * bytes,
+        .out_token_stride = test->lora * bytes * test->num_heads,
         .lse_token_stride = 4, /* [Hq, T] */
         .lse_head_stride = num_tokens * 4,
         .sinks = test->sinks ? s->sinks : NULL,
@@ -313,7 +312,7 @@ static mla_scene *scene_create(const mla_case *test)
         .v_scale = test->has_scale ? &s->scale : NULL,
         .num_kv_scales = test->has_scale,
         .q_dtype = dtype,
-        .out_dtype = out_dtype,
+        .out_dtype = dtype,
         .num_heads = test->num_heads,
         .num_kv_heads = 1,
         .head_size = head_size,
@@ -542,6 +541,31 @@ static void test_dtypes(void **state)
     check_case(&test);
 }
 
+/* A wider output than the queries shows more than the compensation gives: AMLA declines, Base does not. */
+static void test_why_not(void **state)
+{
+    (void)state;
+    const fv_problem asked = {
+        .struct_size = sizeof(asked),
+        .kind = FV_ATTENTION_MLA,
+        .mla =
+            {.num_heads = 16, .kv_lora_rank = 512, .qk_rope_head_dim = 64, .qk_nope_head_dim = 128, .v_head_dim = 128},
+        .q_dtype = FV_DTYPE_BF16,
+        .block_size = 16,
+    };
+    fv_problem problem;
+    assert_int_equal(fv_problem_normalize(&problem, &asked), FV_OK);
+    const fv_kernel_table *const *tables;
+    fv_cpu_tables(&tables, FV_ISA_PORTABLE);
+    for (int32_t i = 0; i < tables[1]->num_mla_decode; i++) {
+        const fv_attend_variant *variant = &tables[1]->mla_decode[i];
+        problem.out_dtype = FV_DTYPE_BF16;
+        assert_null(variant->why_not(&problem));
+        problem.out_dtype = FV_DTYPE_F32;
+        assert_int_equal(variant->why_not(&problem) != NULL, variant->rescaling != FV_RESCALING_MULTIPLY);
+    }
+}
+
 static void test_masks_and_scores(void **state)
 {
     (void)state;
@@ -578,6 +602,31 @@ static void test_segments_and_grid(void **state)
         test.num_segments = 1 + 4 * i;
         check_case(&test);
     }
+}
+
+/* A NaN in the last new token is no business of the tokens before it. */
+static void test_nan_out_of_sight(void **state)
+{
+    (void)state;
+    const mla_case test = mixed();
+    mla_scene *s = scene_create(&test);
+    const fv_kv_view *cache = &s->params.cache;
+    const int32_t last = test.seq_lens[1] - 1;
+    memset(s->cache + fv_kv_row_offset(&cache->k, s->table[1][last / test.block_size], 0, last % test.block_size), 0xff,
+           (size_t)(test.lora + test.rope) * 2);
+    const fv_kernel_table *const *tables;
+    const int32_t num_tables = fv_cpu_tables(&tables, FV_ISA_AVX512);
+    for (int32_t t = 1; t < num_tables; t++) {
+        for (int32_t i = 0; i < tables[t]->num_mla_decode; i++) {
+            if (!is_amla(&tables[t]->mla_decode[i])) continue;
+            run_variant(s, tables[t], &tables[t]->mla_decode[i]);
+            for (int32_t token = 0; token < s->query_start[MAX_SEQS]; token++) {
+                const uint16_t *row = (const uint16_t *)(const void *)(s->out + token * s->params.out_token_stride);
+                assert_int_equal(isnan(fv_f32_of_bf16(row[0])), token == s->query_start[2] - 1);
+            }
+        }
+    }
+    scene_destroy(s);
 }
 
 /* --- maxima by hand: one head, one element that matters ----------------------------------------------------- */
@@ -684,14 +733,11 @@ static void test_jumps(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_whole_powers),
-        cmocka_unit_test(test_guards),
-        cmocka_unit_test(test_compensation),
-        cmocka_unit_test(test_heads_blocks_and_tiles),
-        cmocka_unit_test(test_dtypes),
-        cmocka_unit_test(test_masks_and_scores),
-        cmocka_unit_test(test_segments_and_grid),
-        cmocka_unit_test(test_jumps),
+        cmocka_unit_test(test_whole_powers),     cmocka_unit_test(test_guards),
+        cmocka_unit_test(test_compensation),     cmocka_unit_test(test_heads_blocks_and_tiles),
+        cmocka_unit_test(test_dtypes),           cmocka_unit_test(test_why_not),
+        cmocka_unit_test(test_masks_and_scores), cmocka_unit_test(test_segments_and_grid),
+        cmocka_unit_test(test_nan_out_of_sight), cmocka_unit_test(test_jumps),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -50,8 +50,8 @@ static void make_view(fv_kv_view *view, void *memory, fv_kv_layout layout, fv_dt
     assert_int_equal(fv_kv_view_init(view, memory, layout, dtype, NUM_BLOCKS, BLOCK_SIZE, 1, ENTRY), FV_OK);
 }
 
-/* Rows of different sizes; some with zeros only, some with infinity, or NaN among the latents, where `odd`. */
-static void make_rows(char *rows, fv_dtype dtype, int32_t odd)
+/* Rows of different sizes; one begins with zeros, one has infinity where `odd`, one NaN where `has_nan`. */
+static void make_rows(char *rows, fv_dtype dtype, int32_t odd, int32_t has_nan)
 {
     const size_t bytes = fv_dtype_bytes(dtype);
     for (int32_t token = 0; token < TOKENS; token++) {
@@ -59,7 +59,7 @@ static void make_rows(char *rows, fv_dtype dtype, int32_t odd)
             float value = random_unit() * exp2f((float)(token % 12) - 5);
             if (token == 4 && d < 200) value = 0;
             if (odd && token == 5 && d % 130 == 7) value = d % 4 ? INFINITY : -INFINITY;
-            if (odd && token == 6 && d < LORA && d % 190 == 3) value = NAN;
+            if (has_nan && token == 6 && d % 190 == 3) value = NAN;
             fv_float_store(rows + (size_t)(token * SRC_ROW + d) * bytes, value, dtype);
         }
     }
@@ -109,7 +109,8 @@ static void test_write(void **state)
     for (int32_t i = 0; i < FV_ARRAY_LEN(caches) * FV_ARRAY_LEN(src_dtypes); i++) {
         const fv_dtype dtype = src_dtypes[i % FV_ARRAY_LEN(src_dtypes)];
         const int32_t kind = i / FV_ARRAY_LEN(src_dtypes);
-        make_rows(rows, dtype, 1);
+        /* NaN in fp16 keeps a payload or not, as the CPU likes. */
+        make_rows(rows, dtype, 1, dtype != FV_DTYPE_F16 && caches[kind].dtype != FV_DTYPE_F16);
         fv_kv_view view;
         make_view(&view, expected, caches[kind].layout, caches[kind].dtype);
         memset(expected, 0x77, sizeof(expected));
@@ -151,7 +152,7 @@ static gather_scene *gather_create(int32_t kind, fv_dtype dtype)
     fv_kv_gather_params *p = &s->params;
     memset(s->cache, 0xff, sizeof(s->cache));
     make_view(&p->cache, s->cache, caches[kind].layout, caches[kind].dtype);
-    make_rows(rows, FV_DTYPE_F32, 0);
+    make_rows(rows, FV_DTYPE_F32, 0, 0);
     int64_t slots[TOKENS];
     for (int32_t token = 0; token < TOKENS; token++) slots[token] = BLOCK_SIZE + token;
     const fv_kv_write_params write = write_of(&p->cache, rows, FV_DTYPE_F32, slots);

@@ -112,24 +112,26 @@ static void print_table(const char *title, const accuracy_column *columns, const
     }
 }
 
-void accuracy_print(const accuracy_column *columns, const accuracy_setup *setup)
+void accuracy_print(const accuracy_column *columns, const accuracy_lab *lab)
 {
+    const accuracy_setup *setup = &lab->setup;
     printf("Backend AMLA, %d heads over %d latents of 576 in shuffled blocks of %d, bf16, %d samples a column, seed "
            "%llu:\n"
            "|out - exact| / |exact|, Frobenius norms over all heads, exact in double from the same inputs; mean.\n",
            setup->num_heads, setup->context, ACCURACY_BLOCK_SIZE, setup->num_samples, (unsigned long long)setup->seed);
+    printf("plan: %s\n", fv_plan_describe(lab->plans[ACCURACY_AMLA]));
     print_table("Gaussian, sigma", columns, accuracy_paper);
     print_table("uniform in [-a, a), a", columns + ACCURACY_TABLE_COLUMNS, accuracy_paper + ACCURACY_TABLE_COLUMNS);
     printf("\nThe paper: AMLA, arXiv 2509.25224, tables 3 and 4 (128 heads, 8192 keys, 100 samples).\n");
 }
 
-void accuracy_print_json(const accuracy_column *columns, const accuracy_setup *setup)
+void accuracy_print_json(const accuracy_column *columns, const accuracy_lab *lab)
 {
+    const accuracy_setup *setup = &lab->setup;
     fv_json json;
     fv_json_init(&json, stdout);
     fv_json_begin_object(&json, NULL);
-    fv_json_string(&json, "backend", "AMLA");
-    fv_json_string(&json, "kernels", setup->kernels);
+    fv_json_string(&json, "plan", fv_plan_describe(lab->plans[ACCURACY_AMLA]));
     fv_json_int(&json, "heads", setup->num_heads);
     fv_json_int(&json, "context", setup->context);
     fv_json_int(&json, "samples", setup->num_samples);

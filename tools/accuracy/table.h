@@ -15,8 +15,8 @@ typedef struct accuracy_paper_column {
 /* Table 3 (Gaussian), then table 4 (uniform). */
 extern const accuracy_paper_column accuracy_paper[ACCURACY_NUM_COLUMNS];
 
-/* `columns` [ACCURACY_NUM_COLUMNS] in the paper's order. */
-void accuracy_print(const accuracy_column *columns, const accuracy_setup *setup);
-void accuracy_print_json(const accuracy_column *columns, const accuracy_setup *setup);
+/* `columns` [ACCURACY_NUM_COLUMNS] in the paper's order, measured in the lab. */
+void accuracy_print(const accuracy_column *columns, const accuracy_lab *lab);
+void accuracy_print_json(const accuracy_column *columns, const accuracy_lab *lab);
 
 #endif

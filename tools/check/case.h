@@ -73,6 +73,9 @@ void check_vllm_cases(check_case_list *list);
 /* Appends the grids of our own: own_cases.c. */
 void check_own_cases(check_case_list *list);
 
+/* Appends the grids of MLA decoding: mla_cases.c. */
+void check_mla_cases(check_case_list *list);
+
 /* Random case `index` of `seed`: random_case.c. The caller deinits it. */
 void check_case_random(check_case *test, uint64_t seed, int32_t index);
 

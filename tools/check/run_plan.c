@@ -95,7 +95,7 @@ static fv_layer layer_of(const check_scene *scene)
         .struct_size = sizeof(fv_layer),
         .q = scene->q,
         .k = scene->k,
-        .v = scene->v,
+        .v = scene->test->problem.kind == FV_ATTENTION_MLA ? (fv_tensor){0} : scene->v,
         .kv_cache = scene->view,
         .out = scene->out,
         .lse = scene->lse,

@@ -284,6 +284,7 @@ static void build_cache(check_scene *scene, check_random *random, int32_t num_bl
     } else {
         fv_kv_view_init(&scene->view, scene->cache, problem->kv_layout, problem->kv_dtype, num_blocks,
                         problem->block_size, hkv, size);
+        scene->view.v_head_size = problem->mha.v_head_size;
     }
     if (!has_scales) return;
     build_scale_plane(&scene->view.k_scales, &scene->view, scene->cache + scales_at, random);

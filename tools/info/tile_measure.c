@@ -30,27 +30,26 @@ typedef struct tile_shape {
     tile_product run;
 } tile_shape;
 
+/* clang-format off */
 #if defined(__x86_64__)
 #define LOOPS avx2
 #define LOOPS_TARGET __attribute__((target("avx2,fma")))
 #define LOOPS_LANES 8
-#define LOOPS_SHAPES TILE(10, 1) TILE(11, 1) TILE(12, 1) TILE(13, 1) TILE(14, 1) TILE(5, 2) TILE(6, 2) TILE(4, 3)
+#define LOOPS_SHAPES \
+    TILE(10, 1) TILE(11, 1) TILE(12, 1) TILE(13, 1) TILE(14, 1) TILE(5, 2) TILE(6, 2) TILE(4, 3)
 #include "info/tile_loops.h"
 
 #define LOOPS avx512
 #define LOOPS_TARGET __attribute__((target("avx512f")))
 #define LOOPS_LANES 16
-#define LOOPS_SHAPES                                                                                                   \
-    TILE(10, 1)                                                                                                        \
-    TILE(11, 1)                                                                                                        \
-    TILE(12, 1)                                                                                                        \
-    TILE(13, 1)                                                                                                        \
-    TILE(14, 1)                                                                                                        \
-    TILE(5, 2) TILE(6, 2) TILE(7, 2) TILE(8, 2) TILE(9, 2) TILE(10, 2) TILE(11, 2) TILE(12, 2) TILE(13, 2) TILE(14, 2) \
-        TILE(4, 3) TILE(5, 3) TILE(6, 3) TILE(7, 3) TILE(8, 3) TILE(9, 3) TILE(3, 4) TILE(4, 4) TILE(5, 4) TILE(6, 4)  \
-            TILE(2, 5) TILE(3, 5) TILE(4, 5) TILE(5, 5) TILE(2, 6) TILE(3, 6) TILE(4, 6)
+#define LOOPS_SHAPES \
+    TILE(10, 1) TILE(11, 1) TILE(12, 1) TILE(13, 1) TILE(14, 1) TILE(5, 2) TILE(6, 2) TILE(7, 2) TILE(8, 2) \
+    TILE(9, 2) TILE(10, 2) TILE(11, 2) TILE(12, 2) TILE(13, 2) TILE(14, 2) TILE(4, 3) TILE(5, 3) TILE(6, 3) \
+    TILE(7, 3) TILE(8, 3) TILE(9, 3) TILE(3, 4) TILE(4, 4) TILE(5, 4) TILE(6, 4) TILE(2, 5) TILE(3, 5) \
+    TILE(4, 5) TILE(5, 5) TILE(2, 6) TILE(3, 6) TILE(4, 6)
 #include "info/tile_loops.h"
 #endif
+/* clang-format on */
 
 struct fv_tile_measure {
     const tile_shape *shapes;

@@ -141,8 +141,9 @@ static fv_strip_span strip_span(const amla_strip *strip, const key_block *block,
     return span;
 }
 
-/* C1: S = Q K_i^T. */
-static void score_keys(const amla_scratch *scratch, const amla_strip *strip, const fv_strip_span *span)
+/* C1: S = Q K_i^T. A function of its own, as C2 is, for compilers to find registers for its loop. */
+__attribute__((noinline)) static void score_keys(const amla_scratch *scratch, const amla_strip *strip,
+                                                 const fv_strip_span *span)
 {
     fv_strip_scores(strip->scores, scratch->latents, scratch->stride, strip->rows.q, span->first, span->end,
                     span->job->params->head_size, strip->rows.num_vectors);
@@ -183,8 +184,8 @@ static void rescale(const amla_strip *strip, int32_t num_columns, fv_rescaling r
 }
 
 /* C2: O += P^ V_i. */
-static void add_values(const amla_scratch *scratch, const amla_strip *strip, const fv_strip_span *span,
-                       int32_t not_finite)
+__attribute__((noinline)) static void add_values(const amla_scratch *scratch, const amla_strip *strip,
+                                                 const fv_strip_span *span, int32_t not_finite)
 {
     fv_strip_accumulate(strip->rows.sums, scratch->num_columns, strip->scores, scratch->latents, scratch->stride,
                         span->first, span->end, strip->rows.num_vectors, not_finite);
@@ -226,7 +227,7 @@ static int32_t begin_strips(const amla_scratch *scratch, const fv_attend_job *jo
         strip->rows.sums = scratch->out + (int64_t)first_row * scratch->num_columns;
         strip->scores = scratch->scores + (int64_t)first_row * job->params->tile_keys;
         fv_row_strip_init(&strip->rows, job, 0, first_row, (num_rows + FV_LANES - 1) / FV_LANES);
-        fv_row_strip_pack_queries(&strip->rows, scratch->copy, job, 0);
+        fv_row_strip_pack_queries(&strip->rows, job, 0);
         for (int32_t v = 0; v < FV_STRIP_VECTORS; v++) {
             strip->power[v] = fv_splat(0.0f);
             strip->scale[v] = strip->gamma[v] = fv_splat(1.0f);

@@ -344,7 +344,7 @@ static void attend_head(const fv_attend_job *job, const many_scratch *scratch, i
         strip->q = scratch->q + (int64_t)first_row * params->head_size;
         strip->sums = scratch->sums + (int64_t)first_row * num_columns;
         fv_row_strip_init(strip, job, kv_head, first_row, (num_rows + FV_LANES - 1) / FV_LANES);
-        fv_row_strip_pack_queries(strip, scratch->copy, job, kv_head);
+        fv_row_strip_pack_queries(strip, job, kv_head);
     }
     memset(scratch->sums, 0, (size_t)(fv_round_up(job->num_rows, FV_LANES) * num_columns) * sizeof(float));
 

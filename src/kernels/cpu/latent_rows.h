@@ -13,7 +13,21 @@ FV_ALWAYS_INLINE fv_i32x8 fv_latent_convert_as(float *to, const char *from, int3
 {
     const int64_t bytes = (int64_t)fv_dtype_bytes(dtype);
     fv_i32x8 odd = fv_splat_i32(0);
-    for (int32_t d = 0; d < num_elements; d += FV_LANES) {
+    int32_t d = 0;
+    for (; d + 16 <= num_elements; d += 16) {
+        const char *at = from + d * bytes;
+        fv_f32x16 value;
+        if (dtype == FV_DTYPE_BF16) /* whose lane order is not the natural one */
+            value = (fv_f32x16){fv_load8(at, dtype), fv_load8(at + 8 * bytes, dtype)};
+        else
+            value = fv_load16(at, dtype);
+        value.a *= scale;
+        value.b *= scale;
+        fv_store_f32(to + d, value.a);
+        fv_store_f32(to + d + 8, value.b);
+        odd |= (fv_i32x8)(value.a - value.a) | (fv_i32x8)(value.b - value.b);
+    }
+    if (d < num_elements) {
         const fv_f32x8 value = fv_load8(from + d * bytes, dtype) * scale;
         fv_store_f32(to + d, value);
         odd |= (fv_i32x8)(value - value);

@@ -82,7 +82,8 @@ static void few_or_many_rows(const fv_attend_job *job, void *scratch)
 {
     const fv_work_item *item = job->item;
     const int32_t query_len = job->params->query_start[item->seq + 1] - job->params->query_start[item->seq];
-    if ((int64_t)fv_max_i32(query_len, item->num_tokens) * job->group <= FV_MLA_FEW_ROWS)
+    const int64_t num_rows = (int64_t)fv_max_i32(query_len, item->num_tokens) * job->group;
+    if (num_rows <= FV_ISA_SYMBOL(fv_mla_few_limit)(job->params))
         FV_ISA_SYMBOL(fv_mla_few_rows)(job, scratch);
     else
         FV_ISA_SYMBOL(fv_mla_many_rows)(job, scratch);
@@ -91,6 +92,15 @@ static void few_or_many_rows(const fv_attend_job *job, void *scratch)
 static fv_status launch_rows(const fv_launch *launch_at, const fv_attend_params *params)
 {
     return launch(launch_at, params, few_or_many_rows);
+}
+
+/* The compensation is as good as q_dtype: a wider output shows what it misses. */
+static const char *amla_why_not(const fv_problem *problem)
+{
+    const fv_dtype out_dtype = problem->out_dtype ? problem->out_dtype : problem->q_dtype;
+    if (problem->q_dtype != FV_DTYPE_F32 && out_dtype == FV_DTYPE_F32)
+        return "AMLA compensates to the precision of q_dtype, and out_dtype float32 is wider";
+    return why_not(problem);
 }
 
 static size_t amla_scratch(const fv_attend_params *params)
@@ -132,7 +142,8 @@ static fv_status launch_amla_multiply(const fv_launch *launch_at, const fv_atten
  * so that it is never the planner's choice, only a name's. */
 const fv_attend_variant FV_ISA_SYMBOL(fv_mla_decode)[FV_NUM_VARIANTS_mla_decode] = {
     {"rows128_keys64", 128, 64, why_not, rows_scratch, launch_rows, FV_RESCALING_MULTIPLY},
-    {"amla", 128, 512, why_not, amla_scratch, launch_amla, FV_RESCALING_ADD},
-    {"amla_uncompensated", 128, 512, why_not, amla_scratch, launch_amla_uncompensated, FV_RESCALING_ADD_UNCOMPENSATED},
+    {"amla", 128, 512, amla_why_not, amla_scratch, launch_amla, FV_RESCALING_ADD},
+    {"amla_uncompensated", 128, 512, amla_why_not, amla_scratch, launch_amla_uncompensated,
+     FV_RESCALING_ADD_UNCOMPENSATED},
     {"amla_multiply", 0, 512, why_not, amla_scratch, launch_amla_multiply, FV_RESCALING_MULTIPLY},
 };

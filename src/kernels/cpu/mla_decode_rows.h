@@ -4,10 +4,8 @@
 
 #include "kernels/cpu/attend_item.h"
 
-/* Up to so many rows few_rows is the faster one. */
-enum { FV_MLA_FEW_ROWS = 16 };
-
-/* FV_DECODE_ROWS and below. */
+/* Up to FV_DECODE_ROWS; fv_mla_few_limit says up to how many it is the faster one. */
+int32_t FV_ISA_SYMBOL(fv_mla_few_limit)(const fv_attend_params *params);
 size_t FV_ISA_SYMBOL(fv_mla_few_scratch)(const fv_attend_params *params);
 void FV_ISA_SYMBOL(fv_mla_few_rows)(const fv_attend_job *job, void *scratch);
 

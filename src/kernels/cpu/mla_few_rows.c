@@ -2,8 +2,8 @@
  *
  * Bound by the bytes of the cache, so each latent is read once for all rows: a tile is as small as half an L1
  * cache, its rows are keys first and values right after, and the lines of the next tile are prefetched between
- * the arithmetic (few_rows.h). Latents are converted in registers where they lie; those of the 656-byte entry,
- * of keys to be rotated and of scales for each token are brought to fp32 first, a smaller tile of them. */
+ * the arithmetic (few_rows.h). Latents are converted in registers where they lie; those in fp8, those to be rotated
+ * and those with a scale for each token are brought to fp32 first, a smaller tile of them. */
 #include "kernels/cpu/few_rows.h"
 #include "kernels/cpu/latent_rows.h"
 #include "kernels/cpu/mla_decode_rows.h"
@@ -15,6 +15,7 @@ static const fv_few_kernels kernels_of[][5] = FV_FEW_KERNEL_TABLE;
 enum {
     TILE_KEYS = 16,
     COPIED_TILE_KEYS = 8,
+    COPIED_ROWS = 4 /* above so many the copies of mla_many_rows.c serve better */
 };
 
 typedef struct few_scratch {
@@ -74,6 +75,19 @@ static few_scratch few_scratch_of(const fv_attend_params *params, int32_t num_ro
 size_t FV_ISA_SYMBOL(fv_mla_few_scratch)(const fv_attend_params *params)
 {
     return few_scratch_of(params, FV_DECODE_ROWS, NULL).bytes;
+}
+
+/* Latents are worked on where they lie. fp8 is not: it costs more to decode it twice than to keep it. */
+static int32_t reads_in_place(const fv_attend_params *params)
+{
+    const fv_kv_view *cache = &params->cache;
+    const int64_t bytes = (int64_t)fv_dtype_bytes(cache->dtype);
+    return bytes > 1 && !cache->k_scales.data && !params->rotation.cos && fv_plane_is_dense(&cache->k, bytes);
+}
+
+int32_t FV_ISA_SYMBOL(fv_mla_few_limit)(const fv_attend_params *params)
+{
+    return reads_in_place(params) ? FV_DECODE_ROWS : COPIED_ROWS;
 }
 
 /* --- one item -------------------------------------------------------------------------------------------- */
@@ -189,14 +203,6 @@ static void finish_rows(const few_item *few)
         const fv_f32x8 sum = fv_sum_by_period(group->sum, few->num_rows);
         fv_attend_finish_row(few->job, 0, row, few->scratch.row, group->max[lane], sum[lane]);
     }
-}
-
-/* The latents of `cache` are worked on where they lie. */
-static int32_t reads_in_place(const fv_attend_params *params)
-{
-    const fv_kv_view *cache = &params->cache;
-    return cache->layout == FV_KV_LAYOUT_LATENT && !cache->k_scales.data && !params->rotation.cos &&
-           fv_plane_is_dense(&cache->k, (int64_t)fv_dtype_bytes(cache->dtype));
 }
 
 void FV_ISA_SYMBOL(fv_mla_few_rows)(const fv_attend_job *of_item, void *memory)

@@ -68,7 +68,7 @@ static int32_t begin_strips(const mla_scratch *scratch, const fv_attend_job *job
         strip->q = scratch->q + (int64_t)first_row * job->params->head_size;
         strip->sums = scratch->sums + (int64_t)first_row * scratch->num_columns;
         fv_row_strip_init(strip, job, 0, first_row, (num_rows + FV_LANES - 1) / FV_LANES);
-        fv_row_strip_pack_queries(strip, scratch->copy, job, 0);
+        fv_row_strip_pack_queries(strip, job, 0);
     }
     memset(scratch->sums, 0, (size_t)(fv_round_up(job->num_rows, FV_LANES) * scratch->num_columns) * sizeof(float));
     return num_strips;

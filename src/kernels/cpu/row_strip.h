@@ -74,17 +74,48 @@ static inline void fv_row_strip_init(fv_row_strip *strip, const fv_attend_job *j
     }
 }
 
-/* The strip's queries as [d][row], d in lane order; `row` is scratch for one. Rows that pad the strip repeat the
- * last. */
-static inline void fv_row_strip_pack_queries(const fv_row_strip *strip, float *row, const fv_attend_job *job,
-                                             int32_t kv_head)
+/* Elements d .. d + 15 of eight rows, or d .. d + 7, to [d][row], rows `width` apart. */
+FV_ALWAYS_INLINE void fv_strip_pack_block(float *to, const char *const rows[FV_LANES], int64_t offset, int32_t width,
+                                          fv_dtype dtype, fv_dtype lane_dtype, const int32_t num_vectors)
+{
+    const int64_t half_bytes = FV_LANES * (int64_t)fv_dtype_bytes(dtype);
+    fv_f32x8 block[2][FV_LANES];
+    FV_UNROLL
+    for (int32_t i = 0; i < FV_LANES; i++) {
+        fv_f32x16 value = {fv_load8(rows[i] + offset, dtype), fv_splat(0.0f)};
+        if (num_vectors == 2) {
+            value.b = fv_load8(rows[i] + offset + half_bytes, dtype);
+            value = fv_lanes_of_natural(value, lane_dtype);
+        }
+        block[0][i] = value.a;
+        block[1][i] = value.b;
+    }
+    for (int32_t v = 0; v < num_vectors; v++) {
+        fv_transpose8(block[v]);
+        FV_UNROLL
+        for (int32_t i = 0; i < FV_LANES; i++) fv_store_f32(to + (int64_t)(v * FV_LANES + i) * width, block[v][i]);
+    }
+}
+
+/* The strip's queries as [d][row], d in lane order. Rows that pad the strip repeat the last. */
+static inline void fv_row_strip_pack_queries(const fv_row_strip *strip, const fv_attend_job *job, int32_t kv_head)
 {
     const fv_attend_params *params = job->params;
-    const int32_t width = strip->num_vectors * FV_LANES;
-    for (int32_t i = 0; i < width; i++) {
-        const char *from = fv_attend_q_row(job, kv_head, fv_min_i32(strip->first_row + i, job->num_rows - 1));
-        fv_row_load_lanes(row, from, params->head_size, params->q_dtype, job->lane_dtype);
-        for (int32_t d = 0; d < params->head_size; d++) strip->q[d * width + i] = row[d];
+    const int32_t width = strip->num_vectors * FV_LANES, head_size = params->head_size;
+    const int64_t bytes = (int64_t)fv_dtype_bytes(params->q_dtype);
+    for (int32_t first = 0; first < width; first += FV_LANES) {
+        const char *rows[FV_LANES];
+        for (int32_t i = 0; i < FV_LANES; i++) {
+            rows[i] = fv_attend_q_row(job, kv_head, fv_min_i32(strip->first_row + first + i, job->num_rows - 1));
+        }
+        float *to = strip->q + first;
+        int32_t d = 0;
+        for (; d + 16 <= head_size; d += 16) {
+            fv_strip_pack_block(to + (int64_t)d * width, rows, d * bytes, width, params->q_dtype, job->lane_dtype, 2);
+        }
+        if (d < head_size) {
+            fv_strip_pack_block(to + (int64_t)d * width, rows, d * bytes, width, params->q_dtype, job->lane_dtype, 1);
+        }
     }
 }
 

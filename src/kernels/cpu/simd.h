@@ -396,6 +396,28 @@ FV_ALWAYS_INLINE fv_f32x8 fv_sum_by_period(fv_f32x8 value, const int32_t period)
     return value;
 }
 
+/* Lane j of rows[i] and lane i of rows[j] change places. */
+FV_ALWAYS_INLINE void fv_transpose8(fv_f32x8 rows[8])
+{
+    fv_f32x8 pair[8], quad[8];
+    FV_UNROLL
+    for (int32_t i = 0; i < 8; i += 2) {
+        pair[i] = __builtin_shufflevector(rows[i], rows[i + 1], 0, 8, 1, 9, 4, 12, 5, 13);
+        pair[i + 1] = __builtin_shufflevector(rows[i], rows[i + 1], 2, 10, 3, 11, 6, 14, 7, 15);
+    }
+    FV_UNROLL
+    for (int32_t i = 0; i < 8; i++) {
+        const fv_f32x8 a = pair[i / 4 * 4 + i % 4 / 2], b = pair[i / 4 * 4 + i % 4 / 2 + 2];
+        quad[i] = i % 2 == 0 ? __builtin_shufflevector(a, b, 0, 1, 8, 9, 4, 5, 12, 13)
+                             : __builtin_shufflevector(a, b, 2, 3, 10, 11, 6, 7, 14, 15);
+    }
+    FV_UNROLL
+    for (int32_t i = 0; i < 4; i++) {
+        rows[i] = __builtin_shufflevector(quad[i], quad[i + 4], 0, 1, 2, 3, 8, 9, 10, 11);
+        rows[i + 4] = __builtin_shufflevector(quad[i], quad[i + 4], 4, 5, 6, 7, 12, 13, 14, 15);
+    }
+}
+
 /* --- functions ----------------------------------------------------------------------------------- */
 
 #define FV_LOG2E 1.44269504088896340736f

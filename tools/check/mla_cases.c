@@ -1,0 +1,93 @@
+/* The published grids of MLA decoding, absorbed: test_triton_decode_attention.py, test_mla_decode_cpu.py,
+ * test_flashmla.py, test_rocm_aiter_mla_*.py, test_mla_backends.py, and FlashMLA's own correctness grid. The
+ * batches are smaller, the shapes and lengths are theirs. Prefill and extend on expanded latents are checked
+ * in tests/backends/test_mla.c: they need weights and a GEMM. */
+#include "check/grid.h"
+
+static check_case mla_case(int32_t num_heads, int32_t block_size, fv_dtype dtype)
+{
+    check_case test = grid_case((heads){1, 1}, 64, block_size, dtype);
+    test.problem.kind = FV_ATTENTION_MLA;
+    test.problem.mla = (fv_mla_shape){
+        .num_heads = num_heads,
+        .kv_lora_rank = 512,
+        .qk_rope_head_dim = 64,
+        .qk_nope_head_dim = 128,
+        .v_head_dim = 128,
+        .absorbed = 1,
+    };
+    test.problem.kv_layout = FV_KV_LAYOUT_LATENT;
+    test.problem.returns_lse = 1;
+    return test;
+}
+
+/* The caches of a latent: plain, fp8 with a scale, the 656-byte entry. */
+static void set_cache(check_case *test, int32_t which)
+{
+    static const fv_dtype small[] = {FV_DTYPE_F8_E4M3, FV_DTYPE_F8_E5M2};
+    if (which == 1 || which == 2) grid_set_fp8(test, small[which - 1]);
+    if (which != 3) return;
+    test->problem.kv_layout = FV_KV_LAYOUT_LATENT_FP8_DS;
+    test->problem.kv_dtype = FV_DTYPE_F8_E4M3;
+}
+
+static void mla_decode(check_case_list *list)
+{
+    static const int32_t num_heads[] = {1, 3, 9, 16, 63, 64, 126, 128};
+    static const int32_t block_sizes[] = {1, 16, 64, 17};
+    static const fv_dtype dtypes[] = {FV_DTYPE_BF16, FV_DTYPE_F16, FV_DTYPE_F32};
+    const lens_list lens[] = {
+        LENS(C(1, 1027), C(1, 1), C(1, 20), C(1, 0)),
+        LENS(C(2, 140), C(4, 300), C(1, 4096)),
+        LENS(C(8, 8), C(8, 45), C(8, 520), C(3, 1025)),
+    };
+    for (int32_t cell = 0; cell < 8 * 4 * 3; cell++) {
+        check_case test = mla_case(num_heads[cell % 8], block_sizes[(cell / 8 + cell) % 4], dtypes[cell / 3 % 3]);
+        set_cache(&test, cell / 7 % 4);
+        grid_add_both_paths(list, "mla_decode", test, &lens[cell / 32]);
+    }
+}
+
+/* test_mla_backends.py */
+static void mla_backends(check_case_list *list)
+{
+    static const int32_t num_heads[] = {128, 32, 16, 8};
+    const lens_list lens[] = {
+        LENS(C(1, 32), C(1, 40)),
+        LENS(C(8, 32), C(8, 40)),
+        LENS(C(1, 32), C(1, 40), C(5, 48), C(5, 56)),
+        LENS(C(1, 128), C(1, 256), C(1, 512), C(1, 1024)),
+        LENS(C(16, 256), C(16, 512)),
+        LENS(C(1, 512), C(1, 1024), C(1, 2048), C(7, 512), C(7, 1024), C(7, 2048)),
+        LENS(C(4, 128), C(4, 256), C(4, 512), C(4, 1024)),
+        LENS(C(8, 512), C(8, 1024), C(8, 2048)),
+        LENS(C(32, 1568), C(8, 520), C(8, 8), C(16, 80), C(16, 96), C(8, 8)),
+        LENS(C(64, 1024)),
+    };
+    for (int32_t cell = 0; cell < 10 * 4; cell++) {
+        check_case test = mla_case(num_heads[cell % 4], cell % 3 ? 16 : 64, FV_DTYPE_BF16);
+        set_cache(&test, cell / 10 % 2);
+        grid_add_both_paths(list, "mla_backends", test, &lens[cell / 4]);
+    }
+}
+
+/* Ranks of a context-parallel group, windows, batches that are not causal. */
+static void mla_masks(check_case_list *list)
+{
+    const lens_list lens = LENS(C(1, 300), C(4, 77), C(8, 641), {5, 90, 1}, C(1, 3));
+    for (int32_t cell = 0; cell < 2 * 3 * 4; cell++) {
+        check_case test = mla_case(cell % 2 ? 128 : 16, 16, FV_DTYPE_BF16);
+        test.problem.not_causal = 1;
+        test.problem.window = cell / 2 % 3 == 1 ? 50 : 0;
+        const int32_t world = cell / 6;
+        if (world > 0) test.problem.context_parallel = (fv_context_parallel){world + 1, world, cell % 3 ? 1 : 16};
+        grid_add_both_paths(list, "mla_masks", test, &lens);
+    }
+}
+
+void check_mla_cases(check_case_list *list)
+{
+    mla_decode(list);
+    mla_backends(list);
+    mla_masks(list);
+}
