@@ -14,7 +14,7 @@
 
 #include "engine/utf8.h"
 
-#define MAX_PATTERNS 2
+#define MAX_PATTERNS 3
 
 /* Unicode's White_Space. PCRE2's \s also holds U+180E, which Unicode took out of it. */
 #define SPACE "\\t-\\r \\x{85}\\p{Z}"
@@ -36,6 +36,14 @@
     "|[" SPACE "]*[\\r\\n]+"                \
     "|" LAST_SPACES
 
+#define DEEPSEEK3_IDEOGRAPHS "[\\x{4e00}-\\x{9fa5}\\x{3040}-\\x{30ff}]+" /* Han, Hiragana, Katakana */
+#define DEEPSEEK3_WORDS                            \
+    "[!-/:-@\\[-`{-~][A-Za-z]+"                    \
+    "|[^\\r\\n\\p{L}\\p{P}\\p{S}]?[\\p{L}\\p{M}]+" \
+    "| ?[\\p{P}\\p{S}]+[\\r\\n]*"                  \
+    "|[" SPACE "]*[\\r\\n]+"                       \
+    "|" LAST_SPACES
+
 typedef struct recipe {
     const char *name; /* tokenizer.ggml.pre */
     const char *patterns[MAX_PATTERNS];
@@ -45,8 +53,9 @@ typedef struct recipe {
 
 static const recipe recipes[] = {
     {"smollm", {"\\p{N}", GPT2_WORDS}, false, false},
-    {"gpt-2", {GPT2_WORDS, NULL}, false, false},
-    {"llama-bpe", {LLAMA3_WORDS, NULL}, true, true},
+    {"gpt-2", {GPT2_WORDS}, false, false},
+    {"llama-bpe", {LLAMA3_WORDS}, true, true},
+    {"deepseek-v3", {"\\p{N}{1,3}", DEEPSEEK3_IDEOGRAPHS, DEEPSEEK3_WORDS}, false, true},
 };
 
 struct fv_pre_tokenizer {

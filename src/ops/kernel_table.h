@@ -9,6 +9,7 @@
 #include "ops/kv_write.h"
 #include "ops/merge_ranks.h"
 #include "ops/merge_states.h"
+#include "ops/rms_norm.h"
 #include "ops/rope.h"
 
 typedef struct fv_kernel_table {
@@ -24,6 +25,7 @@ typedef struct fv_kernel_table {
     fv_kv_gather_fn kv_gather;
     fv_kv_copy_fn kv_copy;
     fv_copy_rows_fn copy_rows;
+    fv_rms_norm_fn rms_norm;
     fv_rope_fn rope;
     fv_rope_kv_write_fn rope_kv_write;
     fv_merge_states_fn merge_states;

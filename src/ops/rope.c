@@ -62,8 +62,8 @@ static fv_status take_rows(fv_rope_rows *rows, const char *name, const fv_tensor
     return FV_OK;
 }
 
-static fv_status make_params(fv_rope_params *params, const fv_device *device, const fv_tensor *q, const fv_tensor *k,
-                             const fv_rotation *rotation, int32_t num_tokens)
+fv_status fv_rope_params_init(fv_rope_params *params, const fv_device *device, const fv_tensor *q, const fv_tensor *k,
+                              const fv_rotation *rotation, int32_t num_tokens)
 {
     fv_status status = fv_ops_check_device(device);
     if (status == FV_OK) status = check_tables(rotation, num_tokens);
@@ -96,7 +96,7 @@ fv_status fv_rope(fv_device *device, const fv_tensor *q, const fv_tensor *k, con
                   int32_t num_tokens, fv_stream stream)
 {
     fv_rope_params params;
-    fv_status status = make_params(&params, device, q, k, rotation, num_tokens);
+    fv_status status = fv_rope_params_init(&params, device, q, k, rotation, num_tokens);
     if (status == FV_OK) status = fv_ops_check_kernel(device, "rope", fv_ops_kernels(device)->rope != NULL);
     if (status != FV_OK) return status;
     const fv_launch launch = fv_ops_launch(device, stream);
@@ -109,7 +109,7 @@ fv_status fv_rope_kv_write(fv_device *device, const fv_tensor *q, const fv_tenso
                            fv_stream stream)
 {
     fv_rope_kv_write_params params;
-    fv_status status = make_params(&params.rope, device, q, k, rotation, num_tokens);
+    fv_status status = fv_rope_params_init(&params.rope, device, q, k, rotation, num_tokens);
     if (status == FV_OK) {
         status = fv_ops_check_write(cache, k, v, slot_mapping, num_tokens, k_scale, v_scale, num_scales);
     }

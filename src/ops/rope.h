@@ -55,6 +55,10 @@ FV_SHARED_INLINE int64_t fv_rope_position(const fv_rope_params *params, int64_t 
     return position >= 0 && position < params->max_position ? position : -1;
 }
 
+/* The parameters of fv_rope for these tensors, checked as fv_rope checks them. */
+fv_status fv_rope_params_init(fv_rope_params *params, const fv_device *device, const fv_tensor *q, const fv_tensor *k,
+                              const fv_rotation *rotation, int32_t num_tokens);
+
 typedef fv_status (*fv_rope_fn)(const fv_launch *launch, const fv_rope_params *params);
 typedef fv_status (*fv_rope_kv_write_fn)(const fv_launch *launch, const fv_rope_kv_write_params *params);
 

@@ -12,6 +12,7 @@ const fv_kernel_table fv_reference_kernels = {
     .kv_gather = fv_reference_kv_gather,
     .kv_copy = fv_reference_kv_copy,
     .copy_rows = fv_reference_copy_rows,
+    .rms_norm = fv_reference_rms_norm,
     .rope = fv_reference_rope,
     .rope_kv_write = fv_reference_rope_kv_write,
     .merge_states = fv_reference_merge_states,

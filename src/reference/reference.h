@@ -19,6 +19,7 @@ fv_status fv_reference_kv_write(const fv_launch *launch, const fv_kv_write_param
 fv_status fv_reference_kv_gather(const fv_launch *launch, const fv_kv_gather_params *params);
 fv_status fv_reference_copy_rows(const fv_launch *launch, const fv_copy_rows_params *params);
 fv_status fv_reference_kv_copy(const fv_launch *launch, const fv_kv_copy_params *params);
+fv_status fv_reference_rms_norm(const fv_launch *launch, const fv_rms_norm_params *params);
 fv_status fv_reference_rope(const fv_launch *launch, const fv_rope_params *params);
 fv_status fv_reference_rope_kv_write(const fv_launch *launch, const fv_rope_kv_write_params *params);
 fv_status fv_reference_merge_states(const fv_launch *launch, const fv_merge_params *params);

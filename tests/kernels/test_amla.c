@@ -67,7 +67,7 @@ static void test_whole_powers(void **state)
         if (value != value) continue;
         assert_same_bits(add_one(value, n * FV_EXPONENT_ONE), scaled(value, n), value, n * FV_EXPONENT_ONE);
     }
-    for (int32_t n = -255; n <= 0; n++) assert_int_equal(addend_of((float)n, 0.0f), n * FV_EXPONENT_ONE);
+    for (int32_t n = -255; n <= 255; n++) assert_int_equal(addend_of((float)n, 0.0f), n * FV_EXPONENT_ONE);
     for (int32_t n = -253; n <= 254; n++) {
         const float value = n < 0 ? 0x1.8p127f : 0x1.8p-126f;
         assert_same_bits(add_one(value, n * FV_EXPONENT_ONE), ldexpf(value, n), value, n * FV_EXPONENT_ONE);
@@ -103,6 +103,7 @@ static void test_guards(void **state)
     /* Jumps beyond all exponents, and no number at all: no finite output is left, or any addend will do. */
     assert_same_bits(add_one(0x1.fffffep127f, addend_of(-3e38f, 0.01f)), 0.0f, 0x1.fffffep127f, 0);
     assert_same_bits(add_one(0x1.fffffep127f, addend_of(-INFINITY, -0.01f)), 0.0f, 0x1.fffffep127f, 0);
+    assert_same_bits(add_one(-0x1p-126f, addend_of(3e38f, 0.01f)), -INFINITY, -0x1p-126f, 0);
     addend_of(NAN, NAN);
 }
 

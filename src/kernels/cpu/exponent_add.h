@@ -36,11 +36,11 @@ FV_ALWAYS_INLINE fv_f32x8 fv_exponent_add(fv_f32x8 value, int32_t addend)
     return (fv_f32x8)(sum | sign);
 }
 
-/* The addend that multiplies by 2^n (1 + error), n a whole number <= 0. Beyond what a float has exponents for
- * n makes no difference. NaN gives some addend. */
+/* The addend that multiplies by 2^n (1 + error), n a whole number. Beyond what a float has exponents for n makes
+ * no difference. NaN gives some addend. */
 FV_ALWAYS_INLINE fv_i32x8 fv_exponent_addend(fv_f32x8 n, fv_f32x8 error)
 {
-    const fv_f32x8 power = fv_max(n, fv_splat(-255.0f));
+    const fv_f32x8 power = fv_min(fv_max(n, fv_splat(-255.0f)), fv_splat(255.0f));
     const fv_f32x8 part = fv_min(fv_max(error, fv_splat(-0.5f)), fv_splat(0.5f)) * (1.5f * FV_EXPONENT_ONE);
     const fv_f32x8 nearest = part + fv_select((fv_i32x8)(part < 0.0f), fv_splat(-0.5f), fv_splat(0.5f));
     return __builtin_convertvector(power, fv_i32x8) * FV_EXPONENT_ONE + __builtin_convertvector(nearest, fv_i32x8);
