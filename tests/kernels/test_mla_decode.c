@@ -33,6 +33,7 @@ typedef struct mla_case {
     int32_t num_seqs;
     int32_t query_lens[MAX_SEQS], seq_lens[MAX_SEQS];
     int32_t rotates, has_k_scale, token_scales;
+    int32_t last_is_nan; /* the key of each sequence's last new token, which the tokens before it do not see */
     int32_t window, not_causal, tree, sinks;
     float soft_cap;
     fv_context_parallel context_parallel;
@@ -101,6 +102,9 @@ static int64_t build_table(mla_scene *s)
     return num_blocks;
 }
 
+/* New tokens whose keys, and so whose results, are NaN. */
+static int32_t num_hidden(const mla_case *test, int32_t seq) { return test->last_is_nan && test->query_lens[seq] > 1; }
+
 static void write_keys(mla_scene *s, int32_t seq)
 {
     const mla_case *test = s->test;
@@ -108,6 +112,7 @@ static void write_keys(mla_scene *s, int32_t seq)
     float *row = alloc_filled((size_t)entry * 4, 0);
     for (int32_t key = seq > 0 ? test->shared_keys : 0; key < local_len(s, seq); key++) {
         for (int32_t d = 0; d < entry; d++) row[d] = 2 * random_unit(s);
+        if (key >= local_len(s, seq) - num_hidden(test, seq)) row[0] = row[entry - 1] = NAN;
         const int64_t block = s->table[seq * s->params.block_table_stride + key / test->block_size];
         const int64_t slot = block * test->block_size + key % test->block_size;
         if (test->token_scales) s->token_scales[slot] = 1.5f + random_unit(s);
@@ -345,9 +350,12 @@ static void check_all_rows(const mla_scene *s, const char *who)
     const fv_attend_params *p = &s->params;
     const int64_t bytes = (int64_t)fv_dtype_bytes(p->out_dtype);
     const int32_t num_rows = s->query_start[p->num_seqs] * p->num_heads;
+    int32_t seq = 0;
     assert_guard(s->out);
     assert_guard(s->lse);
     for (int32_t row = 0; row < num_rows; row++) {
+        while (row / p->num_heads >= s->query_start[seq + 1]) seq++;
+        if (row / p->num_heads >= s->query_start[seq + 1] - num_hidden(s->test, seq)) continue;
         const char *out = (const char *)p->out + row * p->out_head_stride;
         const char *lse = (const char *)p->lse + row * p->lse_head_stride;
         for (int32_t d = 0; d < p->v_head_size; d++)
@@ -363,7 +371,7 @@ static void check_all_rows(const mla_scene *s, const char *who)
 static int32_t expect_rows(fv_oracle_row *rows, double *numbers, mla_scene *s, int32_t seq)
 {
     const fv_attend_params *p = &s->params;
-    const int32_t num_rows = s->test->query_lens[seq] * p->num_heads;
+    const int32_t num_rows = (s->test->query_lens[seq] - num_hidden(s->test, seq)) * p->num_heads;
     const int32_t num = fv_min_i32(num_rows, SAMPLED_ROWS);
     for (int32_t i = 0; i < num; i++) {
         int32_t row = i == 0 ? 0 : i == 1 ? num_rows - 1 : (int32_t)((double)num_rows * (0.5 + random_unit(s) / 2));
@@ -506,7 +514,7 @@ static void test_heads_and_query_lengths(void **state)
             test.dtype = index % 3 == 0 ? FV_DTYPE_F32 : index % 3 == 1 ? FV_DTYPE_BF16 : FV_DTYPE_F16;
             test.cache_dtype = cache_dtypes[index % 5];
             test.block_size = block_sizes[index % 4];
-            test.has_k_scale = index % 5 >= 3;
+            test.has_k_scale = index % 5 >= 3 || index % 7 == 0;
             test.rotates = index % 2;
             test.cut = index % 3 == 2 ? 128 : 0;
             if (heads[h] * query_lens[i] > 512) test.num_seqs = 4;
@@ -565,6 +573,32 @@ static void test_masks_and_scores(void **state)
         test.soft_cap = i & 8 ? 0.7f : 0.0f;
         test.token_scales = i % 3 == 0;
         test.cut = i % 4 == 3 ? 64 : 0;
+        check_case(&test);
+    }
+}
+
+/* Windows that begin inside a tile, with few rows and many, read in place and brought to fp32 first. */
+static void test_windows(void **state)
+{
+    (void)state;
+    for (int32_t i = 0; i < 8; i++) {
+        mla_case test = small_case(i & 1 ? 2 : 24, 2);
+        test.window = 29;
+        test.rotates = i & 2;
+        test.has_k_scale = i & 4;
+        check_case(&test);
+    }
+}
+
+/* A key that is NaN stays with the rows that see it. */
+static void test_hidden_nan(void **state)
+{
+    (void)state;
+    for (int32_t i = 0; i < 8; i++) {
+        mla_case test = small_case(i & 1 ? 2 : 24, i & 2 ? 2 : 5);
+        test.cache_dtype = FV_DTYPE_F32;
+        test.last_is_nan = 1;
+        test.rotates = i & 4;
         check_case(&test);
     }
 }
@@ -648,6 +682,8 @@ int main(void)
         cmocka_unit_test(test_deepseek_sizes),
         cmocka_unit_test(test_sizes_of_any_multiple_of_8),
         cmocka_unit_test(test_masks_and_scores),
+        cmocka_unit_test(test_windows),
+        cmocka_unit_test(test_hidden_nan),
         cmocka_unit_test(test_long_queries),
         cmocka_unit_test(test_static_grid),
         cmocka_unit_test(test_context_parallelism),

@@ -7,10 +7,16 @@
  *   latents of a tile  64 x 576 floats    144 KB    stay in L2 while the strips pass
  *   Q^T of a strip     96 x  24 floats      9 KB    stay in L1 while the tile's keys pass
  *   scores of a strip  64 x  24 floats      6 KB    stay in L1
- *   sums               rows x 512 floats            pass once for each tile; rescaled in place where a maximum grew */
+ *   sums               rows x 512 floats            pass once for each tile; rescaled in place where a maximum grew
+ *
+ * The entries of the next tile are prefetched a few lines at a time during the first product: blocks of one token
+ * lie anywhere, and their latency would be a tenth of the time. */
 #include "kernels/cpu/latent_rows.h"
 #include "kernels/cpu/mla_decode_rows.h"
+#include "kernels/cpu/prefetch_stream.h"
 #include "kernels/cpu/row_strip.h"
+
+enum { SCORE_KEYS = 16 }; /* keys between two portions of prefetched lines */
 
 typedef struct mla_scratch {
     fv_row_strip *strips;
@@ -20,6 +26,7 @@ typedef struct mla_scratch {
     float *scores;  /* [tile][24] */
     float *copy;    /* one row */
     const char **addresses;
+    const char **next_rows; /* [tile] entries of the next tile */
     int32_t stride;
     int32_t num_columns;
     size_t bytes;
@@ -29,7 +36,9 @@ typedef struct mla_scratch {
 typedef struct latent_tile {
     int32_t first_key;
     int32_t first, end;
-    int32_t not_finite; /* some element is infinite or NaN: weight 0 has to be kept from it */
+    int32_t not_finite;        /* some element is infinite or NaN: weight 0 has to be kept from it */
+    fv_prefetch_stream *ahead; /* the next tile */
+    int32_t ahead_lines;       /* of a portion */
 } latent_tile;
 
 static mla_scratch mla_scratch_of(const fv_attend_params *params, int32_t num_rows, void *memory)
@@ -49,6 +58,7 @@ static mla_scratch mla_scratch_of(const fv_attend_params *params, int32_t num_ro
     scratch.scores = fv_scratch_take(memory, &scratch.bytes, tile * FV_STRIP_ROWS * sizeof(float));
     scratch.copy = fv_scratch_take(memory, &scratch.bytes, row_bytes);
     scratch.addresses = fv_scratch_take(memory, &scratch.bytes, tile * sizeof(char *));
+    scratch.next_rows = fv_scratch_take(memory, &scratch.bytes, tile * sizeof(char *));
     return scratch;
 }
 
@@ -84,6 +94,57 @@ static void rescale_sums(const fv_row_strip *strip, int32_t num_columns)
     }
 }
 
+/* The tile that starts at `first_key`; empty behind the item's keys. */
+static latent_tile tile_at(const fv_attend_job *job, int32_t first_key)
+{
+    return (latent_tile){
+        .first_key = first_key,
+        .first = fv_max_i32(job->keys.first - first_key, 0),
+        .end = fv_min_i32(job->keys.end - first_key, job->params->tile_keys),
+    };
+}
+
+/* The memory of a tile, and how many lines of it each portion has to take. */
+static fv_prefetch_stream stream_of(int32_t *lines, const mla_scratch *scratch, const latent_tile *tile,
+                                    const fv_attend_job *job)
+{
+    const fv_attend_params *params = job->params;
+    const fv_kv_view *cache = &params->cache;
+    *lines = 0;
+    if (tile->first >= tile->end) return fv_prefetch_nothing(scratch->q);
+    fv_attend_find_rows(scratch->next_rows, job, &cache->k, tile->first_key + tile->first, tile->first_key + tile->end);
+    fv_prefetch_stream stream = {
+        .rows = {scratch->next_rows},
+        .num_planes = 1,
+        .num_heads = 1,
+        .row_bytes = cache->layout == FV_KV_LAYOUT_LATENT_FP8_DS
+                         ? FV_DS_ENTRY_BYTES
+                         : params->head_size * (int64_t)fv_dtype_bytes(cache->dtype),
+        .end = tile->end - tile->first,
+    };
+    const int64_t num_strips = fv_ceil_div(job->num_rows, FV_STRIP_ROWS);
+    const int64_t num_portions = num_strips * fv_ceil_div(params->head_size, FV_STRIP_DEPTH) *
+                                 fv_ceil_div(params->tile_keys, SCORE_KEYS);
+    *lines = (int32_t)fv_ceil_div(stream.end * fv_ceil_div(stream.row_bytes, FV_CACHE_LINE), num_portions);
+    fv_prefetch_next_run(&stream);
+    return stream;
+}
+
+static void score_strip(const mla_scratch *scratch, const fv_row_strip *strip, const latent_tile *tile,
+                        const fv_strip_span *span, int32_t head_size)
+{
+    for (int32_t d = 0; d < head_size; d += FV_STRIP_DEPTH) {
+        const int32_t end_d = fv_min_i32(d + FV_STRIP_DEPTH, head_size);
+        for (int32_t key = span->first / FV_STRIP_KEYS * FV_STRIP_KEYS; key < span->end; key += SCORE_KEYS) {
+            fv_strip_scores_part(scratch->scores, scratch->latents, scratch->stride, strip->q, key,
+                                 fv_min_i32(key + SCORE_KEYS, span->end), d, end_d, strip->num_vectors);
+            for (int32_t i = 0; i < tile->ahead_lines; i++) {
+                __builtin_prefetch(fv_prefetch_take(tile->ahead, FV_CACHE_LINE), 0, 2);
+            }
+        }
+    }
+}
+
 static void attend_tile_strip(const mla_scratch *scratch, fv_row_strip *strip, const latent_tile *tile,
                               const fv_attend_job *job, fv_score_scale scale)
 {
@@ -91,8 +152,7 @@ static void attend_tile_strip(const mla_scratch *scratch, fv_row_strip *strip, c
     if (span.first >= span.end) return;
     span.scale = scale;
 
-    fv_strip_scores(scratch->scores, scratch->latents, scratch->stride, strip->q, span.first, span.end,
-                    job->params->head_size, strip->num_vectors);
+    score_strip(scratch, strip, tile, &span, job->params->head_size);
     int32_t max_grew = 0;
     for (int32_t v = 0; v < strip->num_vectors; v++) max_grew |= fv_row_strip_softmax(strip, v, scratch->scores, &span);
     if (max_grew) rescale_sums(strip, scratch->num_columns);
@@ -121,14 +181,13 @@ void FV_ISA_SYMBOL(fv_mla_many_rows)(const fv_attend_job *of_item, void *memory)
     const mla_scratch scratch = mla_scratch_of(job.params, job.num_rows, memory);
     const int32_t num_strips = begin_strips(&scratch, &job);
     for (int32_t first_key = job.keys.first / tile_keys * tile_keys; first_key < job.keys.end; first_key += tile_keys) {
-        latent_tile tile = {
-            .first_key = first_key,
-            .first = fv_max_i32(job.keys.first - first_key, 0),
-            .end = fv_min_i32(job.keys.end - first_key, tile_keys),
-        };
+        latent_tile tile = tile_at(&job, first_key);
         tile.not_finite = fv_latents_load(scratch.latents + (int64_t)tile.first * scratch.stride, scratch.stride,
                                           scratch.addresses, scratch.copy, &job, first_key + tile.first,
                                           first_key + tile.end);
+        const latent_tile next = tile_at(&job, first_key + tile_keys);
+        fv_prefetch_stream ahead = stream_of(&tile.ahead_lines, &scratch, &next, &job);
+        tile.ahead = &ahead;
         for (int32_t i = 0; i < num_strips; i++) attend_tile_strip(&scratch, &scratch.strips[i], &tile, &job, scale);
     }
     finish_rows(&scratch, &job);

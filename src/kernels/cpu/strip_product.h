@@ -49,6 +49,18 @@ FV_ALWAYS_INLINE void fv_strip_scores_as(float *scores, const float *keys, int32
     }
 }
 
+/* The elements [first_d, end_d) of the dot products; from 0 on the scores are set, then added to. `first` is a
+ * multiple of 8. */
+static inline void fv_strip_scores_part(float *scores, const float *keys, int32_t stride, const float *q, int32_t first,
+                                        int32_t end, int32_t first_d, int32_t end_d, int32_t num_vectors)
+{
+    switch (num_vectors) {
+    case 3: fv_strip_scores_as(scores, keys, stride, q, first, end, first_d, end_d, 4, 3); break;
+    case 2: fv_strip_scores_as(scores, keys, stride, q, first, end, first_d, end_d, 4, 2); break;
+    default: fv_strip_scores_as(scores, keys, stride, q, first, end, first_d, end_d, 8, 1); break;
+    }
+}
+
 /* Dot products of the keys [first, end), and of those that fill up multiples of 8, with the strip's queries
  * q [head_size][8 num_vectors]. */
 static inline void fv_strip_scores(float *scores, const float *keys, int32_t stride, const float *q, int32_t first,
@@ -56,12 +68,8 @@ static inline void fv_strip_scores(float *scores, const float *keys, int32_t str
 {
     first = first / FV_STRIP_KEYS * FV_STRIP_KEYS;
     for (int32_t d = 0; d < head_size; d += FV_STRIP_DEPTH) {
-        const int32_t end_d = fv_min_i32(d + FV_STRIP_DEPTH, head_size);
-        switch (num_vectors) {
-        case 3: fv_strip_scores_as(scores, keys, stride, q, first, end, d, end_d, 4, 3); break;
-        case 2: fv_strip_scores_as(scores, keys, stride, q, first, end, d, end_d, 4, 2); break;
-        default: fv_strip_scores_as(scores, keys, stride, q, first, end, d, end_d, 8, 1); break;
-        }
+        fv_strip_scores_part(scores, keys, stride, q, first, end, d, fv_min_i32(d + FV_STRIP_DEPTH, head_size),
+                             num_vectors);
     }
 }
 
