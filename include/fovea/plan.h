@@ -53,7 +53,8 @@ typedef struct fv_plan_options {
     const char *variant;        /* name of a variant of attend_paged; NULL = the planner's choice */
     const char *kernels;        /* name of a kernel table, e.g. "reference", "portable"; NULL = the device's best */
     fv_cascade cascade;         /* not with batch_invariant or static_grid; needs the block table on the host */
-    int32_t decode_threshold;   /* longest query that is decode where a backend tells it apart; 0 = what 16 rows hold */
+    int32_t decode_threshold;   /* longest query that is decode where a backend tells it apart; 0 = what 16 rows hold,
+                                 * MLA: where absorbed and expanded cost the same */
     size_t max_workspace_bytes; /* 0 = the planner's choice. Less leads to more chunks and fewer segments */
 } fv_plan_options;
 

@@ -4,8 +4,8 @@
  *            ->  extend   one round:   gather 0, expand, attend -> state | gather 1, expand, attend, merge -> out
  *
  * Absorbed a token and a key cost 2 H (2 L + R) operations, expanded 2 H (P + R + V) and once for each key
- * 2 H L (P + V): for DeepSeek-V3 the two meet at about 170 tokens of a query (docs/mla.md). New tokens have
- * been written before anything attends, so they are gathered with their context. A problem that comes
+ * 2 H L (P + V): for DeepSeek-V3 the two meet at 170 tokens of a query, the threshold (docs/mla.md). New tokens
+ * have been written before anything attends, so they are gathered with their context. A problem that comes
  * absorbed is all decode. Source: DeepSeek-V2 (arXiv 2405.04434), section 2.1 and appendix C. */
 #include "backends/mla_schedule.h"
 

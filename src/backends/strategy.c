@@ -16,7 +16,6 @@
 #define MAX_SLOT_BYTES (64ull << 20)
 #define DEFAULT_MLA_WORKSPACE_BYTES (1024ull << 20) /* a row of 128 expanded heads takes 80 KiB */
 #define MAX_GATHER_ROWS (32 * 1024)                 /* as in vLLM's ROCM_AITER_FA */
-#define MLA_DECODE_TOKENS 16                        /* of a query that is absorbed, where the caller does not say */
 #define ALIGNMENT 256
 
 /* --- variants ----------------------------------------------------------------------------------------- */
@@ -433,6 +432,15 @@ static fv_status size_workspace(fv_plan *plan, const fv_strategy *strategy)
     return FV_OK;
 }
 
+/* The longest query that is cheaper absorbed, over a long context: a token and a key cost 2 H (2 L + R)
+ * operations absorbed, 2 H (P + R + V) expanded, and the expansion 2 H L (P + V) for each key. */
+static int32_t absorbed_tokens(const fv_mla_shape *mla)
+{
+    const int64_t expansion = (int64_t)mla->kv_lora_rank * (mla->qk_nope_head_dim + mla->v_head_dim);
+    const int64_t saved = 2 * (int64_t)mla->kv_lora_rank - mla->qk_nope_head_dim - mla->v_head_dim;
+    return saved > 0 ? (int32_t)fv_min_i64(expansion / saved, 1 << 30) : 1 << 30;
+}
+
 fv_status fv_strategy_create(fv_plan *plan, const fv_strategy *strategy)
 {
     const fv_plan_options *options = &plan->options;
@@ -446,7 +454,8 @@ fv_status fv_strategy_create(fv_plan *plan, const fv_strategy *strategy)
     if (status != FV_OK) return status;
 
     plan->static_grid = options->static_grid;
-    const int32_t few_tokens = is_mla ? MLA_DECODE_TOKENS : fv_max_i32(1, FV_DECODE_ROWS / plan->group);
+    const int32_t few_tokens = is_mla ? fv_max_i32(1, absorbed_tokens(&plan->problem.mla))
+                                      : fv_max_i32(1, FV_DECODE_ROWS / plan->group);
     plan->decode_threshold = options->decode_threshold ? options->decode_threshold : few_tokens;
     plan->partition_keys = strategy->partition_keys;
     plan->new_min_query_len = INT32_MAX;

@@ -77,7 +77,7 @@ size_t FV_ISA_SYMBOL(fv_mla_few_scratch)(const fv_attend_params *params)
     return few_scratch_of(params, FV_DECODE_ROWS, NULL).bytes;
 }
 
-/* Latents are worked on where they lie. fp8 is not: it costs more to decode it twice than to keep it. */
+/* Latents are worked on where they lie. fp8 is not: to decode it twice is no faster than to keep it. */
 static int32_t reads_in_place(const fv_attend_params *params)
 {
     const fv_kv_view *cache = &params->cache;
