@@ -103,6 +103,37 @@ static void random_type(check_case *test, check_random *random)
     problem->alibi = FV_ALIBI_NONE;
 }
 
+/* MLA, absorbed: some cases, of a stream of their own, become one. */
+static void random_latents(check_case *test, check_random random)
+{
+    static const int32_t num_heads[] = {1, 2, 3, 8, 16, 24, 64, 128};
+    static const int32_t loras[] = {64, 128, 256, 512, 512}, ropes[] = {8, 16, 64, 64};
+    if (!check_random_chance(&random, 15)) return;
+    fv_problem *problem = &test->problem;
+    problem->kind = FV_ATTENTION_MLA;
+    problem->mla = (fv_mla_shape){
+        .num_heads = CHECK_RANDOM_PICK(&random, num_heads),
+        .kv_lora_rank = CHECK_RANDOM_PICK(&random, loras),
+        .qk_rope_head_dim = CHECK_RANDOM_PICK(&random, ropes),
+        .qk_nope_head_dim = 128,
+        .v_head_dim = 128,
+        .absorbed = 1,
+    };
+    problem->type = FV_ATTENTION_DECODER;
+    problem->kv_layout = FV_KV_LAYOUT_LATENT;
+    problem->soft_cap = 0;
+    problem->alibi = FV_ALIBI_NONE;
+    problem->sinks = 0;
+    if (problem->kv_dtype == FV_DTYPE_I8) problem->kv_dtype = FV_DTYPE_F8_E4M3;
+    if (problem->kv_scaling != FV_KV_SCALING_NONE) problem->kv_scaling = FV_KV_SCALING_PER_TENSOR;
+    const int32_t fits_ds = problem->mla.kv_lora_rank == 512 && problem->mla.qk_rope_head_dim == 64;
+    if (!fits_ds || !check_random_chance(&random, 30)) return;
+    problem->kv_layout = FV_KV_LAYOUT_LATENT_FP8_DS;
+    problem->kv_dtype = FV_DTYPE_F8_E4M3;
+    problem->kv_scaling = FV_KV_SCALING_NONE;
+    if (test->spread == CHECK_SPREAD_LOW) test->spread = CHECK_SPREAD_PEAKED;
+}
+
 static check_lens random_lens(const check_case *test, check_random *random)
 {
     static const int32_t longest = 1500, longest_query = 200;
@@ -162,6 +193,7 @@ void check_case_random(check_case *test, uint64_t seed, int32_t index)
     random_features(&test->problem, &random);
     random_schedule(test, &random);
     random_type(test, &random);
+    random_latents(test, check_random_of(seed ^ 0x317a, (uint64_t)index));
     test->seed = check_random_next(&random);
     test->lens = malloc(MAX_SEQS * sizeof(check_lens));
     if (!test->lens || fv_problem_normalize(&test->problem, &test->problem) != FV_OK) {
