@@ -12,6 +12,7 @@
 #include "fovea/device.h"
 #include "fovea/dtype.h"
 #include "fovea/gemm.h"
+#include "fovea/mla.h"
 #include "fovea/ops.h"
 #include "fovea/plan.h"
 #include "fovea/preload_pipeline.h"

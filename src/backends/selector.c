@@ -21,6 +21,11 @@ static const preference preferences[] = {
     {"cpu", FV_LAYER_ENCODER, {&fv_triton_attn, &fv_rocm_aiter_unified_attn, &fv_rocm_attn}},
     {"cpu", FV_LAYER_MLA, {&fv_rocm_aiter_mla, &fv_triton_mla, &fv_rocm_aiter_triton_mla, &fv_amla}},
     {"cpu", FV_LAYER_CROSS, {&fv_rocm_aiter_unified_attn, &fv_triton_attn}},
+    {"cuda", FV_LAYER_FULL, {&fv_rocm_aiter_unified_attn, &fv_triton_attn, &fv_rocm_aiter_fa, &fv_rocm_attn}},
+    {"cuda", FV_LAYER_SLIDING_WINDOW, {&fv_rocm_aiter_unified_attn, &fv_triton_attn, &fv_rocm_aiter_fa, &fv_rocm_attn}},
+    {"cuda", FV_LAYER_ENCODER, {&fv_triton_attn, &fv_rocm_aiter_unified_attn, &fv_rocm_attn}},
+    {"cuda", FV_LAYER_MLA, {&fv_rocm_aiter_mla, &fv_triton_mla, &fv_rocm_aiter_triton_mla}},
+    {"cuda", FV_LAYER_CROSS, {&fv_rocm_aiter_unified_attn, &fv_triton_attn}},
 };
 
 fv_layer_kind fv_problem_layer_kind(const fv_problem *problem)

@@ -48,7 +48,7 @@ fv_status fv_kv_views_match(const fv_kv_view *dst, const fv_kv_view *src);
 
 /* Where run `run` of [0, num_runs) is in block `dst_block` and comes from in block `src_block`. */
 FV_SHARED_INLINE void fv_kv_part_run(char **dst, const char **src, const fv_kv_part *part, int64_t dst_block,
-                                  int64_t src_block, int64_t run)
+                                     int64_t src_block, int64_t run)
 {
     int64_t to = dst_block * part->dst_block_stride, from = src_block * part->src_block_stride;
     for (int32_t i = part->num_axes - 1; i >= 0; i--) {

@@ -19,6 +19,8 @@ refuses "NOPE.*TRITON_ATTN" "$fovea" bench --backend NOPE q1
 refuses "block-size is 'x'" "$fovea" bench --block-size x q1
 refuses "threads is '-2'" "$fovea" bench --threads -2 q1
 refuses "no-such.json" "$fovea" bench --compare "$work/no-such.json" q1
+refuses "length is .x.*whole number" "$fovea" bench mla-layer --length 512,x
+refuses "unknown option.*--frobnicate" "$fovea" bench mla-layer --frobnicate
 refuses "unknown option" "$fovea" backends --frobnicate
 refuses "head-size is '33x'" "$fovea" backends --head-size 33x
 refuses "unknown option" "$fovea" info --frobnicate

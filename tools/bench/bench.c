@@ -5,6 +5,7 @@
 #include <string.h>
 
 #include "args.h"
+#include "bench/mla_layer.h"
 #include "bench/summary.h"
 #include "commands.h"
 #include "core/context.h"
@@ -37,7 +38,8 @@ typedef struct options {
 
 static void print_help(void)
 {
-    printf("usage: fovea bench [SPEC...] [OPTION...]\n\n"
+    printf("usage: fovea bench [SPEC...] [OPTION...]\n"
+           "       fovea bench mla-layer [OPTION...]     a layer of DeepSeek-V3, stage by stage\n\n"
            "Times attention over batches SPEC: groups (count)q(len)(s(len)) joined with _, k for x 1024;\n"
            "32q1s4k is 32 decodes over 4096 keys, q2k a prefill, 2q1ks2k_32q1s1k a mix.\n"
            "Default: q1s8k 32q1s4k 4q4s8k q2k. Each time stands beside its ceiling, measured in the same run:\n"
@@ -344,6 +346,7 @@ static fv_status run_bench(bench *b)
 
 int fv_cmd_bench(int argc, char **argv)
 {
+    if (argc > 1 && strcmp(argv[1], "mla-layer") == 0) return fv_bench_mla_layer(argc - 1, argv + 1);
     options opts;
     if (read_options(&opts, argc, argv) != FV_OK) return fv_args_fail("bench");
     if (opts.help) {

@@ -30,8 +30,8 @@ fv_status fv_mla_products_create(fv_mla_products **products, fv_layer *layer, fv
     (void)layer;
     (void)context;
     *products = NULL;
-    return fv_fail(FV_ERR_UNSUPPORTED, "--mla=weights multiplies with the engine's GEMM, which this build lacks; "
-                                       "accepted: --mla=latents");
+    return fv_fail(FV_ERR_UNSUPPORTED, "MLA with weights multiplies with the engine's GEMM, which this build lacks; "
+                                       "accepted: bench --mla=latents");
 }
 
 #endif

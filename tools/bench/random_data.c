@@ -39,6 +39,12 @@ fv_status fv_random_pool_init(fv_random_pool *pool, fv_dtype dtype)
     return FV_OK;
 }
 
+void fv_random_pool_scale(fv_random_pool *pool, fv_dtype dtype, float factor)
+{
+    for (char *at = pool->data; at < pool->data + pool->bytes; at += pool->element)
+        fv_float_store(at, factor * fv_float_load(at, dtype), dtype);
+}
+
 void fv_random_fill(fv_random_pool *pool, void *data, size_t bytes)
 {
     for (size_t at = 0; at < bytes; at += PIECE_BYTES) {

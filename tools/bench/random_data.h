@@ -16,6 +16,9 @@ uint64_t fv_random_next(uint64_t *state);
 
 /* Values of mean 0 and variance 1. */
 fv_status fv_random_pool_init(fv_random_pool *pool, fv_dtype dtype);
+
+/* Multiplies the values of a pool of `dtype`. */
+void fv_random_pool_scale(fv_random_pool *pool, fv_dtype dtype, float factor);
 void fv_random_pool_deinit(fv_random_pool *pool); /* takes a zeroed one */
 
 /* Fills `bytes` from random places of the pool, a few KiB at a time: fast, and no two pages alike. */

@@ -1,0 +1,329 @@
+/* The MLA layer around a plan: products by the caller's GEMM, norms and rotations by the plan's kernels.
+ *
+ *   workspace   the plan's | q_latent [T, Lq] | q [T, H (P + R)] | latent [T, L + R] | attended [T, H V]
+ *
+ * q and latent are rotated in place, each in its last R elements of a head. */
+#include "fovea/mla.h"
+
+#include "core/error.h"
+#include "planner/plan.h"
+
+#define ALIGNMENT 256
+
+typedef struct mla_buffers {
+    size_t q_latent, q, latent, attended;
+    size_t bytes;
+} mla_buffers;
+
+static size_t take(size_t *at, int64_t num_rows, int64_t elements, fv_dtype dtype)
+{
+    const size_t offset = *at;
+    *at += (size_t)fv_round_up(num_rows * elements * (int64_t)fv_dtype_bytes(dtype), ALIGNMENT);
+    return offset;
+}
+
+static int32_t q_size(const fv_mla_shape *mla)
+{
+    return mla->num_heads * (mla->qk_nope_head_dim + mla->qk_rope_head_dim);
+}
+
+static int32_t entry_size(const fv_mla_shape *mla) { return mla->kv_lora_rank + mla->qk_rope_head_dim; }
+
+static mla_buffers lay_out(const fv_plan *plan, int64_t q_lora_rank)
+{
+    const fv_problem *problem = &plan->problem;
+    const fv_mla_shape *mla = &problem->mla;
+    const int64_t rows = plan->bounds.max_num_tokens;
+    size_t at = (size_t)fv_round_up((int64_t)plan->workspace.bytes, ALIGNMENT);
+    mla_buffers buffers;
+    buffers.q_latent = take(&at, rows, q_lora_rank, problem->q_dtype);
+    buffers.q = take(&at, rows, q_size(mla), problem->q_dtype);
+    buffers.latent = take(&at, rows, entry_size(mla), problem->q_dtype);
+    buffers.attended = take(&at, rows, (int64_t)mla->num_heads * mla->v_head_dim, problem->out_dtype);
+    buffers.bytes = at;
+    return buffers;
+}
+
+size_t fv_mla_workspace_bytes(const fv_plan *plan, int32_t q_lora_rank)
+{
+    return lay_out(plan, fv_max_i32(0, q_lora_rank)).bytes;
+}
+
+/* --- checks ------------------------------------------------------------------------------------------------- */
+
+static fv_status check_plan(const fv_plan *plan, const fv_mla_layer *layer, const void *workspace)
+{
+    if (!plan || !layer || !workspace) return fv_fail(FV_ERR_INVALID, "plan, layer or workspace is NULL");
+    if (layer->struct_size != sizeof(*layer)) {
+        return fv_fail(FV_ERR_INVALID, "fv_mla_layer.struct_size is %u; this library knows %zu", layer->struct_size,
+                       sizeof(*layer));
+    }
+    const fv_problem *problem = &plan->problem;
+    if (problem->kind != FV_ATTENTION_MLA || problem->mla.absorbed) {
+        return fv_fail(FV_ERR_INVALID, "the plan's problem is %s; accepted: MLA that is not absorbed",
+                       problem->kind == FV_ATTENTION_MLA ? "absorbed" : "MHA");
+    }
+    if (problem->context_parallel.world > 1) {
+        return fv_fail(FV_ERR_INVALID, "context_parallel.world is %d; accepted: 1, ranks merge before o",
+                       problem->context_parallel.world);
+    }
+    if (!plan->updated) return fv_fail(FV_ERR_INVALID, "fv_mla_run before a successful fv_plan_update");
+    if (!layer->gemm) return fv_fail(FV_ERR_INVALID, "fv_mla_layer.gemm is NULL");
+    return FV_OK;
+}
+
+/* [num_rows, columns] with dense rows; x and out may have more rows. */
+static fv_status check_matrix(const char *name, const fv_tensor *tensor, int64_t num_rows, int64_t columns,
+                              int32_t is_activation)
+{
+    if (!tensor->data) return fv_fail(FV_ERR_INVALID, "%s has no data", name);
+    const int32_t has_rows = is_activation ? tensor->shape[0] >= num_rows : tensor->shape[0] == num_rows;
+    if (tensor->num_dims == 2 && has_rows && tensor->shape[1] == columns &&
+        tensor->stride_bytes[1] == (int64_t)fv_dtype_bytes(tensor->dtype)) {
+        return FV_OK;
+    }
+    return fv_fail(FV_ERR_INVALID, "%s has %d dimensions [%lld, %lld]; accepted: 2, [%lld%s, %lld], dense rows", name,
+                   tensor->num_dims, (long long)tensor->shape[0], (long long)tensor->shape[1], (long long)num_rows,
+                   is_activation ? " or more" : "", (long long)columns);
+}
+
+static fv_status check_dtype(const char *name, const fv_tensor *tensor, fv_dtype dtype)
+{
+    if (tensor->dtype == dtype) return FV_OK;
+    return fv_fail(FV_ERR_INVALID, "%s is %s; the problem says %s", name, fv_dtype_name(tensor->dtype),
+                   fv_dtype_name(dtype));
+}
+
+/* Absent, or [size] dense of a dtype that rms_norm takes. */
+static fv_status check_norm(const char *name, const fv_tensor *norm, int64_t size, const fv_plan *plan)
+{
+    if (!norm->data) return FV_OK;
+    if (!plan->kernels->rms_norm) {
+        return fv_fail(FV_ERR_UNSUPPORTED, "%s is given; kernels %s of device %s have no rms_norm", name,
+                       plan->kernels->name, plan->device->name);
+    }
+    const int32_t is_taken = norm->dtype == FV_DTYPE_F32 || norm->dtype == FV_DTYPE_F16 || norm->dtype == FV_DTYPE_BF16;
+    if (is_taken && norm->num_dims == 1 && norm->shape[0] == size &&
+        norm->stride_bytes[0] == (int64_t)fv_dtype_bytes(norm->dtype)) {
+        return FV_OK;
+    }
+    return fv_fail(FV_ERR_INVALID,
+                   "%s is %s with %d dimensions [%lld]; accepted: float32, float16 or bfloat16, 1, [%lld], dense", name,
+                   fv_dtype_name(norm->dtype), norm->num_dims, (long long)norm->shape[0], (long long)size);
+}
+
+static fv_status check_weights(const fv_plan *plan, const fv_mla_layer *layer)
+{
+    const fv_mla_shape *mla = &plan->problem.mla;
+    const int64_t hidden = layer->x.shape[1];
+    const int64_t q_lora = layer->q_down.data ? layer->q_down.shape[0] : 0;
+    fv_status status = FV_OK;
+    if (q_lora > 0) status = check_matrix("q_down", &layer->q_down, q_lora, hidden, 0);
+    if (status == FV_OK && layer->q_norm.data && !q_lora) {
+        status = fv_fail(FV_ERR_INVALID, "q_norm is given without q_down");
+    }
+    if (status == FV_OK) status = check_norm("q_norm", &layer->q_norm, q_lora, plan);
+    if (status == FV_OK) status = check_matrix("q_up", &layer->q_up, q_size(mla), q_lora ? q_lora : hidden, 0);
+    if (status == FV_OK) status = check_matrix("kv_down", &layer->kv_down, entry_size(mla), hidden, 0);
+    if (status == FV_OK) status = check_norm("kv_norm", &layer->kv_norm, mla->kv_lora_rank, plan);
+    if (status == FV_OK) status = check_matrix("o", &layer->o, hidden, (int64_t)mla->num_heads * mla->v_head_dim, 0);
+    if (status == FV_OK && !(layer->rms_epsilon >= 0)) {
+        status = fv_fail(FV_ERR_INVALID, "rms_epsilon is %g; accepted: 0 or more", (double)layer->rms_epsilon);
+    }
+    return status;
+}
+
+/* What fv_rope does not check: that the rotation is that of the plan's keys. */
+static fv_status check_rotation(const fv_plan *plan, const fv_rotation *rotation)
+{
+    const fv_mla_shape *mla = &plan->problem.mla;
+    if (mla->qk_rope_head_dim == 0) return FV_OK;
+    if (!plan->kernels->rope) {
+        return fv_fail(FV_ERR_UNSUPPORTED, "kernels %s of device %s have no rope", plan->kernels->name,
+                       plan->device->name);
+    }
+    if (rotation->rope_dim != mla->qk_rope_head_dim) {
+        return fv_fail(FV_ERR_INVALID, "rotation.rope_dim is %d; the problem says %d", rotation->rope_dim,
+                       mla->qk_rope_head_dim);
+    }
+    if (!mla->rotate_at_reading) return FV_OK;
+    if (rotation->style != FV_ROPE_HALF) {
+        return fv_fail(FV_ERR_UNSUPPORTED, "rotation.style is interleaved; keys are rotated at reading by halves");
+    }
+    if (rotation->row_stride != 0 && rotation->row_stride != rotation->rope_dim / 2) {
+        return fv_fail(FV_ERR_INVALID, "rotation.row_stride is %lld; accepted where keys are rotated at reading: %d",
+                       (long long)rotation->row_stride, rotation->rope_dim / 2);
+    }
+    return FV_OK;
+}
+
+static fv_status check_layer(const fv_plan *plan, const fv_mla_layer *layer, int64_t num_rows)
+{
+    const fv_problem *problem = &plan->problem;
+    fv_status status = check_matrix("x", &layer->x, num_rows, layer->x.shape[1], 1);
+    if (status == FV_OK) status = check_dtype("x", &layer->x, problem->q_dtype);
+    if (status == FV_OK) status = check_matrix("out", &layer->out, num_rows, layer->x.shape[1], 1);
+    if (status == FV_OK) status = check_dtype("out", &layer->out, problem->out_dtype);
+    if (status == FV_OK) status = check_weights(plan, layer);
+    return status == FV_OK ? check_rotation(plan, &layer->rotation) : status;
+}
+
+/* --- the stages --------------------------------------------------------------------------------------------- */
+
+typedef struct mla_run {
+    fv_plan *plan;
+    const fv_mla_layer *layer;
+    fv_tensor q_latent, q, latent, attended; /* [num_rows, ...] in the workspace */
+    int64_t num_rows;
+    fv_launch launch;
+} mla_run;
+
+/* A static grid on a device is launched by the bounds, so that a captured graph serves every step. */
+static int64_t launch_rows(const fv_plan *plan)
+{
+    const int32_t sized_by_bounds = plan->static_grid && !plan->device->host_is_device;
+    return sized_by_bounds ? plan->bounds.max_num_tokens : plan->batch.num_tokens;
+}
+
+static mla_run make_run(fv_plan *plan, const fv_mla_layer *layer, char *workspace, fv_stream stream)
+{
+    const fv_problem *problem = &plan->problem;
+    const fv_mla_shape *mla = &problem->mla;
+    const int64_t rows = launch_rows(plan), q_lora = layer->q_down.data ? layer->q_down.shape[0] : 0;
+    const mla_buffers buffers = lay_out(plan, q_lora);
+    return (mla_run){
+        .plan = plan,
+        .layer = layer,
+        .q_latent = fv_tensor_2d(workspace + buffers.q_latent, problem->q_dtype, rows, q_lora),
+        .q = fv_tensor_2d(workspace + buffers.q, problem->q_dtype, rows, q_size(mla)),
+        .latent = fv_tensor_2d(workspace + buffers.latent, problem->q_dtype, rows, entry_size(mla)),
+        .attended = fv_tensor_2d(workspace + buffers.attended, problem->out_dtype, rows,
+                                 (int64_t)mla->num_heads * mla->v_head_dim),
+        .num_rows = rows,
+        .launch = {plan->device, &plan->context->executor, stream},
+    };
+}
+
+/* y = x weights^T. */
+static fv_status multiply(const mla_run *run, const fv_tensor *y, const fv_tensor *x, const fv_tensor *weights)
+{
+    const fv_gemm gemm = {
+        .struct_size = sizeof(gemm),
+        .num_matrices = 1,
+        .m = (int32_t)run->num_rows,
+        .n = (int32_t)weights->shape[0],
+        .k = (int32_t)weights->shape[1],
+        .b_is_transposed = 1,
+        .a_dtype = x->dtype,
+        .b_dtype = weights->dtype,
+        .c_dtype = y->dtype,
+        .a = x->data,
+        .a_row_stride = x->stride_bytes[0],
+        .b = weights->data,
+        .b_row_stride = weights->stride_bytes[0],
+        .c = y->data,
+        .c_row_stride = y->stride_bytes[0],
+    };
+    return run->layer->gemm(run->layer->gemm_user, &gemm, run->launch.stream);
+}
+
+/* The first elements of each row, as many as the norm has. */
+static fv_status norm_rows(const mla_run *run, const fv_tensor *rows, const fv_tensor *norm)
+{
+    if (!norm->data) return FV_OK;
+    const fv_rms_norm_params params = {
+        .rows = rows->data,
+        .row_stride = rows->stride_bytes[0],
+        .dtype = rows->dtype,
+        .weight = norm->data,
+        .weight_dtype = norm->dtype,
+        .epsilon = run->layer->rms_epsilon,
+        .num_rows = (int32_t)run->num_rows,
+        .size = (int32_t)norm->shape[0],
+    };
+    return run->plan->kernels->rms_norm(&run->launch, &params);
+}
+
+static fv_status make_queries(const mla_run *run)
+{
+    const fv_mla_layer *layer = run->layer;
+    if (!layer->q_down.data) return multiply(run, &run->q, &layer->x, &layer->q_up);
+    fv_status status = multiply(run, &run->q_latent, &layer->x, &layer->q_down);
+    if (status == FV_OK) status = norm_rows(run, &run->q_latent, &layer->q_norm);
+    return status == FV_OK ? multiply(run, &run->q, &run->q_latent, &layer->q_up) : status;
+}
+
+static fv_status make_latents(const mla_run *run)
+{
+    const fv_status status = multiply(run, &run->latent, &run->layer->x, &run->layer->kv_down);
+    return status == FV_OK ? norm_rows(run, &run->latent, &run->layer->kv_norm) : status;
+}
+
+/* `rows` as [num_rows, num_heads, head_size]. */
+static fv_tensor heads_of(const fv_tensor *rows, int64_t num_heads)
+{
+    return fv_tensor_3d(rows->data, rows->dtype, rows->shape[0], num_heads, rows->shape[1] / num_heads);
+}
+
+/* The last rope_dim elements of each head. */
+static fv_tensor rope_part(const fv_tensor *rows, int64_t num_heads, int64_t rope_dim)
+{
+    fv_tensor part = heads_of(rows, num_heads);
+    part.data = (char *)part.data + (part.shape[2] - rope_dim) * (int64_t)fv_dtype_bytes(part.dtype);
+    part.shape[2] = rope_dim;
+    return part;
+}
+
+/* Queries, and keys unless the cache holds them as they come. */
+static fv_status rotate(const mla_run *run)
+{
+    const fv_plan *plan = run->plan;
+    const fv_mla_shape *mla = &plan->problem.mla;
+    if (mla->qk_rope_head_dim == 0) return FV_OK;
+    const fv_tensor q = rope_part(&run->q, mla->num_heads, mla->qk_rope_head_dim);
+    const fv_tensor k = rope_part(&run->latent, 1, mla->qk_rope_head_dim);
+    fv_rope_params params;
+    const fv_status status = fv_rope_params_init(&params, plan->device, &q, mla->rotate_at_reading ? NULL : &k,
+                                                 &run->layer->rotation, (int32_t)run->num_rows);
+    if (status != FV_OK) return status;
+    params.num_tokens_at = &fv_step_buffers_on_device(&plan->buffers).header->num_tokens;
+    return plan->kernels->rope(&run->launch, &params);
+}
+
+static fv_status attend(const mla_run *run, char *workspace)
+{
+    const fv_mla_layer *layer = run->layer;
+    const int64_t num_heads = run->plan->problem.mla.num_heads;
+    const fv_layer attention = {
+        .struct_size = sizeof(attention),
+        .q = heads_of(&run->q, num_heads),
+        .k = heads_of(&run->latent, 1),
+        .kv_cache = layer->kv_cache,
+        .out = heads_of(&run->attended, num_heads),
+        .k_scale = layer->k_scale,
+        .kv_up = layer->kv_up,
+        .gemm = layer->gemm,
+        .gemm_user = layer->gemm_user,
+        .rope_cos = layer->rotation.cos,
+        .rope_sin = layer->rotation.sin,
+        .num_rope_positions = layer->rotation.max_position,
+    };
+    return fv_plan_run(run->plan, &attention, workspace, run->launch.stream);
+}
+
+fv_status fv_mla_run(fv_plan *plan, const fv_mla_layer *layer, void *workspace, fv_stream stream)
+{
+    fv_status status = check_plan(plan, layer, workspace);
+    if (status != FV_OK) return status;
+    const int64_t num_rows = launch_rows(plan);
+    if (num_rows == 0) return FV_OK;
+    status = check_layer(plan, layer, num_rows);
+    if (status != FV_OK) return status;
+
+    const mla_run run = make_run(plan, layer, workspace, stream);
+    status = make_queries(&run);
+    if (status == FV_OK) status = make_latents(&run);
+    if (status == FV_OK) status = rotate(&run);
+    if (status == FV_OK) status = attend(&run, workspace);
+    return status == FV_OK ? multiply(&run, &layer->out, &run.attended, &layer->o) : status;
+}

@@ -1,0 +1,79 @@
+/* Work of the stages by the sizes of their matrices, and a GEMM that is timed by the weights it reads. */
+#include "bench/mla_stages.h"
+
+#include <time.h>
+
+#include "core/error.h"
+
+const char *fv_mla_stage_name(fv_mla_stage stage)
+{
+    static const char *const names[] = {
+        [FV_MLA_Q_DOWN] = "Q_down", [FV_MLA_Q_UP] = "Q_up",           [FV_MLA_KV_DOWN] = "KV_down",
+        [FV_MLA_ABSORB] = "absorb", [FV_MLA_ATTENTION] = "attention", [FV_MLA_PROJECT] = "project",
+        [FV_MLA_W_O] = "W_o",
+    };
+    return names[stage];
+}
+
+/* num_matrices products [m, k] by [k, n]. */
+static fv_mla_work product(const fv_mla_sizes *sizes, double num_matrices, double m, double n, double k)
+{
+    const double element = (double)fv_dtype_bytes(sizes->dtype);
+    return (fv_mla_work){element * num_matrices * (m * k + k * n + m * n), 2 * num_matrices * m * n * k};
+}
+
+/* Every cached entry is read once; each head multiplies it twice, with its query and with its probability. */
+static fv_mla_work attention(const fv_mla_sizes *sizes, double num_keys)
+{
+    const fv_mla_shape *mla = &sizes->mla;
+    const double entry = mla->kv_lora_rank + mla->qk_rope_head_dim, rows = (double)sizes->batch * mla->num_heads;
+    return (fv_mla_work){
+        .bytes = sizes->batch * num_keys * entry * (double)fv_dtype_bytes(sizes->kv_dtype) +
+                 rows * (entry + mla->kv_lora_rank) * (double)fv_dtype_bytes(sizes->dtype),
+        .operations = 2 * rows * num_keys * (entry + mla->kv_lora_rank),
+    };
+}
+
+fv_mla_work fv_mla_stage_work(const fv_mla_sizes *sizes, fv_mla_stage stage, int32_t num_keys)
+{
+    const fv_mla_shape *mla = &sizes->mla;
+    const double batch = sizes->batch, heads = mla->num_heads, lora = mla->kv_lora_rank;
+    const double entry = lora + mla->qk_rope_head_dim, head = mla->qk_nope_head_dim + mla->qk_rope_head_dim;
+    switch (stage) {
+    case FV_MLA_Q_DOWN: return product(sizes, 1, batch, sizes->q_lora, sizes->dim);
+    case FV_MLA_Q_UP: return product(sizes, 1, batch, heads * head, sizes->q_lora);
+    case FV_MLA_KV_DOWN: return product(sizes, 1, batch, entry, sizes->dim);
+    case FV_MLA_ABSORB: return product(sizes, heads, batch, lora, mla->qk_nope_head_dim);
+    case FV_MLA_ATTENTION: return attention(sizes, num_keys);
+    case FV_MLA_PROJECT: return product(sizes, heads, batch, mla->v_head_dim, lora);
+    case FV_MLA_W_O: return product(sizes, 1, batch, sizes->dim, heads * mla->v_head_dim);
+    case FV_MLA_NUM_STAGES: break;
+    }
+    return (fv_mla_work){0};
+}
+
+double fv_mla_now_us(void)
+{
+    struct timespec time;
+    clock_gettime(CLOCK_MONOTONIC, &time);
+    return (double)time.tv_sec * 1e6 + (double)time.tv_nsec * 1e-3;
+}
+
+/* kv_up is read by both of its products, as it lies and transposed. */
+static fv_mla_stage stage_of(const fv_mla_layer *layer, const fv_gemm *gemm)
+{
+    if (gemm->b == layer->q_down.data) return FV_MLA_Q_DOWN;
+    if (gemm->b == layer->q_up.data) return FV_MLA_Q_UP;
+    if (gemm->b == layer->kv_down.data) return FV_MLA_KV_DOWN;
+    if (gemm->b == layer->o.data) return FV_MLA_W_O;
+    return gemm->b_is_transposed ? FV_MLA_PROJECT : FV_MLA_ABSORB;
+}
+
+fv_status fv_mla_timer_gemm(void *user, const fv_gemm *gemm, fv_stream stream)
+{
+    fv_mla_timer *timer = user;
+    const double start = fv_mla_now_us();
+    const fv_status status = timer->gemm(timer->gemm_user, gemm, stream);
+    timer->stage_us[stage_of(timer->layer, gemm)] += fv_mla_now_us() - start;
+    return status;
+}
