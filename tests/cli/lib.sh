@@ -27,7 +27,7 @@ refuses() {
     code=$?
     # A progress line ends in a carriage return or is erased: what remains are errors and notes.
     local errors
-    errors=$(tr '\r' '\n' <"$work/err" | grep -aE '^fovea[a-z ]*: ' | grep -avE '^fovea[a-z ]*: (note|warning):' || true)
+    errors=$(tr '\r' '\n' <"$work/err" | grep -aE '^fovea[a-z -]*: ' | grep -avE '^fovea[a-z -]*: (note|warning):' || true)
     if [ "$code" -eq 0 ] || [ "$code" -gt 125 ]; then problem="exit code $code"; fi
     if [ "$(grep -c . <<<"$errors")" -ne 1 ]; then problem="not exactly one line of error"; fi
     if grep -aqE 'Sanitizer|runtime error' "$work/err"; then problem="sanitizer report"; fi
