@@ -1,0 +1,313 @@
+/* attend_paged and attend_dense on the GPU: the variants, and the way from parameters to a kernel. One block
+ * of threads for each work item, or cell of the static grid. They are one code: each key has a row, in the
+ * cache or among the dense ones.
+ *
+ * The tensor cores serve where entries are exact in the queries' dtype: the same dtype, or one byte. */
+#include <string.h>
+
+#include "kernels/cuda/attend.cuh"
+#include "kernels/cuda/launch.cuh"
+
+enum {
+    FEW_ROWS = 16,
+    MANY_ROWS = 64,       /* head sizes above 128 */
+    MANY_SHORT_ROWS = 128 /* head sizes up to 128 */
+};
+
+/* --- from parameters to a kernel ------------------------------------------------------------------------ */
+
+static int32_t dtype_bytes(fv_dtype dtype)
+{
+    return dtype == FV_DTYPE_F32 ? 4 : dtype == FV_DTYPE_F16 || dtype == FV_DTYPE_BF16 ? 2 : 1;
+}
+
+static bool is_exact_in(fv_dtype dtype, fv_dtype q_dtype)
+{
+    return dtype == FV_DTYPE_NONE || dtype == q_dtype || dtype_bytes(dtype) == 1;
+}
+
+static bool needs_f32(const fv_attend_params *params)
+{
+    return params->q_dtype == FV_DTYPE_F32 || !is_exact_in(params->cache.dtype, params->q_dtype) ||
+           (params->dense.k && params->dense.dtype != params->q_dtype) || params->rotation.cos ||
+           params->cache.layout == FV_KV_LAYOUT_LATENT_FP8_DS ||
+           (params->head_size | params->dense.shared_size) % 8 != 0;
+}
+
+static bool all_multiples(const int64_t *values, int32_t count, int64_t of)
+{
+    for (int32_t i = 0; i < count; i++)
+        if (values[i] % of != 0) return false;
+    return true;
+}
+
+/* Chunks of 8 elements lie together, at multiples of their bytes; chunk 0: elements are not cut. */
+static bool find_chunks(attend_source *source, int64_t bytes)
+{
+    const fv_kv_plane *plane = &source->plane;
+    const int64_t chunk = plane->element_chunk;
+    if (plane->element_stride != bytes) return false;
+    if (chunk > 0 && (chunk % 8 != 0 || (chunk / 8 & (chunk / 8 - 1)) != 0)) return false;
+    source->chunk_stride = plane->element_chunk_stride;
+    source->chunk_shift = 30; /* one run */
+    for (int32_t shift = 0; chunk > 0 && shift < 30; shift++)
+        if (chunk / 8 == 1 << shift) source->chunk_shift = shift;
+    return true;
+}
+
+/* `block_size` 0: dense rows, which have no blocks. */
+static void choose_read(attend_source *source, fv_dtype q_dtype, int32_t block_size)
+{
+    const fv_kv_plane *plane = &source->plane;
+    const int64_t bytes = dtype_bytes(source->dtype);
+    const int64_t places[] = {(int64_t)plane->data, plane->block_stride, plane->head_stride, plane->slot_chunk_stride,
+                              plane->element_chunk_stride};
+    source->keys_first = plane->slot_stride == bytes && plane->element_stride > bytes;
+    source->read = FV_READ_ELEMENTS;
+    if (!all_multiples(places, 5, 8 * bytes)) return;
+    if (plane->slot_stride % (8 * bytes) == 0 && find_chunks(source, bytes)) {
+        source->read = source->dtype == q_dtype ? FV_READ_COPY : FV_READ_CONVERT;
+    } else if (source->keys_first && block_size > 0 && block_size % 8 == 0 && plane->slot_chunk % 8 == 0 &&
+               plane->element_stride % (8 * bytes) == 0) {
+        source->read = FV_READ_TRANSPOSE;
+    }
+}
+
+static attend_source dense_source(const void *rows, int64_t token_stride, int64_t head_stride, fv_dtype dtype)
+{
+    attend_source source = {};
+    source.plane.data = (void *)rows;
+    source.plane.slot_stride = token_stride;
+    source.plane.head_stride = head_stride;
+    source.plane.element_stride = dtype_bytes(dtype);
+    source.dtype = dtype;
+    return source;
+}
+
+static void set_sources(attend_args *args)
+{
+    const fv_attend_params *params = &args->params;
+    const fv_kv_view *cache = &params->cache;
+    const fv_dense_keys *dense = &params->dense;
+    args->is_latent = fv_kv_layout_is_latent(cache->layout);
+    args->own_size = INT32_MAX;
+    args->k[0].plane = cache->k;
+    args->v[0].plane = args->is_latent ? cache->k : cache->v;
+    args->k[0].dtype = args->v[0].dtype = cache->dtype;
+    if (dense->k) {
+        args->k[1] = dense_source(dense->k, dense->k_token_stride, dense->k_head_stride, dense->dtype);
+        args->v[1] = dense_source(dense->v, dense->v_token_stride, dense->v_head_stride, dense->dtype);
+    }
+    if (dense->k && dense->k_shared) {
+        args->k[2] = dense_source(dense->k_shared, dense->k_shared_token_stride, 0, dense->dtype);
+        args->own_size = params->head_size - dense->shared_size;
+    }
+    for (int32_t i = 0; i < 3; i++) choose_read(&args->k[i], params->q_dtype, i == 0 ? cache->block_size : 0);
+    for (int32_t i = 0; i < 2; i++) choose_read(&args->v[i], params->q_dtype, i == 0 ? cache->block_size : 0);
+}
+
+static void set_args(attend_args *args, const fv_attend_params *params)
+{
+    memset(args, 0, sizeof(*args));
+    args->params = *params;
+    set_sources(args);
+    args->is_ds = params->cache.layout == FV_KV_LAYOUT_LATENT_FP8_DS;
+    args->key_scales = params->cache.k_scales.data || params->cache.v_scales.data ||
+                       (params->dense.k && params->num_kv_scales > 0);
+    args->is_narrow = args->k[0].read == FV_READ_CONVERT && args->v[0].read == FV_READ_CONVERT && !params->dense.k;
+    args->p_factor = args->key_scales && params->q_dtype == FV_DTYPE_F16 ? 64.0f : 1.0f;
+    args->inverse_soft_cap = params->soft_cap > 0 ? 1.0f / params->soft_cap : 0.0f;
+    args->is_special = params->soft_cap > 0 || params->alibi != FV_ALIBI_NONE || params->tree_mask;
+    if (!params->alibi_slopes) args->params.alibi = FV_ALIBI_NONE;
+    const int64_t q_places[] = {(int64_t)params->q, params->q_token_stride, params->q_head_stride};
+    const int64_t out_places[] = {(int64_t)params->out, params->out_token_stride, params->out_head_stride};
+    args->q_vectors = all_multiples(q_places, 3, 16);
+    args->out_pairs = all_multiples(out_places, 3, 4);
+}
+
+/* The kernels of the smallest head size that holds the problem's. */
+static const fv_cuda_attend_kernels *kernels_of(const fv_attend_params *params)
+{
+    const fv_cuda_attend_kernels *all[] = {&fv_cuda_attend_64, &fv_cuda_attend_128, &fv_cuda_attend_256,
+                                           &fv_cuda_attend_512};
+    if (fv_kv_layout_is_latent(params->cache.layout)) {
+        const bool fits = params->head_size <= fv_cuda_attend_latent.head_size &&
+                          params->v_head_size <= fv_cuda_attend_latent.v_head_size;
+        return fits ? &fv_cuda_attend_latent : NULL;
+    }
+    for (const fv_cuda_attend_kernels *kernels : all)
+        if (fv_max_i32(params->head_size, params->v_head_size) <= kernels->head_size) return kernels;
+    return NULL;
+}
+
+static fv_cuda_attend_kernel choose_kernel(const fv_launch *launch, const fv_attend_params *params, int32_t block_m)
+{
+    fv_cuda_attend_kernel kernel = fv_cuda_attend_f32;
+    const fv_cuda_attend_kernels *kernels = needs_f32(params) ? NULL : kernels_of(params);
+    if (!kernels) {
+        kernel.shared_bytes = (int32_t)fv_cuda_attend_f32_bytes(params);
+        return kernel;
+    }
+    const int32_t is_half = params->q_dtype == FV_DTYPE_F16;
+    const int32_t max_shared = fv_cuda_state_of(launch->device)->max_shared;
+    const bool takes_many = block_m > FEW_ROWS && kernels->many[is_half].shared_bytes <= max_shared;
+    return takes_many ? kernels->many[is_half] : kernels->few[is_half];
+}
+
+static fv_status launch_rows(const fv_launch *launch, const fv_attend_params *params, int32_t block_m)
+{
+    const fv_cuda_state *state = fv_cuda_state_of(launch->device);
+    const fv_cuda_attend_kernel kernel = choose_kernel(launch, params, block_m);
+    if (kernel.shared_bytes > state->max_shared) {
+        return state->host.fail(FV_ERR_UNSUPPORTED,
+                                "%s: attention over heads of %d needs %d bytes of shared memory; the GPU has %d",
+                                launch->device->name, params->head_size, kernel.shared_bytes, state->max_shared);
+    }
+    attend_args args;
+    set_args(&args, params);
+    const dim3 grid = params->items ? dim3((uint32_t)params->num_items)
+                                    : dim3((uint32_t)params->num_q_blocks, (uint32_t)params->num_kv_heads,
+                                           (uint32_t)params->num_segments);
+    return fv_cuda_launch(launch, "attend_paged", kernel.kernel, grid, (uint32_t)kernel.num_threads,
+                          (size_t)kernel.shared_bytes, args);
+}
+
+/* Shared memory above 48 KiB is for kernels that ask for it. */
+static fv_status allow_shared(const fv_device *device, const fv_cuda_attend_kernel *kernel, int32_t shared_bytes)
+{
+    if (shared_bytes > fv_cuda_state_of(device)->max_shared) return FV_OK; /* launches say so */
+    return fv_cuda_status(
+        device, "shared memory of the attention kernels",
+        cudaFuncSetAttribute((const void *)kernel->kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, shared_bytes));
+}
+
+extern "C" fv_status fv_cuda_attend_open(const fv_device *device)
+{
+    const fv_cuda_attend_kernels *all[] = {&fv_cuda_attend_64, &fv_cuda_attend_128, &fv_cuda_attend_256,
+                                           &fv_cuda_attend_512, &fv_cuda_attend_latent};
+    const int previous = fv_cuda_enter(device);
+    fv_status status = allow_shared(device, &fv_cuda_attend_f32, fv_cuda_state_of(device)->max_shared);
+    for (const fv_cuda_attend_kernels *kernels : all) {
+        for (int32_t i = 0; i < 2 && status == FV_OK; i++) {
+            status = allow_shared(device, &kernels->few[i], kernels->few[i].shared_bytes);
+            if (status == FV_OK) status = allow_shared(device, &kernels->many[i], kernels->many[i].shared_bytes);
+        }
+    }
+    fv_cuda_leave(device, previous);
+    return status;
+}
+
+/* --- variants ------------------------------------------------------------------------------------------- */
+
+static fv_status launch_16(const fv_launch *launch, const fv_attend_params *params)
+{
+    return launch_rows(launch, params, FEW_ROWS);
+}
+
+static fv_status launch_many(const fv_launch *launch, const fv_attend_params *params)
+{
+    return launch_rows(launch, params, MANY_ROWS);
+}
+
+/* Without the cache, whose dtype and scales would have a say in how dense rows are read. */
+static fv_attend_params without_cache(const fv_attend_params *params)
+{
+    fv_attend_params dense = *params;
+    memset(&dense.cache, 0, sizeof(dense.cache));
+    dense.block_table = NULL;
+    dense.k_scale = dense.v_scale = NULL;
+    dense.num_kv_scales = 0;
+    return dense;
+}
+
+static fv_status launch_dense_16(const fv_launch *launch, const fv_attend_params *params)
+{
+    const fv_attend_params dense = without_cache(params);
+    return launch_rows(launch, &dense, FEW_ROWS);
+}
+
+static fv_status launch_dense_many(const fv_launch *launch, const fv_attend_params *params)
+{
+    const fv_attend_params dense = without_cache(params);
+    return launch_rows(launch, &dense, MANY_ROWS);
+}
+
+static size_t scratch_bytes(const fv_attend_params *params)
+{
+    (void)params;
+    return 0;
+}
+
+static int32_t largest_head(const fv_problem *problem)
+{
+    return fv_max_i32(problem->mha.head_size, problem->mha.v_head_size);
+}
+
+static const char *why_not(const fv_problem *problem)
+{
+    if (problem->kind != FV_ATTENTION_MHA) return "the kernel serves MHA, GQA and MQA, not MLA";
+    if (problem->mha.head_size % 8 != 0 || problem->mha.v_head_size % 8 != 0) return "head_size is not a multiple of 8";
+    if (largest_head(problem) > 512) return "head_size is above 512";
+    return NULL;
+}
+
+static const char *why_not_many(const fv_problem *problem)
+{
+    const char *reason = why_not(problem);
+    if (reason) return reason;
+    if (problem->q_dtype == FV_DTYPE_F32) return "blocks of many rows are for bf16 and fp16";
+    return NULL;
+}
+
+static const char *why_not_64(const fv_problem *problem)
+{
+    const char *reason = why_not_many(problem);
+    if (reason) return reason;
+    return largest_head(problem) > 128 ? NULL : "64 rows are for head sizes above 128";
+}
+
+static const char *why_not_128(const fv_problem *problem)
+{
+    const char *reason = why_not_many(problem);
+    if (reason) return reason;
+    return largest_head(problem) <= 128 ? NULL : "128 rows are for head sizes up to 128";
+}
+
+static const char *why_not_mla(const fv_problem *problem)
+{
+    if (problem->kind != FV_ATTENTION_MLA) return "the kernel serves MLA";
+    if (problem->mla.kv_lora_rank % 8 != 0) return "kv_lora_rank is not a multiple of 8";
+    if (problem->mla.qk_rope_head_dim % 8 != 0) return "qk_rope_head_dim is not a multiple of 8";
+    if (problem->mla.kv_lora_rank > 512) return "kv_lora_rank is above 512";
+    if (problem->mla.kv_lora_rank + problem->mla.qk_rope_head_dim > 576)
+        return "the latent entry is above 576 elements";
+    return NULL;
+}
+
+static const char *why_not_mla_64(const fv_problem *problem)
+{
+    const char *reason = why_not_mla(problem);
+    if (reason) return reason;
+    if (problem->q_dtype == FV_DTYPE_F32) return "blocks of many rows are for bf16 and fp16";
+    return NULL;
+}
+
+extern "C" {
+
+const fv_attend_variant fv_cuda_mla_decode[FV_CUDA_NUM_MLA_DECODE] = {
+    {"rows16_keys64", FEW_ROWS, 64, why_not_mla, scratch_bytes, launch_16, FV_RESCALING_MULTIPLY},
+    {"rows64_keys64", MANY_ROWS, 64, why_not_mla_64, scratch_bytes, launch_many, FV_RESCALING_MULTIPLY},
+};
+
+const fv_attend_variant fv_cuda_attend_paged[FV_CUDA_NUM_ATTEND] = {
+    {"rows16_keys64", FEW_ROWS, 64, why_not, scratch_bytes, launch_16, FV_RESCALING_MULTIPLY},
+    {"rows64_keys64", MANY_ROWS, 64, why_not_64, scratch_bytes, launch_many, FV_RESCALING_MULTIPLY},
+    {"rows128_keys64", MANY_SHORT_ROWS, 64, why_not_128, scratch_bytes, launch_many, FV_RESCALING_MULTIPLY},
+};
+
+const fv_attend_variant fv_cuda_attend_dense[FV_CUDA_NUM_ATTEND] = {
+    {"rows16_keys64", FEW_ROWS, 64, why_not, scratch_bytes, launch_dense_16, FV_RESCALING_MULTIPLY},
+    {"rows64_keys64", MANY_ROWS, 64, why_not_64, scratch_bytes, launch_dense_many, FV_RESCALING_MULTIPLY},
+    {"rows128_keys64", MANY_SHORT_ROWS, 64, why_not_128, scratch_bytes, launch_dense_many, FV_RESCALING_MULTIPLY},
+};
+}

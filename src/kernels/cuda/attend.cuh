@@ -1,0 +1,31 @@
+/* The attention kernels as their launcher (attend.cu) knows them. */
+#ifndef FV_KERNELS_CUDA_ATTEND_CUH
+#define FV_KERNELS_CUDA_ATTEND_CUH
+
+#include "kernels/cuda/attend_job.cuh"
+
+typedef struct fv_cuda_attend_kernel {
+    void (*kernel)(attend_args args);
+    int32_t shared_bytes;
+    int32_t num_threads;
+    int32_t block_m; /* rows that it takes at once */
+} fv_cuda_attend_kernel;
+
+/* Those of one head size: [0] bf16, [1] fp16. */
+typedef struct fv_cuda_attend_kernels {
+    int32_t head_size, v_head_size; /* at most */
+    fv_cuda_attend_kernel few[2];   /* 16 rows */
+    fv_cuda_attend_kernel many[2];  /* 64 or 128 */
+} fv_cuda_attend_kernels;
+
+extern const fv_cuda_attend_kernels fv_cuda_attend_64;
+extern const fv_cuda_attend_kernels fv_cuda_attend_128;
+extern const fv_cuda_attend_kernels fv_cuda_attend_256;
+extern const fv_cuda_attend_kernels fv_cuda_attend_512;
+extern const fv_cuda_attend_kernels fv_cuda_attend_latent;
+
+/* fp32 arithmetic without tensor cores, for every dtype and head size; its shared memory is by head size. */
+extern const fv_cuda_attend_kernel fv_cuda_attend_f32;
+size_t fv_cuda_attend_f32_bytes(const fv_attend_params *params);
+
+#endif

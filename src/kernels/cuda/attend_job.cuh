@@ -1,0 +1,339 @@
+/* What the attention kernels share: the parameters as they see them, the rows of a block, the way from keys
+ * to their places in memory, and the score after the dot product.
+ *
+ * Row m of an item and a KV head is query token m / G with query head m % G of the group. A block of threads
+ * takes the rows of an item in blocks of its own, one after the other. Scores are kept in base 2:
+ * s = score * log2(e). */
+#ifndef FV_KERNELS_CUDA_ATTEND_JOB_CUH
+#define FV_KERNELS_CUDA_ATTEND_JOB_CUH
+
+#include <math.h>
+
+#include "kernels/cuda/grid_item.cuh"
+#include "kernels/cuda/narrow_index.cuh"
+#include "kernels/cuda/number.cuh"
+#include "kernels/cuda/ptx.cuh"
+#include "kvcache/kv_address.h"
+#include "kvcache/latent_entry.h"
+
+/* Scores are clamped to this, so that an overflow of the dot product cannot end in inf - inf. */
+#define FV_SCORE_LIMIT 3e38f
+
+/* How eight neighbouring elements of a row come to shared memory. */
+enum {
+    FV_READ_ELEMENTS = 0, /* one by one: any stride, alignment and dtype */
+    FV_READ_COPY = 1,     /* 16 bytes of the kernel's own 16-bit dtype: an asynchronous copy */
+    FV_READ_CONVERT = 2,  /* 8 bytes of a 1-byte dtype, widened on the way */
+    FV_READ_TRANSPOSE = 3 /* the same element of eight keys lies together instead: 16 or 8 bytes */
+};
+
+typedef struct attend_source {
+    fv_kv_plane plane; /* dense rows: a slot is a row */
+    fv_dtype dtype;
+    int32_t read;
+    int32_t chunk_shift;  /* FV_READ_COPY, _CONVERT: 2^chunk_shift chunks of 8 elements lie together, ... */
+    int64_t chunk_stride; /* ... and the next ones so many bytes on */
+    int32_t keys_first;   /* FV_READ_ELEMENTS: neighbours in memory are the same element of the next key */
+} attend_source;
+
+typedef struct attend_args {
+    fv_attend_params params;
+    attend_source k[3], v[2]; /* [0] in the cache, [1] dense rows, [2] what the heads of dense keys share */
+    int32_t own_size;         /* elements of a dense key that are its head's own */
+    int32_t key_scales;       /* 1: scales are those of single keys, else of the head */
+    float p_factor;           /* with key_scales: P carries it, to stay clear of fp16's subnormals */
+    int32_t is_narrow;        /* 1: all entries are of one byte, and in chunks: see widen_tile */
+    int32_t is_special;       /* 1: scores need more than scale and mask */
+    int32_t is_latent;        /* 1: the value is the start of the key */
+    int32_t is_ds;            /* 1: entries of FV_KV_LAYOUT_LATENT_FP8_DS */
+    float inverse_soft_cap;
+    int32_t q_vectors; /* 1: rows of q can be read 16 bytes at a time */
+    int32_t out_pairs; /* 1: two neighbouring elements of out can be written at once */
+} attend_args;
+
+/* One row of a block, in shared memory. */
+typedef struct attend_row {
+    int32_t first, end; /* keys of the item that it sees, before a tree mask; none: no row, or nothing to see */
+    int32_t token;      /* of the batch */
+    int32_t head;
+    int32_t position; /* global */
+    float slope;      /* ALiBi, times log2(e) */
+    uint64_t tree;
+} attend_row;
+
+/* The keys that a block of rows has to go through, in shared memory. */
+typedef struct attend_keys {
+    int32_t first, end;           /* that some row sees */
+    int32_t full_first, full_end; /* that all rows see */
+} attend_keys;
+
+/* An item and one of its KV heads. */
+typedef struct attend_job {
+    fv_work_item item;
+    int32_t kv_head;
+    int32_t group;    /* G */
+    int32_t num_rows; /* of the item */
+    int32_t query_start, seq_len, causal;
+    int32_t context; /* global position of the sequence's first new token */
+    int32_t dense_from;
+    int64_t dense_row; /* of key 0, were it one */
+    const int32_t *table;
+    float k_head_scale, v_head_scale;
+} attend_job;
+
+static __device__ __forceinline__ bool find_item(fv_work_item *item, const attend_args *args)
+{
+    const fv_attend_params *params = &args->params;
+    if (params->items) {
+        *item = params->items[blockIdx.x];
+        return true;
+    }
+    /* Last Q blocks first: causal ones have the most keys. */
+    return find_grid_item(item, params, params->num_q_blocks - 1 - (int32_t)blockIdx.x, (int32_t)blockIdx.y,
+                          (int32_t)blockIdx.z);
+}
+
+static __device__ __forceinline__ attend_job job_of(const attend_args *args, const fv_work_item *item, int32_t kv_head)
+{
+    const fv_attend_params *params = &args->params;
+    attend_job job;
+    job.item = *item;
+    job.kv_head = kv_head;
+    job.group = params->num_heads / params->num_kv_heads;
+    job.num_rows = item->num_tokens * job.group;
+    job.query_start = params->query_start[item->seq];
+    job.seq_len = params->seq_lens[item->seq];
+    job.causal = params->causal ? params->causal[item->seq] : 1;
+    job.context = job.seq_len - (params->query_start[item->seq + 1] - job.query_start);
+    job.dense_from = INT32_MAX;
+    job.dense_row = 0;
+    if (params->dense.k) {
+        job.dense_from = params->dense.key_row ? 0 : job.context;
+        job.dense_row = params->dense.key_row ? params->dense.key_row[item->seq]
+                                              : (int64_t)job.query_start - job.context;
+    }
+    job.table = params->block_table + item->table_row * params->block_table_stride;
+    job.k_head_scale = fv_scale_of_head(params->k_scale, params->num_kv_scales, kv_head);
+    job.v_head_scale = args->is_latent ? job.k_head_scale
+                                       : fv_scale_of_head(params->v_scale, params->num_kv_scales, kv_head);
+    return job;
+}
+
+/* Fills the rows [row0, row0 + num_threads' share) of a block and what keys they have; two barriers. */
+template <int BLOCK_M>
+static __device__ __forceinline__ void find_rows(attend_row *rows, attend_keys *keys, const attend_args *args,
+                                                 const attend_job *job, int32_t row0)
+{
+    const fv_attend_params *params = &args->params;
+    if (threadIdx.x == 0) {
+        keys->first = keys->full_end = INT32_MAX;
+        keys->end = keys->full_first = 0;
+    }
+    __syncthreads();
+    for (int32_t r = threadIdx.x; r < BLOCK_M; r += blockDim.x) {
+        attend_row row = {};
+        if (row0 + r < job->num_rows) {
+            const int32_t token = (row0 + r) / job->group, new_token = job->item.first_token + token;
+            row.token = job->query_start + new_token;
+            row.head = job->kv_head * job->group + (row0 + r) % job->group;
+            row.position = job->context + new_token;
+            const fv_key_range seen = row_keys(&params->context_parallel, job->seq_len, row.position, job->causal,
+                                               params->window);
+            row.first = fv_max_i32(seen.first, job->item.first_key);
+            row.end = fv_max_i32(row.first, fv_min_i32(seen.end, job->item.end_key));
+            row.slope = params->alibi != FV_ALIBI_NONE && params->alibi_slopes
+                            ? params->alibi_slopes[row.head] * FV_LOG2E
+                            : 0.0f;
+            row.tree = params->tree_mask ? params->tree_mask[row.token] : 0;
+            if (row.first < row.end) {
+                atomicMin(&keys->first, row.first);
+                atomicMax(&keys->end, row.end);
+            }
+            atomicMax(&keys->full_first, row.first);
+            atomicMin(&keys->full_end, row.end);
+        }
+        rows[r] = row;
+    }
+    __syncthreads();
+}
+
+/* --- keys ---------------------------------------------------------------------------------------------- */
+
+/* Where the rows of a tile's keys begin, and their scales, in shared memory. */
+template <int TILE> struct attend_tile {
+    const char *k[TILE]; /* NULL: no key of the block of rows; zeros stand for it */
+    const char *v[TILE];
+    const char *shared[TILE]; /* the end of a dense key that all heads share */
+    float k_scale[TILE];      /* with key_scales only */
+    float v_scale[TILE];
+    int32_t position[TILE]; /* global; with is_special only */
+    uint8_t is_dense[TILE];
+};
+
+static __device__ __forceinline__ float load_key_scale(const fv_scale_plane *plane, int64_t block, int64_t slot,
+                                                       int32_t head)
+{
+    if (!plane->data) return 1.0f;
+    const uint8_t *from = (const uint8_t *)fv_scale_address(plane, block, slot, head); /* at any alignment */
+    return __uint_as_float((uint32_t)from[0] | (uint32_t)from[1] << 8 | (uint32_t)from[2] << 16 |
+                           (uint32_t)from[3] << 24);
+}
+
+/* The keys first_key .. first_key + TILE - 1, a thread for each. */
+template <int TILE>
+static __device__ __forceinline__ void find_keys(attend_tile<TILE> *tile, const attend_args *args,
+                                                 const attend_job *job, const attend_keys *keys, int32_t first_key)
+{
+    const fv_attend_params *params = &args->params;
+    for (int32_t i = threadIdx.x; i < TILE; i += blockDim.x) {
+        const int32_t key = first_key + i;
+        const char *k = NULL, *v = NULL, *shared = NULL;
+        float k_scale = 1, v_scale = 1;
+        const bool is_dense = key >= job->dense_from;
+        if (key < keys->first || key >= keys->end) { /* nothing */
+        } else if (is_dense) {
+            const int64_t row = job->dense_row + key;
+            k = (const char *)args->k[1].plane.data + row * args->k[1].plane.slot_stride +
+                job->kv_head * args->k[1].plane.head_stride;
+            v = (const char *)args->v[1].plane.data + row * args->v[1].plane.slot_stride +
+                job->kv_head * args->v[1].plane.head_stride;
+            shared = (const char *)args->k[2].plane.data + row * args->k[2].plane.slot_stride;
+        } else {
+            const int32_t at = (int32_t)((uint32_t)key / (uint32_t)params->cache.block_size),
+                          slot = key - at * params->cache.block_size;
+            const int64_t block = job->table[at];
+            k = (const char *)args->k[0].plane.data + row_offset(&args->k[0].plane, block, job->kv_head, slot);
+            v = (const char *)args->v[0].plane.data + row_offset(&args->v[0].plane, block, job->kv_head, slot);
+            if (args->key_scales) {
+                k_scale = job->k_head_scale * load_key_scale(&params->cache.k_scales, block, slot, job->kv_head);
+                v_scale = args->is_latent
+                              ? k_scale
+                              : job->v_head_scale * load_key_scale(&params->cache.v_scales, block, slot, job->kv_head);
+            }
+        }
+        tile->k[i] = k;
+        tile->v[i] = v;
+        tile->shared[i] = shared;
+        tile->k_scale[i] = k_scale;
+        tile->v_scale[i] = v_scale * args->p_factor;
+        tile->is_dense[i] = is_dense;
+        if (args->is_special) tile->position[i] = key_position(&params->context_parallel, key);
+    }
+}
+
+/* --- scores -------------------------------------------------------------------------------------------- */
+
+/* cap * tanh(score / cap), finite for any score. */
+static __device__ __forceinline__ float cap_score(const attend_args *args, float score)
+{
+    return args->params.soft_cap * tanhf(fminf(fmaxf(score, -FV_SCORE_LIMIT), FV_SCORE_LIMIT) * args->inverse_soft_cap);
+}
+
+/* What ALiBi adds to a score, in base 2. */
+static __device__ __forceinline__ float alibi_of(fv_alibi alibi, float slope, int32_t key_at, int32_t position)
+{
+    const float distance = (float)(key_at - position);
+    if (alibi == FV_ALIBI_LINEAR) return slope * distance;
+    return distance < 0 ? -slope * ptx_sqrt(-distance) : 0.0f;
+}
+
+/* 0 where the tree mask of a row hides the key at global position `key_at`. */
+static __device__ __forceinline__ bool tree_shows(uint64_t tree, int32_t context, int32_t key_at)
+{
+    const int32_t new_token = key_at - context;
+    return new_token < 0 || (new_token < 64 && (tree >> new_token & 1));
+}
+
+/* --- the end of a row ---------------------------------------------------------------------------------- */
+
+/* Maximum, sum and the factor that the sums of values still lack. */
+typedef struct attend_end {
+    float max, sum;   /* base 2; of the row */
+    float out_factor; /* 0: the row has no key */
+    int64_t partial;  /* place of the partial result, -1: none */
+    int64_t out_row;  /* of out and lse */
+} attend_end;
+
+/* `values_factor`: what all values still have to be multiplied by. */
+static __device__ __forceinline__ attend_end end_row(const attend_args *args, const attend_job *job,
+                                                     const attend_row *row, float max, float sum, float values_factor)
+{
+    const fv_attend_params *params = &args->params;
+    attend_end end = {max, sum, 0.0f, -1, (int64_t)row->token - params->out_first_token};
+    const bool has_keys = max > -INFINITY;
+    if (job->item.partial >= 0) {
+        const int32_t token = row->token - job->query_start - job->item.first_token;
+        end.partial = ((int64_t)job->item.partial + token) * params->num_heads + row->head;
+        end.out_factor = has_keys ? values_factor : 0.0f;
+        return end;
+    }
+    if (!has_keys) return end;
+    float factor = 1;
+    if (params->sinks) {
+        const float sink = params->sinks[row->head] * FV_LOG2E;
+        end.max = fmaxf(max, sink);
+        factor = exp2f(max - end.max);
+        end.sum = sum * factor + exp2f(sink - end.max);
+    }
+    end.out_factor = __fdividef(values_factor * factor, end.sum); /* no call: registers are full of sums */
+    return end;
+}
+
+/* LSE, or maximum and sum of a partial result: by one thread of a row. */
+static __device__ __forceinline__ void store_sums(const attend_args *args, const attend_row *row, const attend_end *end)
+{
+    const fv_attend_params *params = &args->params;
+    const bool has_keys = end->max > -INFINITY;
+    if (end->partial >= 0) {
+        params->partial_max[end->partial] = has_keys ? end->max * FV_LN2 : -INFINITY;
+        params->partial_sum[end->partial] = has_keys ? end->sum : 0.0f;
+    } else if (params->lse) {
+        *(float *)((char *)params->lse + end->out_row * params->lse_token_stride +
+                   row->head * params->lse_head_stride) = has_keys ? (end->max + log2f(end->sum)) * FV_LN2 : -INFINITY;
+    }
+}
+
+/* Where the elements of a row go. */
+typedef struct attend_target {
+    char *to;
+    fv_dtype dtype;
+    int32_t pairs;    /* 1: two 16-bit elements at once */
+    float out_factor; /* of what is stored */
+} attend_target;
+
+static __device__ __forceinline__ attend_target target_of(const attend_args *args, const attend_row *row,
+                                                          const attend_end *end)
+{
+    const fv_attend_params *params = &args->params;
+    attend_target target = {(char *)params->out + end->out_row * params->out_token_stride +
+                                row->head * params->out_head_stride,
+                            params->out_dtype, args->out_pairs && params->out_dtype != FV_DTYPE_F32, end->out_factor};
+    if (end->partial < 0) return target;
+    target.to = (char *)(params->partial_out + end->partial * params->v_head_size);
+    target.dtype = FV_DTYPE_F32;
+    target.pairs = 0;
+    return target;
+}
+
+/* One element; a row without keys is 0, whatever its sums are. */
+static __device__ __forceinline__ void store_element(const attend_target *target, int32_t d, float value)
+{
+    value = target->out_factor == 0.0f ? 0.0f : value * target->out_factor;
+    if (target->dtype == FV_DTYPE_F32)
+        ((float *)target->to)[d] = value;
+    else if (target->dtype == FV_DTYPE_F16)
+        ((__half *)target->to)[d] = fv_narrow<__half>(value);
+    else
+        ((__nv_bfloat16 *)target->to)[d] = fv_narrow<__nv_bfloat16>(value);
+}
+
+/* Elements d and d + 1, of 16 bits, at once. */
+static __device__ __forceinline__ void store_pair(const attend_target *target, int32_t d, float low, float high)
+{
+    low = target->out_factor == 0.0f ? 0.0f : low * target->out_factor;
+    high = target->out_factor == 0.0f ? 0.0f : high * target->out_factor;
+    *(uint32_t *)(target->to + 2 * d) = target->dtype == FV_DTYPE_F16 ? fv_narrow_pair<__half>(low, high)
+                                                                      : fv_narrow_pair<__nv_bfloat16>(low, high);
+}
+
+#endif

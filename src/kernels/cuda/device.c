@@ -1,0 +1,314 @@
+/* Memory, streams, events and graphs of a CUDA GPU: the CUDA run-time, behind fv_device_ops.
+ *
+ * The run-time is linked statically and loads the driver itself, so that the plugin opens, and says why it
+ * cannot serve, where there is no driver. It works in the GPU's primary context, the one that other users of
+ * the run-time in the process have too. Streams do not wait for the default stream. */
+#include "kernels/cuda/device.h"
+
+#include <stdio.h>
+#include <string.h>
+
+#include "kernels/cuda/kernels.h"
+
+/* --- errors and the current GPU ----------------------------------------------------------------------- */
+
+fv_status fv_cuda_status(const fv_device *device, const char *what, cudaError_t error)
+{
+    if (error == cudaSuccess) return FV_OK;
+    (void)cudaGetLastError();
+    const fv_status status = error == cudaErrorMemoryAllocation ? FV_ERR_NO_MEMORY : FV_ERR_DEVICE;
+    return fv_cuda_state_of(device)->host.fail(status, "%s: %s: %s (%s)", device->name, what, cudaGetErrorString(error),
+                                               cudaGetErrorName(error));
+}
+
+int fv_cuda_enter(const fv_device *device)
+{
+    int previous = 0;
+    const int index = fv_cuda_state_of(device)->index;
+    if (cudaGetDevice(&previous) != cudaSuccess) (void)cudaGetLastError();
+    if (previous != index && cudaSetDevice(index) != cudaSuccess) (void)cudaGetLastError();
+    return previous;
+}
+
+void fv_cuda_leave(const fv_device *device, int previous)
+{
+    if (previous != fv_cuda_state_of(device)->index && cudaSetDevice(previous) != cudaSuccess) (void)cudaGetLastError();
+}
+
+static fv_status finish(const fv_device *device, int previous, const char *what, cudaError_t error)
+{
+    fv_cuda_leave(device, previous);
+    return fv_cuda_status(device, what, error);
+}
+
+/* --- memory -------------------------------------------------------------------------------------------- */
+
+static fv_status no_memory(const fv_device *device, const char *kind, size_t bytes, cudaError_t error)
+{
+    if (error != cudaErrorMemoryAllocation) return fv_cuda_status(device, "allocation", error);
+    (void)cudaGetLastError();
+    return fv_cuda_state_of(device)->host.fail(FV_ERR_NO_MEMORY, "%s: no %s memory for %zu bytes", device->name, kind,
+                                               bytes);
+}
+
+static fv_status cuda_alloc(void **memory, fv_device *device, size_t bytes)
+{
+    const int previous = fv_cuda_enter(device);
+    const cudaError_t error = cudaMalloc(memory, bytes ? bytes : 1);
+    fv_cuda_leave(device, previous);
+    return error == cudaSuccess ? FV_OK : no_memory(device, "device", bytes, error);
+}
+
+static void cuda_free(fv_device *device, void *memory)
+{
+    const int previous = fv_cuda_enter(device);
+    if (cudaFree(memory) != cudaSuccess) (void)cudaGetLastError();
+    fv_cuda_leave(device, previous);
+}
+
+static fv_status cuda_alloc_host(void **memory, fv_device *device, size_t bytes)
+{
+    const int previous = fv_cuda_enter(device);
+    const cudaError_t error = cudaMallocHost(memory, bytes ? bytes : 1);
+    fv_cuda_leave(device, previous);
+    return error == cudaSuccess ? FV_OK : no_memory(device, "page-locked", bytes, error);
+}
+
+static void cuda_free_host(fv_device *device, void *memory)
+{
+    const int previous = fv_cuda_enter(device);
+    if (cudaFreeHost(memory) != cudaSuccess) (void)cudaGetLastError();
+    fv_cuda_leave(device, previous);
+}
+
+static fv_status cuda_copy_in(fv_device *device, void *dst, const void *src, size_t bytes, fv_stream stream)
+{
+    const int previous = fv_cuda_enter(device);
+    return finish(device, previous, "copy to the device",
+                  cudaMemcpyAsync(dst, src, bytes, cudaMemcpyHostToDevice, (cudaStream_t)stream));
+}
+
+static fv_status cuda_copy_out(fv_device *device, void *dst, const void *src, size_t bytes, fv_stream stream)
+{
+    const int previous = fv_cuda_enter(device);
+    return finish(device, previous, "copy to the host",
+                  cudaMemcpyAsync(dst, src, bytes, cudaMemcpyDeviceToHost, (cudaStream_t)stream));
+}
+
+static fv_status cuda_fill(fv_device *device, void *dst, uint8_t value, size_t bytes, fv_stream stream)
+{
+    const int previous = fv_cuda_enter(device);
+    return finish(device, previous, "fill", cudaMemsetAsync(dst, value, bytes, (cudaStream_t)stream));
+}
+
+/* --- streams, events, graphs --------------------------------------------------------------------------- */
+
+static fv_status cuda_stream_create(fv_stream *stream, fv_device *device)
+{
+    const int previous = fv_cuda_enter(device);
+    return finish(device, previous, "stream", cudaStreamCreateWithFlags((cudaStream_t *)stream, cudaStreamNonBlocking));
+}
+
+static void cuda_stream_destroy(fv_device *device, fv_stream stream)
+{
+    const int previous = fv_cuda_enter(device);
+    if (cudaStreamDestroy((cudaStream_t)stream) != cudaSuccess) (void)cudaGetLastError();
+    fv_cuda_leave(device, previous);
+}
+
+static fv_status cuda_stream_synchronize(fv_device *device, fv_stream stream)
+{
+    const int previous = fv_cuda_enter(device);
+    return finish(device, previous, "waiting for a stream", cudaStreamSynchronize((cudaStream_t)stream));
+}
+
+static fv_status cuda_event_create(fv_event *event, fv_device *device)
+{
+    const int previous = fv_cuda_enter(device);
+    return finish(device, previous, "event", cudaEventCreateWithFlags((cudaEvent_t *)event, cudaEventDisableTiming));
+}
+
+static void cuda_event_destroy(fv_device *device, fv_event event)
+{
+    const int previous = fv_cuda_enter(device);
+    if (cudaEventDestroy((cudaEvent_t)event) != cudaSuccess) (void)cudaGetLastError();
+    fv_cuda_leave(device, previous);
+}
+
+static fv_status cuda_event_record(fv_device *device, fv_event event, fv_stream stream)
+{
+    const int previous = fv_cuda_enter(device);
+    return finish(device, previous, "recording an event", cudaEventRecord((cudaEvent_t)event, (cudaStream_t)stream));
+}
+
+static fv_status cuda_event_synchronize(fv_device *device, fv_event event)
+{
+    const int previous = fv_cuda_enter(device);
+    return finish(device, previous, "waiting for an event", cudaEventSynchronize((cudaEvent_t)event));
+}
+
+static fv_status cuda_graph_begin(fv_device *device, fv_stream stream)
+{
+    if (!stream) {
+        return fv_cuda_state_of(device)->host.fail(FV_ERR_INVALID,
+                                                   "%s: the default stream cannot be captured; "
+                                                   "accepted: one of fv_stream_create",
+                                                   device->name);
+    }
+    const int previous = fv_cuda_enter(device);
+    return finish(device, previous, "capture",
+                  cudaStreamBeginCapture((cudaStream_t)stream, cudaStreamCaptureModeThreadLocal));
+}
+
+static fv_status cuda_graph_end(fv_graph *graph, fv_device *device, fv_stream stream)
+{
+    const int previous = fv_cuda_enter(device);
+    cudaGraph_t captured = NULL;
+    cudaGraphExec_t runnable = NULL;
+    size_t num_nodes = 0;
+    cudaError_t error = cudaStreamEndCapture((cudaStream_t)stream, &captured);
+    if (error == cudaSuccess) error = cudaGraphGetNodes(captured, NULL, &num_nodes);
+    if (error == cudaSuccess && num_nodes > 0) error = cudaGraphInstantiate(&runnable, captured, 0);
+    if (captured) (void)cudaGraphDestroy(captured);
+    fv_cuda_leave(device, previous);
+    if (error == cudaSuccess && num_nodes == 0) {
+        return fv_cuda_state_of(device)->host.fail(FV_ERR_DEVICE, "%s: nothing was captured", device->name);
+    }
+    *graph = runnable;
+    return fv_cuda_status(device, "end of a capture", error);
+}
+
+static fv_status cuda_graph_launch(fv_device *device, fv_graph graph, fv_stream stream)
+{
+    const int previous = fv_cuda_enter(device);
+    return finish(device, previous, "launching a graph", cudaGraphLaunch((cudaGraphExec_t)graph, (cudaStream_t)stream));
+}
+
+static void cuda_graph_destroy(fv_device *device, fv_graph graph)
+{
+    const int previous = fv_cuda_enter(device);
+    if (cudaGraphExecDestroy((cudaGraphExec_t)graph) != cudaSuccess) (void)cudaGetLastError();
+    fv_cuda_leave(device, previous);
+}
+
+/* --- the device ---------------------------------------------------------------------------------------- */
+
+/* The primary context stays: others in the process may use it. */
+static void cuda_destroy(fv_device *device)
+{
+    const fv_allocator allocator = fv_cuda_state_of(device)->host.allocator;
+    allocator.free(allocator.user, device->state);
+    allocator.free(allocator.user, device);
+}
+
+static const fv_device_ops cuda_ops = {
+    .alloc = cuda_alloc,
+    .free = cuda_free,
+    .alloc_host = cuda_alloc_host,
+    .free_host = cuda_free_host,
+    .copy_in = cuda_copy_in,
+    .copy_out = cuda_copy_out,
+    .fill = cuda_fill,
+    .stream_create = cuda_stream_create,
+    .stream_destroy = cuda_stream_destroy,
+    .stream_synchronize = cuda_stream_synchronize,
+    .event_create = cuda_event_create,
+    .event_destroy = cuda_event_destroy,
+    .event_record = cuda_event_record,
+    .event_synchronize = cuda_event_synchronize,
+    .graph_begin = cuda_graph_begin,
+    .graph_end = cuda_graph_end,
+    .graph_launch = cuda_graph_launch,
+    .graph_destroy = cuda_graph_destroy,
+    .destroy = cuda_destroy,
+};
+
+/* Why there is no GPU at all. */
+static fv_status no_gpus(const fv_plugin_host *host, int32_t index, cudaError_t error)
+{
+    int driver = 0;
+    (void)cudaGetLastError();
+    (void)cudaDriverGetVersion(&driver);
+    if (error == cudaErrorInsufficientDriver && driver > 0) {
+        return host->fail(FV_ERR_UNSUPPORTED,
+                          "no device 'cuda:%d': the driver is for CUDA %d.%d; accepted: %d.%d and later", index,
+                          driver / 1000, driver % 1000 / 10, CUDART_VERSION / 1000, CUDART_VERSION % 1000 / 10);
+    }
+    if (error == cudaErrorInsufficientDriver) {
+        return host->fail(FV_ERR_UNSUPPORTED, "no device 'cuda:%d': there is no NVIDIA driver (libcuda.so.1)", index);
+    }
+    if (error == cudaErrorNoDevice || error == cudaSuccess) {
+        return host->fail(FV_ERR_UNSUPPORTED, "no device 'cuda:%d': the driver sees no GPU", index);
+    }
+    return host->fail(FV_ERR_UNSUPPORTED, "no device 'cuda:%d': %s (%s)", index, cudaGetErrorString(error),
+                      cudaGetErrorName(error));
+}
+
+static fv_status check_gpu(struct cudaDeviceProp *gpu, const fv_plugin_host *host, int32_t index)
+{
+    int num_gpus = 0;
+    cudaError_t error = cudaGetDeviceCount(&num_gpus);
+    if (error != cudaSuccess || num_gpus == 0) return no_gpus(host, index, error);
+    if (index >= num_gpus) {
+        return host->fail(FV_ERR_UNSUPPORTED, "no device 'cuda:%d'; there are %d GPUs, from cuda:0", index, num_gpus);
+    }
+    error = cudaGetDeviceProperties(gpu, index);
+    if (error != cudaSuccess) return no_gpus(host, index, error);
+    if (gpu->major < FV_CUDA_MIN_MAJOR) {
+        return host->fail(FV_ERR_UNSUPPORTED,
+                          "device 'cuda:%d' is %s of compute capability %d.%d; accepted: %d.0 and later", index,
+                          gpu->name, gpu->major, gpu->minor, FV_CUDA_MIN_MAJOR);
+    }
+    return FV_OK;
+}
+
+static void *alloc_zeroed(const fv_allocator *allocator, size_t bytes)
+{
+    void *memory = allocator->alloc(allocator->user, bytes, FV_CACHE_LINE);
+    return memory ? memset(memory, 0, bytes) : NULL;
+}
+
+static void describe(fv_device *device, const struct cudaDeviceProp *gpu)
+{
+    int driver = 0;
+    (void)cudaDriverGetVersion(&driver);
+    snprintf(device->description, sizeof(device->description),
+             "%.80s, compute capability %d.%d, %d multiprocessors, %.1f GiB, driver for CUDA %d.%d, kernels %s",
+             gpu->name, gpu->major, gpu->minor, gpu->multiProcessorCount, (double)gpu->totalGlobalMem / (1 << 30),
+             driver / 1000, driver % 1000 / 10, fv_cuda_kernels.name);
+}
+
+fv_status fv_cuda_device_open(fv_device **out, const fv_plugin_host *host, int32_t index)
+{
+    static const fv_kernel_table *const tables[] = {&fv_cuda_kernels};
+    struct cudaDeviceProp gpu;
+    fv_status status = check_gpu(&gpu, host, index);
+    if (status != FV_OK) return status;
+    fv_device *device = alloc_zeroed(&host->allocator, sizeof(*device));
+    fv_cuda_state *state = alloc_zeroed(&host->allocator, sizeof(*state));
+    if (!device || !state) {
+        status = host->fail(FV_ERR_NO_MEMORY, "no memory for device 'cuda:%d'", index);
+        goto fail;
+    }
+    *state = (fv_cuda_state){.host = *host, .index = index, .max_shared = (int32_t)gpu.sharedMemPerBlockOptin};
+    snprintf(state->name, sizeof(state->name), "cuda:%d", index);
+    *device = (fv_device){
+        .name = state->name,
+        .ops = &cuda_ops,
+        .tables = tables,
+        .num_tables = FV_ARRAY_LEN(tables),
+        .num_workers = gpu.multiProcessorCount,
+        .context = host->context,
+        .state = state,
+    };
+    describe(device, &gpu);
+    status = fv_cuda_attend_open(device); /* the first call that needs the GPU itself */
+    if (status != FV_OK) goto fail;
+    *out = device;
+    return FV_OK;
+
+fail:
+    if (state) host->allocator.free(host->allocator.user, state);
+    if (device) host->allocator.free(host->allocator.user, device);
+    return status;
+}

@@ -1,0 +1,38 @@
+/* A CUDA GPU as a device of the library: what the files of the plugin share. */
+#ifndef FV_KERNELS_CUDA_DEVICE_H
+#define FV_KERNELS_CUDA_DEVICE_H
+
+#include <cuda_runtime_api.h>
+
+#include "core/plugin.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/* The oldest GPUs that the kernels run on: compute capability 8.0. */
+#define FV_CUDA_MIN_MAJOR 8
+
+typedef struct fv_cuda_state {
+    fv_plugin_host host;
+    int32_t index;      /* of the CUDA run-time */
+    int32_t max_shared; /* bytes of shared memory that a block may have */
+    char name[32];
+} fv_cuda_state;
+
+/* Opens GPU `index`: fv_plugin.device_open. */
+fv_status fv_cuda_device_open(fv_device **device, const fv_plugin_host *host, int32_t index);
+
+/* FV_OK, or the failure of `what` on the device as a status with a text. Clears the error that CUDA keeps. */
+fv_status fv_cuda_status(const fv_device *device, const char *what, cudaError_t error);
+
+/* Makes the device's GPU the thread's current one and returns the one before it; leave() puts that back. */
+int fv_cuda_enter(const fv_device *device);
+void fv_cuda_leave(const fv_device *device, int previous);
+
+static inline fv_cuda_state *fv_cuda_state_of(const fv_device *device) { return (fv_cuda_state *)device->state; }
+
+#ifdef __cplusplus
+}
+#endif
+#endif

@@ -1,0 +1,35 @@
+/* The operations of the CUDA plugin: one .cu file each. Portable: sm_80 and later, nothing newer. */
+#ifndef FV_KERNELS_CUDA_KERNELS_H
+#define FV_KERNELS_CUDA_KERNELS_H
+
+#include "ops/kernel_table.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+extern const fv_kernel_table fv_cuda_kernels;
+
+enum { FV_CUDA_NUM_ATTEND = 3, FV_CUDA_NUM_MLA_DECODE = 2 };
+
+extern const fv_attend_variant fv_cuda_attend_paged[FV_CUDA_NUM_ATTEND];
+extern const fv_attend_variant fv_cuda_attend_dense[FV_CUDA_NUM_ATTEND];
+extern const fv_attend_variant fv_cuda_mla_decode[FV_CUDA_NUM_MLA_DECODE];
+
+/* Lets the attention kernels have the shared memory that they ask for; once for each device. */
+fv_status fv_cuda_attend_open(const fv_device *device);
+
+fv_status fv_cuda_reduce_segments(const fv_launch *launch, const fv_reduce_params *params);
+fv_status fv_cuda_kv_write(const fv_launch *launch, const fv_kv_write_params *params);
+fv_status fv_cuda_kv_gather(const fv_launch *launch, const fv_kv_gather_params *params);
+fv_status fv_cuda_kv_copy(const fv_launch *launch, const fv_kv_copy_params *params);
+fv_status fv_cuda_copy_rows(const fv_launch *launch, const fv_copy_rows_params *params);
+fv_status fv_cuda_rope(const fv_launch *launch, const fv_rope_params *params);
+fv_status fv_cuda_rope_kv_write(const fv_launch *launch, const fv_rope_kv_write_params *params);
+fv_status fv_cuda_merge_states(const fv_launch *launch, const fv_merge_params *params);
+fv_status fv_cuda_merge_ranks(const fv_launch *launch, const fv_merge_ranks_params *params);
+
+#ifdef __cplusplus
+}
+#endif
+#endif

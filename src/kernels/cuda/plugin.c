@@ -1,0 +1,32 @@
+/* libfovea-cuda.so: the entry, and the kernels that the plugin brings. */
+#include "core/plugin.h"
+
+#include "kernels/cuda/device.h"
+#include "kernels/cuda/kernels.h"
+
+const fv_kernel_table fv_cuda_kernels = {
+    .name = "portable",
+    .attend_paged = fv_cuda_attend_paged,
+    .num_attend_paged = FV_CUDA_NUM_ATTEND,
+    .attend_dense = fv_cuda_attend_dense,
+    .num_attend_dense = FV_CUDA_NUM_ATTEND,
+    .mla_decode = fv_cuda_mla_decode,
+    .num_mla_decode = FV_CUDA_NUM_MLA_DECODE,
+    .reduce_segments = fv_cuda_reduce_segments,
+    .kv_write = fv_cuda_kv_write,
+    .kv_gather = fv_cuda_kv_gather,
+    .kv_copy = fv_cuda_kv_copy,
+    .copy_rows = fv_cuda_copy_rows,
+    .rope = fv_cuda_rope,
+    .rope_kv_write = fv_cuda_rope_kv_write,
+    .merge_states = fv_cuda_merge_states,
+    .merge_ranks = fv_cuda_merge_ranks,
+};
+
+__attribute__((visibility("default"))) const fv_plugin *fv_plugin_entry(void);
+
+const fv_plugin *fv_plugin_entry(void)
+{
+    static const fv_plugin plugin = {FV_PLUGIN_ABI, FV_BUILD_ID, fv_cuda_device_open};
+    return &plugin;
+}

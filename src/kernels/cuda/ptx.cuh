@@ -1,0 +1,103 @@
+/* Instructions that CUDA C++ has no name for: one thin function each, called as the instruction is. The
+ * sections are those of NVIDIA's "Parallel Thread Execution ISA". */
+#ifndef FV_KERNELS_CUDA_PTX_CUH
+#define FV_KERNELS_CUDA_PTX_CUH
+
+#include <cuda_bf16.h>
+#include <cuda_fp16.h>
+#include <stdint.h>
+
+/* Address in the shared window: "State Spaces: shared", cvta. */
+__device__ __forceinline__ uint32_t ptx_shared_address(const void *pointer)
+{
+    return (uint32_t)__cvta_generic_to_shared(pointer);
+}
+
+/* "Data Movement: cp.async": 16 bytes from global to shared memory, past L1: the first `bytes` of them, and
+ * zeros after; of 0 bytes, nothing is read. Both addresses are multiples of 16. */
+__device__ __forceinline__ void ptx_cp_async_16_or_zeros(void *shared, const void *global, int32_t bytes)
+{
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(ptx_shared_address(shared)), "l"(global),
+                 "r"(bytes)
+                 : "memory");
+}
+
+/* The same of 8 bytes, through L1. */
+__device__ __forceinline__ void ptx_cp_async_8_or_zeros(void *shared, const void *global, int32_t bytes)
+{
+    asm volatile("cp.async.ca.shared.global [%0], [%1], 8, %2;" ::"r"(ptx_shared_address(shared)), "l"(global),
+                 "r"(bytes)
+                 : "memory");
+}
+
+/* "cp.async.commit_group": what was asked for since the last one is a group. */
+__device__ __forceinline__ void ptx_cp_async_commit(void) { asm volatile("cp.async.commit_group;" ::: "memory"); }
+
+/* "cp.async.wait_group": until at most N groups of this thread are under way. */
+template <int N> __device__ __forceinline__ void ptx_cp_async_wait(void)
+{
+    asm volatile("cp.async.wait_group %0;" ::"n"(N) : "memory");
+}
+
+/* "Warp-level matrix load: ldmatrix": four 8x8 matrices of 16-bit elements; lane l gives the address of
+ * row l % 8 of matrix l / 8, and receives of each matrix elements 2 (l % 4) and the next of row l / 4. */
+__device__ __forceinline__ void ptx_ldmatrix_x4(uint32_t (&r)[4], uint32_t address)
+{
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
+                 : "r"(address)
+                 : "memory");
+}
+
+/* The same, each matrix transposed. */
+__device__ __forceinline__ void ptx_ldmatrix_x4_trans(uint32_t (&r)[4], uint32_t address)
+{
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
+                 : "r"(address)
+                 : "memory");
+}
+
+/* "Warp-level matrix multiply-accumulate: mma.m16n8k16": d += a b, fp32 sums. Lane l, row l / 4 and the
+ * eighth after it: a[0] (row, k 2 (l % 4)..), a[1] (row + 8, same k), a[2] (row, k + 8), a[3] (row + 8, k + 8);
+ * b[0], b[1] (k, k + 8; column l / 4); d[0..1] (row, columns 2 (l % 4)..), d[2..3] (row + 8). */
+template <class T>
+__device__ __forceinline__ void ptx_mma_m16n8k16(float (&d)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1);
+
+template <>
+__device__ __forceinline__ void ptx_mma_m16n8k16<__nv_bfloat16>(float (&d)[4], const uint32_t (&a)[4], uint32_t b0,
+                                                                uint32_t b1)
+{
+    asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "
+                 "{%0, %1, %2, %3};"
+                 : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
+                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+}
+
+template <>
+__device__ __forceinline__ void ptx_mma_m16n8k16<__half>(float (&d)[4], const uint32_t (&a)[4], uint32_t b0,
+                                                         uint32_t b1)
+{
+    asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "
+                 "{%0, %1, %2, %3};"
+                 : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
+                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+}
+
+/* "Floating Point Instructions: ex2": 2^x, relative error below 2^-22; results below 2^-126 are 0. */
+__device__ __forceinline__ float ptx_ex2(float x)
+{
+    float y;
+    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+    return y;
+}
+
+/* "sqrt.approx": relative error below 2^-23. */
+__device__ __forceinline__ float ptx_sqrt(float x)
+{
+    float y;
+    asm("sqrt.approx.f32 %0, %1;" : "=f"(y) : "f"(x));
+    return y;
+}
+
+#endif
