@@ -32,7 +32,7 @@ list(APPEND cuda_flags -gencode=arch=compute_${newest},code=compute_${newest}) #
 
 # A kernel whose registers do not suffice is a fault, not a slow kernel.
 list(APPEND cuda_flags -std=c++20 -Werror=all-warnings -Xptxas=-warn-spills,-warn-lmem-usage,-Werror
-  -Xcompiler=-Wall,-Wextra,-Wshadow,-Wno-psabi,-Wno-missing-field-initializers)
+  -Xcompiler=-Wall,-Wextra,-Wshadow,-Wno-psabi,-Wno-missing-field-initializers,-fno-exceptions,-fno-rtti,-fno-threadsafe-statics)
 
 file(GLOB cuda_sources CONFIGURE_DEPENDS src/kernels/cuda/*.cu)
 add_library(fovea_cuda_kernels OBJECT ${cuda_sources})
