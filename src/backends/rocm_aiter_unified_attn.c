@@ -24,12 +24,7 @@ static fv_status create(fv_plan *plan) { return fv_strategy_create(plan, &(fv_st
 
 static fv_status schedule(fv_schedule *schedule)
 {
-    fv_plan *plan = schedule->plan;
-    for (int32_t seq = 0; seq < schedule->step->num_seqs; seq++) {
-        plan->runs[seq] = fv_schedule_whole_query(schedule, seq);
-    }
-    return fv_schedule_attend(schedule, &plan->rule, FV_OP_ATTEND_PAGED, FV_KEYS_CACHE, FV_TARGET_OUT, 0, plan->runs,
-                              schedule->step->num_seqs);
+    return fv_schedule_attend_all(schedule, FV_OP_ATTEND_PAGED, FV_KEYS_CACHE);
 }
 
 const fv_backend fv_rocm_aiter_unified_attn = {

@@ -69,14 +69,13 @@ fv_status fv_schedule_attend(fv_schedule *schedule, const fv_split_rule *rule, f
     return status;
 }
 
-/* Encoders: every token is new, and there is no cache. */
-static fv_status schedule_encoder(fv_schedule *schedule)
+fv_status fv_schedule_attend_all(fv_schedule *schedule, fv_operation operation, fv_key_source source)
 {
     fv_plan *plan = schedule->plan;
     for (int32_t seq = 0; seq < schedule->step->num_seqs; seq++) {
         plan->runs[seq] = fv_schedule_whole_query(schedule, seq);
     }
-    return fv_schedule_attend(schedule, &plan->rule, FV_OP_ATTEND_DENSE, FV_KEYS_NEW, FV_TARGET_OUT, 0, plan->runs,
+    return fv_schedule_attend(schedule, &plan->rule, operation, source, FV_TARGET_OUT, 0, plan->runs,
                               schedule->step->num_seqs);
 }
 
@@ -121,7 +120,9 @@ static fv_status schedule_calls(fv_schedule *schedule)
         if (status != FV_OK) return status;
     }
     if (plan->static_grid || !schedule->step->query_start) return schedule_grid(schedule);
-    if (plan->problem.type == FV_ATTENTION_ENCODER) return schedule_encoder(schedule);
+    if (plan->problem.type == FV_ATTENTION_ENCODER) { /* every token is new, and there is no cache */
+        return fv_schedule_attend_all(schedule, FV_OP_ATTEND_DENSE, FV_KEYS_NEW);
+    }
     return plan->backend->schedule(schedule);
 }
 

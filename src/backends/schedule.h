@@ -28,6 +28,9 @@ fv_status fv_schedule_attend(fv_schedule *schedule, const fv_split_rule *rule, f
                              fv_key_source source, fv_result_target target, int32_t first_token,
                              const fv_query_run *runs, int32_t num_runs);
 
+/* One pass over all queries with all their keys, to the output. */
+fv_status fv_schedule_attend_all(fv_schedule *schedule, fv_operation operation, fv_key_source source);
+
 /* Appends one call. FV_ERR_NO_SPACE: a fault of the capacity that the plan was created with. */
 fv_status fv_schedule_add(fv_schedule *schedule, const fv_call *call);
 
