@@ -34,7 +34,7 @@ list(APPEND cuda_flags -gencode=arch=compute_${newest},code=compute_${newest}) #
 list(APPEND cuda_flags -std=c++20 -Werror=all-warnings -Xptxas=-warn-spills,-warn-lmem-usage,-Werror
   -Xcompiler=-Wall,-Wextra,-Wshadow,-Wno-psabi,-Wno-missing-field-initializers,-fno-exceptions,-fno-rtti,-fno-threadsafe-statics)
 
-file(GLOB cuda_sources CONFIGURE_DEPENDS src/kernels/cuda/*.cu)
+file(GLOB cuda_sources CONFIGURE_DEPENDS src/kernels/cuda/*.cu src/kernels/cuda/*/*.cu)
 add_library(fovea_cuda_kernels OBJECT ${cuda_sources})
 target_compile_options(fovea_cuda_kernels PRIVATE ${cuda_flags})
 target_include_directories(fovea_cuda_kernels PRIVATE ${PROJECT_SOURCE_DIR}/include ${PROJECT_SOURCE_DIR}/src)
@@ -44,10 +44,17 @@ set_target_properties(fovea_cuda_kernels PROPERTIES CUDA_VISIBILITY_PRESET hidde
 file(GLOB cuda_host_sources CONFIGURE_DEPENDS src/kernels/cuda/*.c)
 add_library(fovea_cuda MODULE ${cuda_host_sources} src/kvcache/kv_block_runs.c src/kvcache/kv_view.c src/core/dtype.c
   src/core/error.c $<TARGET_OBJECTS:fovea_cuda_kernels>)
+if("90a" IN_LIST FOVEA_CUDA_ARCHITECTURES)
+  target_compile_definitions(fovea_cuda PRIVATE FOVEA_CUDA_HAS_90A=1)
+else()
+  target_compile_definitions(fovea_cuda PRIVATE FOVEA_CUDA_HAS_90A=0)
+endif()
 target_include_directories(fovea_cuda SYSTEM PRIVATE ${CUDAToolkit_INCLUDE_DIRS})
 target_link_libraries(fovea_cuda PRIVATE fovea_flags CUDA::cudart_static)
+# CMake adds -lstdc++ for the objects of nvcc, which need nothing of it: --as-needed leaves it out, and
+# scripts/check_cuda.sh sees that.
 target_link_options(fovea_cuda PRIVATE LINKER:--no-undefined LINKER:--as-needed LINKER:--exclude-libs,ALL
-  LINKER:--version-script=${PROJECT_SOURCE_DIR}/cmake/plugin.map -static-libstdc++ -static-libgcc)
+  LINKER:--version-script=${PROJECT_SOURCE_DIR}/cmake/plugin.map -static-libgcc)
 set_target_properties(fovea_cuda PROPERTIES
   PREFIX "lib" OUTPUT_NAME fovea-cuda LIBRARY_OUTPUT_DIRECTORY ${PROJECT_BINARY_DIR} LINKER_LANGUAGE C
   LINK_DEPENDS ${PROJECT_SOURCE_DIR}/cmake/plugin.map)

@@ -24,6 +24,9 @@ FV_API fv_status fv_device_find(fv_device **device, fv_context *context, const c
 FV_API const char *fv_device_describe(const fv_device *device);
 FV_API const char *fv_device_name(const fv_device *device);
 
+/* Device memory that is free now, and all of it. FV_ERR_UNSUPPORTED where the device does not say (the CPU). */
+FV_API fv_status fv_device_memory(size_t *free_bytes, size_t *total_bytes, fv_device *device);
+
 /* Device memory, aligned to 256 bytes. free takes NULL. Not for use inside a captured graph. */
 FV_API fv_status fv_device_alloc(void **memory, fv_device *device, size_t bytes);
 FV_API void fv_device_free(fv_device *device, void *memory);

@@ -30,6 +30,19 @@ typedef struct fv_gemm {
 /* Called from fv_plan_run on its thread. Under a stream the product is put into the stream. */
 typedef fv_status (*fv_gemm_fn)(void *user, const fv_gemm *gemm, fv_stream stream);
 
+/* The device's own GEMM, for callers who have none: an fv_gemm_fn whose user is the fv_device. Matrices are
+ * device memory, and the product goes to `stream`, also while that is captured. On CUDA this is cuBLASLt, loaded
+ * by the first call, and a kernel of our own for up to 4 rows of bf16:
+ *
+ *   a, b    fp32, fp16, bf16, fp8_e4m3 (b transposed, k a multiple of 16); both of one dtype
+ *   c       fp32, or fp16 or bf16 (of fp8: bf16)
+ *
+ * The first call for a shape chooses an algorithm; the first on a stream allocates a workspace, which a graph
+ * keeps using: make each once before capturing it. After that a call allocates nothing. Products of another m
+ * may take another algorithm, so bits depend on m. FV_ERR_UNSUPPORTED: the device has no GEMM (the CPU),
+ * cuBLASLt is not installed, or it has no algorithm for these dtypes and strides. */
+FV_API fv_status fv_device_gemm(void *device, const fv_gemm *gemm, fv_stream stream);
+
 #ifdef __cplusplus
 }
 #endif

@@ -49,7 +49,7 @@ static fv_status create(fv_plan *plan)
     const fv_strategy strategy = {.partition_keys = reason ? 0 : PARTITION_KEYS, .needs_dense = 1};
     const fv_status status = fv_strategy_create(plan, &strategy);
     plan->choice = reason ? reason : "partitioned decode";
-    plan->decode_threshold = fv_min_i32(plan->decode_threshold, fv_max_i32(1, FV_DECODE_ROWS / plan->group));
+    plan->decode_threshold = fv_min_i32(plan->decode_threshold, fv_short_query_tokens(&plan->problem));
     plan->new_min_query_len = plan->decode_threshold + 1;
     return status;
 }

@@ -161,8 +161,7 @@ static int32_t at_most(size_t count, int64_t limit)
 
 static fv_context_limits least_contexts(const fv_plan *plan)
 {
-    const int32_t block_tokens = fv_max_i32(plan->dense_rule.block_q,
-                                            FV_DECODE_ROWS / fv_group_of(&plan->dense_problem));
+    const int32_t block_tokens = fv_max_i32(plan->dense_rule.block_q, fv_short_query_tokens(&plan->dense_problem));
     return (fv_context_limits){2 * block_tokens, fv_max_i32(64, 2 * plan->problem.block_size), plan->absorbs};
 }
 
@@ -371,7 +370,7 @@ static void size_work_list(fv_plan *plan, size_t slots_limit)
     fv_split_rule partitioned = plan->rule;
     partitioned.segment_keys = plan->partition_keys;
     fv_bounds decodes = plan->bounds;
-    const int64_t max_decode_tokens = (int64_t)decodes.max_num_seqs * fv_max_i32(1, FV_DECODE_ROWS / plan->group);
+    const int64_t max_decode_tokens = (int64_t)decodes.max_num_seqs * fv_short_query_tokens(&plan->problem);
     if (decodes.max_num_tokens > max_decode_tokens) decodes.max_num_tokens = (int32_t)max_decode_tokens;
     fv_work_list room;
     fv_work_list_room(&room, &partitioned, &decodes, slot_bytes(plan), slots_limit);
@@ -441,6 +440,14 @@ static int32_t absorbed_tokens(const fv_mla_shape *mla)
     return saved > 0 ? (int32_t)fv_min_i64(expansion / saved, 1 << 30) : 1 << 30;
 }
 
+/* Items that the device works on at once; where the rows of one token are several blocks of the kernel, an item takes
+ * as many places. */
+static int32_t num_lanes(const fv_plan *plan, const fv_attend_variant *variant, int32_t group)
+{
+    const int32_t places = plan->device->num_workers * variant->items_at_once;
+    return places ? fv_max_i32(1, places / (int32_t)fv_ceil_div(group, variant->block_m)) : 0;
+}
+
 fv_status fv_strategy_create(fv_plan *plan, const fv_strategy *strategy)
 {
     const fv_plan_options *options = &plan->options;
@@ -455,7 +462,7 @@ fv_status fv_strategy_create(fv_plan *plan, const fv_strategy *strategy)
 
     plan->static_grid = options->static_grid;
     const int32_t few_tokens = is_mla ? fv_max_i32(1, absorbed_tokens(&plan->problem.mla))
-                                      : fv_max_i32(1, FV_DECODE_ROWS / plan->group);
+                                      : fv_short_query_tokens(&plan->problem);
     plan->decode_threshold = options->decode_threshold ? options->decode_threshold : few_tokens;
     plan->partition_keys = strategy->partition_keys;
     plan->new_min_query_len = INT32_MAX;
@@ -465,6 +472,7 @@ fv_status fv_strategy_create(fv_plan *plan, const fv_strategy *strategy)
         .block_q = fv_max_i32(1, plan->paged->block_m / plan->group),
         .tile_keys = plan->paged->tile_keys,
         .num_workers = plan->device->num_workers,
+        .num_lanes = num_lanes(plan, plan->paged, plan->group),
         .path = options->path,
         .batch_invariant = options->batch_invariant,
         .segment_keys = options->path == FV_PATH_3D || options->batch_invariant ? options->segment_keys : 0,
@@ -476,6 +484,7 @@ fv_status fv_strategy_create(fv_plan *plan, const fv_strategy *strategy)
         plan->dense_rule.problem = &plan->dense_problem;
         plan->dense_rule.block_q = plan->dense->block_m;
         plan->dense_rule.tile_keys = plan->dense->tile_keys;
+        plan->dense_rule.num_lanes = num_lanes(plan, plan->dense, 1);
         plan->dense_rule.path = FV_PATH_2D;
         plan->dense_rule.cascade = 0;
     }

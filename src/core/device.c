@@ -47,6 +47,12 @@ fv_status fv_device_find(fv_device **device, fv_context *context, const char *na
 const char *fv_device_name(const fv_device *device) { return device->name; }
 const char *fv_device_describe(const fv_device *device) { return device->description; }
 
+fv_status fv_device_memory(size_t *free_bytes, size_t *total_bytes, fv_device *device)
+{
+    if (device->ops->memory_info) return device->ops->memory_info(free_bytes, total_bytes, device);
+    return fv_fail(FV_ERR_UNSUPPORTED, "device %s does not say how much memory it has", device->name);
+}
+
 fv_status fv_device_alloc(void **memory, fv_device *device, size_t bytes)
 {
     return device->ops->alloc(memory, device, bytes);
@@ -134,4 +140,15 @@ fv_status fv_graph_launch(fv_device *device, fv_graph graph, fv_stream stream)
 void fv_graph_destroy(fv_device *device, fv_graph graph)
 {
     if (graph && device->ops->graph_destroy) device->ops->graph_destroy(device, graph);
+}
+
+fv_status fv_device_gemm(void *device, const fv_gemm *gemm, fv_stream stream)
+{
+    fv_device *on = device;
+    if (!on || !gemm || gemm->struct_size != sizeof(*gemm)) {
+        return fv_fail(FV_ERR_INVALID, "device or fv_gemm is NULL, or its struct_size is not %zu", sizeof(*gemm));
+    }
+    if (!on->ops->gemm) return fv_fail(FV_ERR_UNSUPPORTED, "device %s has no GEMM of its own", on->name);
+    if (gemm->num_matrices == 0 || gemm->m == 0 || gemm->n == 0 || gemm->k == 0) return FV_OK;
+    return on->ops->gemm(on, gemm, stream);
 }

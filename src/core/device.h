@@ -5,10 +5,14 @@
 #define FV_CORE_DEVICE_H
 
 #include "fovea/device.h"
+#include "fovea/gemm.h"
 
-struct fv_kernel_table; /* ops/kernel_table.h */
+struct fv_kernel_table;  /* ops/kernel_table.h */
+struct fv_device_probes; /* core/device_probes.h */
+struct fv_layer_table;   /* ops/layer_table.h */
 
-/* What a device can do. Every function may fail with a text. NULL graph functions: no graphs. */
+/* What a device can do. Every function may fail with a text. NULL graph functions: no graphs; NULL gemm: no GEMM;
+ * NULL memory_info: nobody knows. */
 typedef struct fv_device_ops {
     fv_status (*alloc)(void **memory, fv_device *device, size_t bytes);
     void (*free)(fv_device *device, void *memory);
@@ -28,6 +32,8 @@ typedef struct fv_device_ops {
     fv_status (*graph_end)(fv_graph *graph, fv_device *device, fv_stream stream);
     fv_status (*graph_launch)(fv_device *device, fv_graph graph, fv_stream stream);
     void (*graph_destroy)(fv_device *device, fv_graph graph);
+    fv_status (*gemm)(fv_device *device, const fv_gemm *gemm, fv_stream stream); /* some size is above 0 */
+    fv_status (*memory_info)(size_t *free_bytes, size_t *total_bytes, fv_device *device);
     void (*destroy)(fv_device *device); /* the device itself, with the context */
 } fv_device_ops;
 
@@ -37,8 +43,10 @@ struct fv_device {
     const fv_device_ops *ops;
     const struct fv_kernel_table *const *tables; /* weakest to strongest, the last is the default */
     int32_t num_tables;
-    int32_t host_is_device; /* 1: device arrays may be read on the host (the CPU) */
-    int32_t num_workers;    /* CPU workers or multiprocessors: what a schedule has to fill */
+    const struct fv_layer_table *layers;   /* of an engine's forward pass; NULL: none */
+    int32_t host_is_device;                /* 1: device arrays may be read on the host (the CPU) */
+    int32_t num_workers;                   /* CPU workers or multiprocessors: what a schedule has to fill */
+    const struct fv_device_probes *probes; /* NULL: none */
     fv_context *context;
     void *state;
 };

@@ -3,16 +3,26 @@
  * A Q block is cut where it costs more than its share, the total over ITEMS_PER_WORKER items for each
  * worker, so that no worker waits long for the last one, and the number of pieces grows by one at a time
  * with the length: there is no batch size or length where the schedule jumps. Pieces are runs of keys
- * first, as long as those are worth a reduction, then runs of KV heads, which need none. */
+ * first, as long as those are worth a reduction, then runs of KV heads, which need none.
+ *
+ * A device with lanes (a GPU: the blocks of threads that it holds at once) gets an item for each KV head, and then the
+ * pieces that a model of its time finds best: whole rounds of items, against what each item costs beside its keys. */
 #include "planner/work_list.h"
 
 #include <assert.h>
+#include <math.h>
 
 #include "core/error.h"
 
 #define KEY_COST 4
 #define ITEMS_PER_WORKER 8
 #define MIN_SEGMENT_KEYS 256
+#define MIN_LANE_SEGMENT_KEYS 128
+#define LANE_KEY_COST \
+    256 /* of a key, in rows x keys: few rows are as long in coming from memory as many are worked on */
+#define LANE_ITEM_KEYS 160 /* what an item takes beside its keys, as keys */
+#define LANE_BLOCKS 256 /* Q blocks that are weighed; where there are more, they are only cut above one lane's share */
+#define LANE_MERGE_KEYS 2    /* and for each row of a partial result */
 #define FORCED_SEGMENTS 16   /* of the forced 3D path, as in the Triton attention paper */
 #define INVARIANT_SEGMENTS 8 /* at most, of a sequence at the maximal length */
 #define MERGE_COST 2         /* of one partial row, in rows x keys */
@@ -41,6 +51,11 @@ static q_block block_at(const fv_split_rule *rule, const fv_step *step, const fv
 
 static int64_t block_cost(const fv_split_rule *rule, const q_block *block)
 {
+    const fv_problem *problem = rule->problem;
+    if (rule->num_lanes) {
+        const int64_t keys = fv_max_i32(1, block->end_key - block->first_key);
+        return keys * problem->mha.num_kv_heads * (LANE_KEY_COST + block->num_tokens * fv_group_of(problem));
+    }
     return fv_work_cost(rule->problem, fv_max_i32(1, block->end_key - block->first_key), block->num_tokens);
 }
 
@@ -86,7 +101,13 @@ static block_cut cut_keys(const fv_split_rule *rule, const q_block *block, int64
 /* Few enough rows that an item may have several KV heads. */
 static int32_t takes_several_heads(const fv_split_rule *rule, int32_t num_tokens)
 {
-    return (int64_t)num_tokens * fv_group_of(rule->problem) <= FV_DECODE_ROWS;
+    return !rule->num_lanes && (int64_t)num_tokens * fv_group_of(rule->problem) <= FV_DECODE_ROWS;
+}
+
+/* Keys of the shortest piece that is worth a reduction. */
+static int32_t min_segment_keys(const fv_split_rule *rule)
+{
+    return rule->num_lanes ? MIN_LANE_SEGMENT_KEYS : MIN_SEGMENT_KEYS;
 }
 
 static block_cut choose_cut(const fv_split_rule *rule, const q_block *block, int64_t share)
@@ -98,7 +119,7 @@ static block_cut choose_cut(const fv_split_rule *rule, const q_block *block, int
     const int64_t pieces = fv_max_i64(1, fv_ceil_div(cost, share));
     int32_t head_run = several_heads ? num_kv_heads : 1;
 
-    int64_t segments = fv_min_i64(pieces, fv_max_i32(1, span / MIN_SEGMENT_KEYS));
+    int64_t segments = fv_min_i64(pieces, fv_max_i32(1, span / min_segment_keys(rule)));
     int64_t segment_keys = 0; /* 0: equal shares of the span */
     if (rule->path == FV_PATH_2D || (rule->batch_invariant && !block->is_short)) {
         segments = 1;
@@ -108,7 +129,7 @@ static block_cut choose_cut(const fv_split_rule *rule, const q_block *block, int
     } else if (rule->path == FV_PATH_3D) {
         segments = fv_max_i64(2, fv_min_i64(FORCED_SEGMENTS, fv_ceil_div(span, rule->tile_keys)));
     } else if (rule->num_segments && segments > 1) {
-        segments = fv_min_i64(rule->num_segments, span / MIN_SEGMENT_KEYS);
+        segments = fv_min_i64(rule->num_segments, span / min_segment_keys(rule));
     }
     if (several_heads && segments > 0 && segments < pieces) {
         head_run = (int32_t)fv_max_i64(1, num_kv_heads / fv_ceil_div(pieces, segments));
@@ -304,12 +325,90 @@ static int32_t append_group(fv_work_list *list, const fv_split_rule *rule, const
 
 /* --- the pass ---------------------------------------------------------------------------------------- */
 
+/* Shares that the total is at most cut into. */
+static int64_t max_shares(const fv_split_rule *rule)
+{
+    return fv_max_i64((int64_t)rule->num_workers * ITEMS_PER_WORKER, 4 * (int64_t)rule->num_lanes);
+}
+
+/* A Q block as the lanes see it: of one KV head. */
+typedef struct lane_block {
+    float cost;   /* of its keys */
+    float most;   /* pieces */
+    float merged; /* what a piece takes beside its keys where there are several */
+} lane_block;
+
+/* The pass's Q blocks; more than LANE_BLOCKS: 0, there are enough for each to stay whole. */
+static int32_t list_lane_blocks(lane_block *blocks, const fv_split_rule *rule, const fv_step *step, const fv_pass *pass)
+{
+    int32_t num_blocks = 0;
+    for (int32_t i = 0; i < pass->num_runs; i++) {
+        const fv_query_run *run = &pass->runs[i];
+        for (int32_t token = run->first_token; token < run->first_token + run->num_tokens;) {
+            if (num_blocks == LANE_BLOCKS) return 0;
+            const q_block block = block_at(rule, step, run, token);
+            const int32_t rows = block.num_tokens * fv_group_of(rule->problem);
+            blocks[num_blocks++] = (lane_block){
+                .cost = (float)(block_cost(rule, &block) / rule->problem->mha.num_kv_heads),
+                .most = (float)fv_max_i32(1, (block.end_key - block.first_key) / MIN_LANE_SEGMENT_KEYS),
+                .merged = (float)(LANE_ITEM_KEYS + LANE_MERGE_KEYS * rows) * LANE_KEY_COST,
+            };
+            token += block.num_tokens;
+        }
+    }
+    return num_blocks;
+}
+
+/* How long the lanes would take with shares of that size: the items' costs, what they take beside their keys, and how
+ * well they fill rounds of the lanes. */
+static float lane_time(const fv_split_rule *rule, const lane_block *blocks, int32_t num_blocks, float share)
+{
+    const float per_share = 1.0f / share, whole = (float)(LANE_ITEM_KEYS * LANE_KEY_COST);
+    float total = 0, largest = 0, num_items = 0;
+    for (int32_t i = 0; i < num_blocks; i++) {
+        const lane_block *block = &blocks[i];
+        const float wanted = block->cost * per_share, up = (float)(int32_t)wanted;
+        const float rounded = up < wanted ? up + 1 : up;
+        const float pieces = rounded < block->most ? rounded : block->most;
+        const float item = pieces > 1 ? block->cost / pieces + block->merged : block->cost + whole;
+        total += item * pieces;
+        num_items += pieces;
+        largest = item > largest ? item : largest;
+    }
+    const float num_kv_heads = (float)rule->problem->mha.num_kv_heads, lanes = (float)rule->num_lanes;
+    const float rounds = (float)fv_ceil_div((int64_t)(num_items * num_kv_heads), rule->num_lanes);
+    const float in_rounds = largest * rounds;                                         /* exact for equal items */
+    const float dealt_out = total * num_kv_heads / lanes + largest * (1 - 1 / lanes); /* never longer than this */
+    return in_rounds < dealt_out ? in_rounds : dealt_out;
+}
+
+/* The share of a device with lanes: of some between two lanes' and a quarter of a lane's, the one with the least time. */
+static int64_t choose_lane_share(const fv_split_rule *rule, const fv_step *step, const fv_pass *pass, int64_t total)
+{
+    static const uint8_t eighths[] = {4, 6, 7, 8, 10, 12, 14, 16, 20, 24, 28, 32}; /* of total / lanes: 8 / eighths */
+    const int64_t whole = fv_max_i64(1, total / rule->num_lanes);
+    lane_block blocks[LANE_BLOCKS];
+    const int32_t num_blocks = list_lane_blocks(blocks, rule, step, pass);
+    int64_t best = whole;
+    float best_time = INFINITY;
+    for (size_t i = 0; i < FV_ARRAY_LEN(eighths) && num_blocks > 0; i++) {
+        const int64_t share = fv_max_i64(1, total * 8 / ((int64_t)rule->num_lanes * eighths[i]));
+        const float time = lane_time(rule, blocks, num_blocks, (float)share);
+        if (time >= best_time) continue;
+        best_time = time;
+        best = share;
+    }
+    return best;
+}
+
 fv_status fv_work_list_append(fv_work_list *list, const fv_split_rule *rule, const fv_step *step, const fv_pass *pass)
 {
     list->num_slots = 0;
     int64_t share = INT64_MAX / 2;
-    if (rule->num_workers > 1) {
-        share = fv_max_i64(1, total_cost(rule, step, pass) / ((int64_t)rule->num_workers * ITEMS_PER_WORKER));
+    if (rule->num_lanes) {
+        share = choose_lane_share(rule, step, pass, total_cost(rule, step, pass));
+    } else if (rule->num_workers > 1) {
+        share = fv_max_i64(1, total_cost(rule, step, pass) / max_shares(rule));
     }
     const fv_prefix_group *group = pass->groups, *end = pass->groups + pass->num_groups;
     for (int32_t i = 0; i < pass->num_runs;) {
@@ -332,8 +431,7 @@ fv_status fv_work_list_append(fv_work_list *list, const fv_split_rule *rule, con
 /* Tokens that may be in short queries at once. */
 static int64_t max_short_tokens(const fv_split_rule *rule, const fv_bounds *bounds)
 {
-    return fv_min_i64(bounds->max_num_tokens,
-                      (int64_t)bounds->max_num_seqs * fv_max_i32(1, FV_DECODE_ROWS / fv_group_of(rule->problem)));
+    return fv_min_i64(bounds->max_num_tokens, (int64_t)bounds->max_num_seqs * fv_short_query_tokens(rule->problem));
 }
 
 void fv_split_rule_fix(fv_split_rule *rule, const fv_bounds *bounds, size_t slot_bytes, size_t slots_limit_bytes)
@@ -355,8 +453,8 @@ void fv_work_list_room(fv_work_list *list, const fv_split_rule *rule, const fv_b
 {
     const int64_t num_kv_heads = rule->problem->mha.num_kv_heads;
     const int64_t blocks = bounds->max_num_tokens / rule->block_q + bounds->max_num_seqs;
-    const int64_t block_tokens = fv_max_i32(rule->block_q, FV_DECODE_ROWS / fv_group_of(rule->problem));
-    const int64_t shares = (int64_t)rule->num_workers * ITEMS_PER_WORKER;
+    const int64_t block_tokens = fv_max_i32(rule->block_q, fv_short_query_tokens(rule->problem));
+    const int64_t shares = max_shares(rule);
     const int64_t short_tokens = max_short_tokens(rule, bounds);
     int64_t extra_pieces, slots;
     if (rule->segment_keys || rule->path == FV_PATH_3D) {

@@ -9,6 +9,7 @@
 #ifndef FV_PLANNER_WORK_LIST_H
 #define FV_PLANNER_WORK_LIST_H
 
+#include "core/compiler.h"
 #include "fovea/plan.h"
 #include "ops/attend_paged.h"
 
@@ -52,6 +53,8 @@ typedef struct fv_split_rule {
     int32_t block_q;           /* tokens of a Q block of a long query */
     int32_t tile_keys;
     int32_t num_workers;
+    int32_t num_lanes; /* items that a device works on at once, each of one KV head; 0: a worker takes items one by one,
+                        * and where rows are few an item has several KV heads */
     fv_softmax_path path;
     int32_t batch_invariant; /* 1: cut by the sequence's own lengths only */
     int32_t segment_keys;    /* keys of a segment, where the rule does not follow the load; 0: follow it */
@@ -73,6 +76,12 @@ typedef struct fv_work_list {
 static inline int32_t fv_group_of(const fv_problem *problem)
 {
     return problem->mha.num_heads / problem->mha.num_kv_heads;
+}
+
+/* Most tokens of a short query; 1 where even a single token has more rows than that. */
+static inline int32_t fv_short_query_tokens(const fv_problem *problem)
+{
+    return fv_max_i32(1, FV_DECODE_ROWS / fv_group_of(problem));
 }
 
 /* A short query is one Q block with all its tokens; a long one is cut into blocks of block_q. */

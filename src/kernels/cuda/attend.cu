@@ -6,6 +6,7 @@
 #include <string.h>
 
 #include "kernels/cuda/attend.cuh"
+#include "kernels/cuda/hopper/attend.cuh"
 #include "kernels/cuda/launch.cuh"
 
 enum {
@@ -110,6 +111,10 @@ static void set_args(attend_args *args, const fv_attend_params *params)
 {
     memset(args, 0, sizeof(*args));
     args->params = *params;
+    args->row_parts = 1;
+    args->block_shift = -1;
+    for (int32_t shift = 0; shift < 31; shift++)
+        if (params->cache.block_size == 1 << shift) args->block_shift = shift;
     set_sources(args);
     args->is_ds = params->cache.layout == FV_KV_LAYOUT_LATENT_FP8_DS;
     args->key_scales = params->cache.k_scales.data || params->cache.v_scales.data ||
@@ -140,33 +145,85 @@ static const fv_cuda_attend_kernels *kernels_of(const fv_attend_params *params)
     return NULL;
 }
 
-static fv_cuda_attend_kernel choose_kernel(const fv_launch *launch, const fv_attend_params *params, int32_t block_m)
+/* Rows that lie together, of the queries' dtype or of one byte, at multiples of 16 bytes. */
+static bool is_plain(const attend_source *source, int32_t head_size)
 {
+    const fv_kv_plane *plane = &source->plane;
+    const int64_t places[] = {(int64_t)plane->data, plane->block_stride, plane->head_stride, plane->slot_stride};
+    if (source->chunk_shift != 30 || plane->slot_chunk > 0 || !all_multiples(places, 4, 16)) return false;
+    return source->read == FV_READ_COPY || (source->read == FV_READ_CONVERT && head_size % 16 == 0);
+}
+
+/* Do all keys lie in plain rows, and do the scores need no more than a scale and a mask? */
+static bool is_plain_work(const attend_args *args)
+{
+    const fv_attend_params *params = &args->params;
+    if (args->key_scales || args->is_special || !args->q_vectors || args->own_size < params->head_size) return false;
+    const bool cache_is_plain = is_plain(&args->k[0], params->head_size) && is_plain(&args->v[0], params->v_head_size);
+    const bool dense_is_plain = is_plain(&args->k[1], params->head_size) && is_plain(&args->v[1], params->v_head_size);
+    return (!params->cache.k.data || cache_is_plain) && (!params->dense.k || dense_is_plain);
+}
+
+/* The kernels of few rows that serve the call, or NULL. */
+static const fv_cuda_attend_kernel *find_few_kernel(const attend_args *args)
+{
+    const fv_attend_params *params = &args->params;
+    if (args->is_latent || params->dense.k || !is_plain_work(args)) return NULL;
+    for (const fv_cuda_attend_few_kernels &kernels : fv_cuda_attend_few)
+        if (fv_max_i32(params->head_size, params->v_head_size) <= kernels.head_size)
+            return &kernels.of[params->q_dtype == FV_DTYPE_F16];
+    return NULL;
+}
+
+/* The Hopper kernel that serves the call, or NULL: latents with any number of rows, all else with many. */
+static const fv_cuda_attend_kernel *find_hopper_kernel(const attend_args *args, int32_t block_m)
+{
+    const fv_attend_params *params = &args->params;
+    if (!is_plain_work(args) || (params->cache.k.data && args->k[0].read != FV_READ_COPY)) return NULL;
+    const int32_t is_half = params->q_dtype == FV_DTYPE_F16;
+    if (args->is_latent) {
+        const bool is_whole = params->head_size == 576 && params->v_head_size == 512 && !params->dense.k;
+        return is_whole ? &fv_cuda_hopper.latent[is_half] : NULL;
+    }
+    const int32_t head_size = fv_max_i32(params->head_size, params->v_head_size);
+    if (block_m <= FEW_ROWS || head_size > 128) return NULL;
+    return head_size <= 64 ? &fv_cuda_hopper.rows_64[is_half] : &fv_cuda_hopper.rows_128[is_half];
+}
+
+static fv_cuda_attend_kernel choose_kernel(const fv_launch *launch, const attend_args *args, int32_t block_m)
+{
+    const fv_attend_params *params = &args->params;
     fv_cuda_attend_kernel kernel = fv_cuda_attend_f32;
     const fv_cuda_attend_kernels *kernels = needs_f32(params) ? NULL : kernels_of(params);
     if (!kernels) {
         kernel.shared_bytes = (int32_t)fv_cuda_attend_f32_bytes(params);
         return kernel;
     }
+    const fv_cuda_state *state = fv_cuda_state_of(launch->device);
     const int32_t is_half = params->q_dtype == FV_DTYPE_F16;
-    const int32_t max_shared = fv_cuda_state_of(launch->device)->max_shared;
-    const bool takes_many = block_m > FEW_ROWS && kernels->many[is_half].shared_bytes <= max_shared;
+    const fv_cuda_attend_kernel *tuned = state->is_hopper ? find_hopper_kernel(args, block_m) : NULL;
+    if (!tuned && block_m <= FEW_ROWS) tuned = find_few_kernel(args);
+    if (tuned && tuned->shared_bytes <= state->max_shared) return *tuned;
+    const bool takes_many = block_m > FEW_ROWS && kernels->many[is_half].shared_bytes <= state->max_shared;
     return takes_many ? kernels->many[is_half] : kernels->few[is_half];
 }
 
 static fv_status launch_rows(const fv_launch *launch, const fv_attend_params *params, int32_t block_m)
 {
     const fv_cuda_state *state = fv_cuda_state_of(launch->device);
-    const fv_cuda_attend_kernel kernel = choose_kernel(launch, params, block_m);
+    attend_args args;
+    set_args(&args, params);
+    const fv_cuda_attend_kernel kernel = choose_kernel(launch, &args, block_m);
     if (kernel.shared_bytes > state->max_shared) {
         return state->host.fail(FV_ERR_UNSUPPORTED,
                                 "%s: attention over heads of %d needs %d bytes of shared memory; the GPU has %d",
                                 launch->device->name, params->head_size, kernel.shared_bytes, state->max_shared);
     }
-    attend_args args;
-    set_args(&args, params);
-    const dim3 grid = params->items ? dim3((uint32_t)params->num_items)
-                                    : dim3((uint32_t)params->num_q_blocks, (uint32_t)params->num_kv_heads,
+    const int32_t group = params->num_heads / params->num_kv_heads;
+    if (kernel.takes_row_parts) args.row_parts = (int32_t)fv_ceil_div(group, kernel.block_m);
+    const uint32_t parts = (uint32_t)args.row_parts;
+    const dim3 grid = params->items ? dim3((uint32_t)params->num_items * parts)
+                                    : dim3((uint32_t)params->num_q_blocks * parts, (uint32_t)params->num_kv_heads,
                                            (uint32_t)params->num_segments);
     return fv_cuda_launch(launch, "attend_paged", kernel.kernel, grid, (uint32_t)kernel.num_threads,
                           (size_t)kernel.shared_bytes, args);
@@ -192,6 +249,15 @@ extern "C" fv_status fv_cuda_attend_open(const fv_device *device)
             status = allow_shared(device, &kernels->few[i], kernels->few[i].shared_bytes);
             if (status == FV_OK) status = allow_shared(device, &kernels->many[i], kernels->many[i].shared_bytes);
         }
+    }
+    for (const fv_cuda_attend_few_kernels &kernels : fv_cuda_attend_few) {
+        for (int32_t i = 0; i < 2 && status == FV_OK; i++)
+            status = allow_shared(device, &kernels.of[i], kernels.of[i].shared_bytes);
+    }
+    const fv_cuda_attend_kernel *hopper[] = {fv_cuda_hopper.rows_64, fv_cuda_hopper.rows_128, fv_cuda_hopper.latent};
+    for (const fv_cuda_attend_kernel *kernels : hopper) {
+        for (int32_t i = 0; i < 2 && status == FV_OK && fv_cuda_state_of(device)->is_hopper; i++)
+            status = allow_shared(device, &kernels[i], kernels[i].shared_bytes);
     }
     fv_cuda_leave(device, previous);
     return status;
@@ -295,19 +361,19 @@ static const char *why_not_mla_64(const fv_problem *problem)
 extern "C" {
 
 const fv_attend_variant fv_cuda_mla_decode[FV_CUDA_NUM_MLA_DECODE] = {
-    {"rows16_keys64", FEW_ROWS, 64, why_not_mla, scratch_bytes, launch_16, FV_RESCALING_MULTIPLY},
-    {"rows64_keys64", MANY_ROWS, 64, why_not_mla_64, scratch_bytes, launch_many, FV_RESCALING_MULTIPLY},
+    {"rows16_keys64", FEW_ROWS, 64, why_not_mla, scratch_bytes, launch_16, FV_RESCALING_MULTIPLY, 1},
+    {"rows64_keys64", MANY_ROWS, 64, why_not_mla_64, scratch_bytes, launch_many, FV_RESCALING_MULTIPLY, 1},
 };
 
 const fv_attend_variant fv_cuda_attend_paged[FV_CUDA_NUM_ATTEND] = {
-    {"rows16_keys64", FEW_ROWS, 64, why_not, scratch_bytes, launch_16, FV_RESCALING_MULTIPLY},
-    {"rows64_keys64", MANY_ROWS, 64, why_not_64, scratch_bytes, launch_many, FV_RESCALING_MULTIPLY},
-    {"rows128_keys64", MANY_SHORT_ROWS, 64, why_not_128, scratch_bytes, launch_many, FV_RESCALING_MULTIPLY},
+    {"rows16_keys64", FEW_ROWS, 64, why_not, scratch_bytes, launch_16, FV_RESCALING_MULTIPLY, 3},
+    {"rows64_keys64", MANY_ROWS, 64, why_not_64, scratch_bytes, launch_many, FV_RESCALING_MULTIPLY, 1},
+    {"rows128_keys64", MANY_SHORT_ROWS, 64, why_not_128, scratch_bytes, launch_many, FV_RESCALING_MULTIPLY, 1},
 };
 
 const fv_attend_variant fv_cuda_attend_dense[FV_CUDA_NUM_ATTEND] = {
-    {"rows16_keys64", FEW_ROWS, 64, why_not, scratch_bytes, launch_dense_16, FV_RESCALING_MULTIPLY},
-    {"rows64_keys64", MANY_ROWS, 64, why_not_64, scratch_bytes, launch_dense_many, FV_RESCALING_MULTIPLY},
-    {"rows128_keys64", MANY_SHORT_ROWS, 64, why_not_128, scratch_bytes, launch_dense_many, FV_RESCALING_MULTIPLY},
+    {"rows16_keys64", FEW_ROWS, 64, why_not, scratch_bytes, launch_dense_16, FV_RESCALING_MULTIPLY, 2},
+    {"rows64_keys64", MANY_ROWS, 64, why_not_64, scratch_bytes, launch_dense_many, FV_RESCALING_MULTIPLY, 1},
+    {"rows128_keys64", MANY_SHORT_ROWS, 64, why_not_128, scratch_bytes, launch_dense_many, FV_RESCALING_MULTIPLY, 1},
 };
 }

@@ -8,7 +8,8 @@ typedef struct fv_cuda_attend_kernel {
     void (*kernel)(attend_args args);
     int32_t shared_bytes;
     int32_t num_threads;
-    int32_t block_m; /* rows that it takes at once */
+    int32_t block_m;         /* rows that it takes at once */
+    int32_t takes_row_parts; /* 1: the rows of an item may be dealt out to attend_args.row_parts blocks of threads */
 } fv_cuda_attend_kernel;
 
 /* Those of one head size: [0] bf16, [1] fp16. */
@@ -23,6 +24,15 @@ extern const fv_cuda_attend_kernels fv_cuda_attend_128;
 extern const fv_cuda_attend_kernels fv_cuda_attend_256;
 extern const fv_cuda_attend_kernels fv_cuda_attend_512;
 extern const fv_cuda_attend_kernels fv_cuda_attend_latent;
+
+/* Few rows over plain caches (attend_few.cuh), by head size, ascending: [0] bf16, [1] fp16. */
+typedef struct fv_cuda_attend_few_kernels {
+    int32_t head_size; /* of keys and values, at most */
+    fv_cuda_attend_kernel of[2];
+} fv_cuda_attend_few_kernels;
+
+enum { FV_CUDA_NUM_ATTEND_FEW = 3 };
+extern const fv_cuda_attend_few_kernels fv_cuda_attend_few[FV_CUDA_NUM_ATTEND_FEW];
 
 /* fp32 arithmetic without tensor cores, for every dtype and head size; its shared memory is by head size. */
 extern const fv_cuda_attend_kernel fv_cuda_attend_f32;

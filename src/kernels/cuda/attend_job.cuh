@@ -47,8 +47,10 @@ typedef struct attend_args {
     int32_t is_latent;        /* 1: the value is the start of the key */
     int32_t is_ds;            /* 1: entries of FV_KV_LAYOUT_LATENT_FP8_DS */
     float inverse_soft_cap;
-    int32_t q_vectors; /* 1: rows of q can be read 16 bytes at a time */
-    int32_t out_pairs; /* 1: two neighbouring elements of out can be written at once */
+    int32_t block_shift; /* of plain caches (is_plain): log2 of the block size, -1 where it is no power of two */
+    int32_t q_vectors;   /* 1: rows of q can be read 16 bytes at a time */
+    int32_t row_parts;   /* blocks of threads, neighbours in the grid, that share an item's rows */
+    int32_t out_pairs;   /* 1: two neighbouring elements of out can be written at once */
 } attend_args;
 
 /* One row of a block, in shared memory. */
@@ -84,13 +86,13 @@ typedef struct attend_job {
 static __device__ __forceinline__ bool find_item(fv_work_item *item, const attend_args *args)
 {
     const fv_attend_params *params = &args->params;
+    const int32_t block = (int32_t)blockIdx.x / args->row_parts;
     if (params->items) {
-        *item = params->items[blockIdx.x];
+        *item = params->items[block];
         return true;
     }
     /* Last Q blocks first: causal ones have the most keys. */
-    return find_grid_item(item, params, params->num_q_blocks - 1 - (int32_t)blockIdx.x, (int32_t)blockIdx.y,
-                          (int32_t)blockIdx.z);
+    return find_grid_item(item, params, params->num_q_blocks - 1 - block, (int32_t)blockIdx.y, (int32_t)blockIdx.z);
 }
 
 static __device__ __forceinline__ attend_job job_of(const attend_args *args, const fv_work_item *item, int32_t kv_head)
@@ -221,6 +223,22 @@ static __device__ __forceinline__ void find_keys(attend_tile<TILE> *tile, const 
     }
 }
 
+/* Block and slot of a key, in place of a division where the block size is a power of two. */
+static __device__ __forceinline__ int2 split_key(const attend_args *args, int32_t key)
+{
+    const int32_t size = args->params.cache.block_size;
+    const int32_t at = args->block_shift >= 0 ? key >> args->block_shift : (int32_t)((uint32_t)key / (uint32_t)size);
+    return make_int2(at, key - at * size);
+}
+
+/* Where a row of a plain cache begins. */
+static __device__ __forceinline__ const char *plain_row(const fv_kv_plane *plane, int64_t block, int32_t head,
+                                                        int32_t slot)
+{
+    return (const char *)plane->data + block * plane->block_stride + head * plane->head_stride +
+           slot * plane->slot_stride;
+}
+
 /* --- scores -------------------------------------------------------------------------------------------- */
 
 /* cap * tanh(score / cap), finite for any score. */
@@ -297,7 +315,7 @@ static __device__ __forceinline__ void store_sums(const attend_args *args, const
 typedef struct attend_target {
     char *to;
     fv_dtype dtype;
-    int32_t pairs;    /* 1: two 16-bit elements at once */
+    int32_t pairs;    /* 1: two elements at once */
     float out_factor; /* of what is stored */
 } attend_target;
 
@@ -311,7 +329,7 @@ static __device__ __forceinline__ attend_target target_of(const attend_args *arg
     if (end->partial < 0) return target;
     target.to = (char *)(params->partial_out + end->partial * params->v_head_size);
     target.dtype = FV_DTYPE_F32;
-    target.pairs = 0;
+    target.pairs = 1;
     return target;
 }
 
@@ -327,11 +345,15 @@ static __device__ __forceinline__ void store_element(const attend_target *target
         ((__nv_bfloat16 *)target->to)[d] = fv_narrow<__nv_bfloat16>(value);
 }
 
-/* Elements d and d + 1, of 16 bits, at once. */
+/* Elements d and d + 1 at once: of 16 bits, or of a partial result. */
 static __device__ __forceinline__ void store_pair(const attend_target *target, int32_t d, float low, float high)
 {
     low = target->out_factor == 0.0f ? 0.0f : low * target->out_factor;
     high = target->out_factor == 0.0f ? 0.0f : high * target->out_factor;
+    if (target->dtype == FV_DTYPE_F32) {
+        *(float2 *)(target->to + 4 * d) = make_float2(low, high);
+        return;
+    }
     *(uint32_t *)(target->to + 2 * d) = target->dtype == FV_DTYPE_F16 ? fv_narrow_pair<__half>(low, high)
                                                                       : fv_narrow_pair<__nv_bfloat16>(low, high);
 }

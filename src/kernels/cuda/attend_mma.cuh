@@ -799,7 +799,7 @@ static __global__ void __launch_bounds__(S::THREADS, S::THREADS <= 128 ? 2 : 1)
 /* The kernel of a shape as the launcher takes it. */
 template <class S> constexpr fv_cuda_attend_kernel attend_kernel_of(void)
 {
-    return {attend_kernel<S>, (int32_t)sizeof(attend_memory<S>), S::THREADS, S::BLOCK_M};
+    return {attend_kernel<S>, (int32_t)sizeof(attend_memory<S>), S::THREADS, S::BLOCK_M, 0};
 }
 
 #endif

@@ -8,7 +8,9 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "kernels/cuda/gemm.h"
 #include "kernels/cuda/kernels.h"
+#include "kernels/cuda/layers/layers.h"
 
 /* --- errors and the current GPU ----------------------------------------------------------------------- */
 
@@ -99,6 +101,12 @@ static fv_status cuda_fill(fv_device *device, void *dst, uint8_t value, size_t b
 {
     const int previous = fv_cuda_enter(device);
     return finish(device, previous, "fill", cudaMemsetAsync(dst, value, bytes, (cudaStream_t)stream));
+}
+
+static fv_status cuda_memory_info(size_t *free_bytes, size_t *total_bytes, fv_device *device)
+{
+    const int previous = fv_cuda_enter(device);
+    return finish(device, previous, "asking for free memory", cudaMemGetInfo(free_bytes, total_bytes));
 }
 
 /* --- streams, events, graphs --------------------------------------------------------------------------- */
@@ -197,6 +205,7 @@ static void cuda_graph_destroy(fv_device *device, fv_graph graph)
 static void cuda_destroy(fv_device *device)
 {
     const fv_allocator allocator = fv_cuda_state_of(device)->host.allocator;
+    fv_cuda_gemm_destroy(fv_cuda_state_of(device)->gemm, device);
     allocator.free(allocator.user, device->state);
     allocator.free(allocator.user, device);
 }
@@ -220,6 +229,8 @@ static const fv_device_ops cuda_ops = {
     .graph_end = cuda_graph_end,
     .graph_launch = cuda_graph_launch,
     .graph_destroy = cuda_graph_destroy,
+    .gemm = fv_cuda_gemm_run,
+    .memory_info = cuda_memory_info,
     .destroy = cuda_destroy,
 };
 
@@ -290,19 +301,28 @@ fv_status fv_cuda_device_open(fv_device **out, const fv_plugin_host *host, int32
         status = host->fail(FV_ERR_NO_MEMORY, "no memory for device 'cuda:%d'", index);
         goto fail;
     }
-    *state = (fv_cuda_state){.host = *host, .index = index, .max_shared = (int32_t)gpu.sharedMemPerBlockOptin};
+    *state = (fv_cuda_state){
+        .host = *host,
+        .index = index,
+        .max_shared = (int32_t)gpu.sharedMemPerBlockOptin,
+        .overlaps = gpu.major >= 9,
+        .is_hopper = FOVEA_CUDA_HAS_90A && gpu.major == 9 && gpu.minor == 0,
+    };
     snprintf(state->name, sizeof(state->name), "cuda:%d", index);
     *device = (fv_device){
         .name = state->name,
         .ops = &cuda_ops,
         .tables = tables,
         .num_tables = FV_ARRAY_LEN(tables),
+        .layers = &fv_cuda_layers,
         .num_workers = gpu.multiProcessorCount,
+        .probes = &fv_cuda_probes,
         .context = host->context,
         .state = state,
     };
     describe(device, &gpu);
     status = fv_cuda_attend_open(device); /* the first call that needs the GPU itself */
+    if (status == FV_OK) status = fv_cuda_gemm_create(&state->gemm, device);
     if (status != FV_OK) goto fail;
     *out = device;
     return FV_OK;

@@ -6,6 +6,8 @@
 
 #include "core/plugin.h"
 
+struct fv_cuda_gemm; /* kernels/cuda/gemm.h */
+
 #ifdef __cplusplus
 extern "C" {
 #endif
@@ -17,6 +19,9 @@ typedef struct fv_cuda_state {
     fv_plugin_host host;
     int32_t index;      /* of the CUDA run-time */
     int32_t max_shared; /* bytes of shared memory that a block may have */
+    int32_t is_hopper;  /* compute capability 9.0, and machine code of sm_90a is there */
+    int32_t overlaps;   /* compute capability 9.0 and later: kernels/cuda/overlap.cuh */
+    struct fv_cuda_gemm *gemm;
     char name[32];
 } fv_cuda_state;
 

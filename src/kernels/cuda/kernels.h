@@ -2,6 +2,7 @@
 #ifndef FV_KERNELS_CUDA_KERNELS_H
 #define FV_KERNELS_CUDA_KERNELS_H
 
+#include "core/device_probes.h"
 #include "ops/kernel_table.h"
 
 #ifdef __cplusplus
@@ -9,6 +10,7 @@ extern "C" {
 #endif
 
 extern const fv_kernel_table fv_cuda_kernels;
+extern const fv_device_probes fv_cuda_probes;
 
 enum { FV_CUDA_NUM_ATTEND = 3, FV_CUDA_NUM_MLA_DECODE = 2 };
 
@@ -24,6 +26,7 @@ fv_status fv_cuda_kv_write(const fv_launch *launch, const fv_kv_write_params *pa
 fv_status fv_cuda_kv_gather(const fv_launch *launch, const fv_kv_gather_params *params);
 fv_status fv_cuda_kv_copy(const fv_launch *launch, const fv_kv_copy_params *params);
 fv_status fv_cuda_copy_rows(const fv_launch *launch, const fv_copy_rows_params *params);
+fv_status fv_cuda_rms_norm(const fv_launch *launch, const fv_rms_norm_params *params);
 fv_status fv_cuda_rope(const fv_launch *launch, const fv_rope_params *params);
 fv_status fv_cuda_rope_kv_write(const fv_launch *launch, const fv_rope_kv_write_params *params);
 fv_status fv_cuda_merge_states(const fv_launch *launch, const fv_merge_params *params);

@@ -17,6 +17,7 @@ const fv_kernel_table fv_cuda_kernels = {
     .kv_gather = fv_cuda_kv_gather,
     .kv_copy = fv_cuda_kv_copy,
     .copy_rows = fv_cuda_copy_rows,
+    .rms_norm = fv_cuda_rms_norm,
     .rope = fv_cuda_rope,
     .rope_kv_write = fv_cuda_rope_kv_write,
     .merge_states = fv_cuda_merge_states,

@@ -1,0 +1,399 @@
+/* Attention of few rows over a cache on tensor cores (mma.sync, sm_80 and later): decode, which the memory bounds.
+ * Up to 16 rows share each key, and the keys of an item are dealt out to four warps, 16 at a time, each with its own
+ * sums and its own ring of tiles in shared memory: no warp waits for another before the end.
+ *
+ *   warp w      tile w     tile w + 4     tile w + 8 ...
+ *   its ring    [ worked on ][ on its way ]                       cp.async
+ *   the end     maxima, sums and values of the four warps meet in shared memory
+ *
+ * Caches of the queries' 16-bit dtype, or of one byte: those arrive as they are and are widened by their warp. The keys
+ * become numbers of the queries' dtype, the values fp16, in which 8-bit formats are exact, and so does P. Rows lie
+ * together; scores need no more than scale and mask: everything else takes attend_mma.cuh. */
+#ifndef FV_KERNELS_CUDA_ATTEND_FEW_CUH
+#define FV_KERNELS_CUDA_ATTEND_FEW_CUH
+
+#include "kernels/cuda/attend_mma.cuh"
+
+template <class Element, int HEAD_, int VALUE_> struct few_shape {
+    using T = Element;
+    static constexpr int HEAD = HEAD_, VALUE = VALUE_, WARPS = 4, THREADS = 32 * WARPS, TILE = 16, BLOCK_M = 16;
+    static constexpr int K_ROW = HEAD + 8, V_ROW = VALUE + 8; /* 8 rows lie in different banks */
+    static constexpr int WIDE = TILE * (K_ROW + V_ROW) * 2, NARROW = TILE * (HEAD + VALUE); /* bytes of a tile */
+    static constexpr int STAGES = 2, RING = STAGES * WIDE;
+    static constexpr int NARROW_STAGES = (RING - WIDE) / NARROW;        /* behind the tile that is worked on, widened */
+    static constexpr int BLOCKS = HEAD <= 64 ? 4 : HEAD <= 128 ? 3 : 1; /* on a multiprocessor */
+    static_assert(HEAD % 32 == 0 && VALUE % 16 == 0 && NARROW_STAGES >= 2, "whole instructions, and a ring");
+};
+
+template <class S> struct few_memory {
+    alignas(16) char ring[S::WARPS][S::RING]; /* at the end: values of each warp, fp32 */
+    alignas(16) typename S::T q[S::BLOCK_M * S::K_ROW];
+    const char *k[S::WARPS][S::TILE]; /* of the tile that a warp asks for; NULL: no row sees the key */
+    const char *v[S::WARPS][S::TILE];
+    float max[S::WARPS][S::BLOCK_M], sum[S::WARPS][S::BLOCK_M], rounded[S::WARPS][S::BLOCK_M];
+    attend_row rows[S::BLOCK_M];
+    attend_keys keys;
+    int32_t has_item;
+    fv_work_item item;
+    attend_job job;
+};
+
+/* A warp's state: two rows for each thread, l / 4 and the eighth after it. */
+template <class S> struct few_state {
+    float out[S::VALUE / 8][4];
+    float max[2];
+    float sum[2];     /* of this thread's keys */
+    float rounded[4]; /* sums of P as the tensor cores get it, of all keys: a column of ones behind V */
+};
+
+/* A warp's tiles: tile n holds the 16 keys from first + 16 (warp + 4 n) on. */
+typedef struct few_tiles {
+    int32_t first, count;
+} few_tiles;
+
+template <class S> static __device__ __forceinline__ int32_t few_tile_key(const few_tiles *tiles, int32_t n)
+{
+    return tiles->first + n * S::WARPS * S::TILE;
+}
+
+/* The block of a lane's key of tile n, asked for a tile ahead of its use. */
+template <class S>
+static __device__ __forceinline__ int32_t few_block(const few_memory<S> *memory, const attend_args *args,
+                                                    const few_tiles *tiles, int32_t n, int32_t lane)
+{
+    const int32_t key = few_tile_key<S>(tiles, n) + lane;
+    if (lane >= S::TILE || n >= tiles->count || key < memory->keys.first || key >= memory->keys.end) return -1;
+    return memory->job.table[split_key(args, key).x];
+}
+
+/* Asks for tile n, the lanes' keys of which are in `block`. */
+template <class S, bool IS_NARROW>
+static __device__ __forceinline__ void load_few_tile(few_memory<S> *memory, const attend_args *args,
+                                                     const few_tiles *tiles, int32_t n, int32_t block, int32_t warp,
+                                                     int32_t lane)
+{
+    const fv_attend_params *params = &args->params;
+    if (lane < S::TILE) {
+        const int32_t slot = split_key(args, few_tile_key<S>(tiles, n) + lane).y, kv_head = memory->job.kv_head;
+        memory->k[warp][lane] = block < 0 ? NULL : plain_row(&args->k[0].plane, block, kv_head, slot);
+        memory->v[warp][lane] = block < 0 ? NULL : plain_row(&args->v[0].plane, block, kv_head, slot);
+    }
+    __syncwarp();
+    constexpr int ELEMENT = IS_NARROW ? 1 : 2, EACH = 16 / ELEMENT; /* elements of a copy */
+    constexpr int K_COPIES = S::HEAD / EACH, V_COPIES = S::VALUE / EACH;
+    constexpr int K_BYTES = (IS_NARROW ? S::HEAD : S::K_ROW) * ELEMENT,
+                  V_BYTES = (IS_NARROW ? S::VALUE : S::V_ROW) * ELEMENT;
+    char *to = memory->ring[warp] + (IS_NARROW ? S::WIDE + n % S::NARROW_STAGES * S::NARROW : n % S::STAGES * S::WIDE);
+#pragma unroll
+    for (int i = 0; i < S::TILE * K_COPIES / 32; i++) {
+        const int32_t at = lane + i * 32, key = at / K_COPIES, copy = at % K_COPIES;
+        const char *row = memory->k[warp][key];
+        const bool is_there = row && copy * EACH < params->head_size;
+        ptx_cp_async_16_or_zeros(to + key * K_BYTES + copy * 16, is_there ? row + copy * 16 : params->q,
+                                 is_there ? 16 : 0);
+    }
+    to += S::TILE * K_BYTES;
+#pragma unroll
+    for (int i = 0; i < S::TILE * V_COPIES / 32; i++) {
+        const int32_t at = lane + i * 32, key = at / V_COPIES, copy = at % V_COPIES;
+        const char *row = memory->v[warp][key];
+        const bool is_there = row && copy * EACH < params->v_head_size;
+        ptx_cp_async_16_or_zeros(to + key * V_BYTES + copy * 16, is_there ? row + copy * 16 : params->q,
+                                 is_there ? 16 : 0);
+    }
+    __syncwarp(); /* the addresses are read */
+}
+
+/* A tile of one-byte entries to numbers: keys of T, values of fp16. */
+template <class S>
+static __device__ __forceinline__ void widen_few_tile(char *to, const char *from, fv_dtype dtype, int32_t lane)
+{
+#pragma unroll 4
+    for (int i = 0; i < S::TILE * S::HEAD / 8 / 32; i++) {
+        const int32_t at = lane + i * 32, key = at / (S::HEAD / 8), chunk = at % (S::HEAD / 8);
+        *(uint4 *)(to + (key * S::K_ROW + chunk * 8) *
+                            2) = widen_chunk<typename S::T>(*(const uint2 *)(from + key * S::HEAD + chunk * 8), dtype);
+    }
+    to += S::TILE * S::K_ROW * 2;
+    from += S::TILE * S::HEAD;
+#pragma unroll 4
+    for (int i = 0; i < S::TILE * S::VALUE / 8 / 32; i++) {
+        const int32_t at = lane + i * 32, key = at / (S::VALUE / 8), chunk = at % (S::VALUE / 8);
+        *(uint4 *)(to + (key * S::V_ROW + chunk * 8) *
+                            2) = widen_chunk<__half>(*(const uint2 *)(from + key * S::VALUE + chunk * 8), dtype);
+    }
+}
+
+/* S of 16 rows x 16 keys. Of long heads the tensor cores add up spans of 64 elements: they cut off what they add. */
+template <class S>
+static __device__ __forceinline__ void multiply_few_keys(float (&s)[2][4], uint32_t q_at, uint32_t k_at)
+{
+    using T = typename S::T;
+    constexpr int SPAN = S::HEAD > 128 ? 64 : S::HEAD;
+#pragma unroll
+    for (int n = 0; n < 2; n++)
+#pragma unroll
+        for (int j = 0; j < 4; j++) s[n][j] = 0;
+#pragma unroll
+    for (int first = 0; first < S::HEAD; first += SPAN) {
+        float part[2][4] = {};
+#pragma unroll
+        for (int d = first; d < first + SPAN; d += 16) {
+            uint32_t k[4], q[4];
+            ptx_ldmatrix_x4(k, k_at + d * 2);
+            ptx_ldmatrix_x4(q, q_at + d * 2);
+            ptx_mma_m16n8k16<T>(part[0], q, k[0], k[1]);
+            ptx_mma_m16n8k16<T>(part[1], q, k[2], k[3]);
+        }
+#pragma unroll
+        for (int n = 0; n < 2; n++)
+#pragma unroll
+            for (int j = 0; j < 4; j++) s[n][j] += part[n][j];
+    }
+}
+
+/* From dot products to scores in base 2, and the new maxima; the sums so far follow them. */
+template <class S>
+static __device__ __forceinline__ void score_few_keys(float (&s)[2][4], few_state<S> *state,
+                                                      const few_memory<S> *memory, int32_t tile_first, int32_t lane,
+                                                      float scale)
+{
+    const bool is_plain = tile_first >= memory->keys.full_first && tile_first + S::TILE <= memory->keys.full_end;
+    float factor[2];
+    bool changes = false;
+#pragma unroll
+    for (int half = 0; half < 2; half++) {
+        const int32_t origin = tile_first + lane % 4 * 2;
+        const attend_row *row = &memory->rows[lane / 4 + half * 8];
+        const int32_t first = is_plain ? 0 : row->first - origin, end = is_plain ? S::TILE : row->end - origin;
+        float largest = -INFINITY;
+#pragma unroll
+        for (int n = 0; n < 2; n++) {
+#pragma unroll
+            for (int j = 0; j < 2; j++) {
+                const int32_t key = n * 8 + j;
+                float *score = &s[n][2 * half + j];
+                *score = key >= first && key < end ? *score * scale : -INFINITY;
+                largest = fmaxf(largest, *score);
+            }
+        }
+        largest = fmaxf(largest, __shfl_xor_sync(~0u, largest, 1));
+        largest = fmaxf(fmaxf(largest, __shfl_xor_sync(~0u, largest, 2)), state->max[half]);
+        factor[half] = largest == state->max[half] ? 1.0f : ptx_ex2(state->max[half] - largest);
+        changes = changes || factor[half] != 1.0f;
+        state->max[half] = largest;
+        state->sum[half] *= factor[half];
+    }
+    if (!__any_sync(~0u, changes)) return;
+#pragma unroll
+    for (int j = 0; j < 4; j++) state->rounded[j] *= factor[j / 2];
+#pragma unroll
+    for (int n = 0; n < S::VALUE / 8; n++)
+#pragma unroll
+        for (int j = 0; j < 4; j++) state->out[n][j] *= factor[j / 2];
+}
+
+/* P of the keys, and O += P V with P and V as P_T. */
+template <class S, class P_T>
+static __device__ __forceinline__ void add_few_values(few_state<S> *state, const float (&s)[2][4], uint32_t v_at)
+{
+    float p[2][4];
+#pragma unroll
+    for (int n = 0; n < 2; n++)
+#pragma unroll
+        for (int j = 0; j < 4; j++) {
+            const float max = state->max[j / 2] == -INFINITY ? 0.0f : state->max[j / 2];
+            p[n][j] = ptx_ex2(s[n][j] - max);
+            state->sum[j / 2] += p[n][j];
+        }
+    const uint32_t weights[4] = {fv_narrow_pair<P_T>(p[0][0], p[0][1]), fv_narrow_pair<P_T>(p[0][2], p[0][3]),
+                                 fv_narrow_pair<P_T>(p[1][0], p[1][1]), fv_narrow_pair<P_T>(p[1][2], p[1][3])};
+    const uint32_t ones = fv_narrow_pair<P_T>(1, 1);
+    ptx_mma_m16n8k16<P_T>(state->rounded, weights, ones, ones);
+#pragma unroll
+    for (int n = 0; n < S::VALUE / 8; n += 2) {
+        uint32_t v[4];
+        ptx_ldmatrix_x4_trans(v, v_at + n * 16);
+        ptx_mma_m16n8k16<P_T>(state->out[n], weights, v[0], v[1]);
+        ptx_mma_m16n8k16<P_T>(state->out[n + 1], weights, v[2], v[3]);
+    }
+}
+
+template <class S>
+static __device__ __forceinline__ void load_few_queries(few_memory<S> *memory, const attend_args *args,
+                                                        int32_t num_rows)
+{
+    constexpr int CHUNKS = S::HEAD / 8;
+    const fv_attend_params *params = &args->params;
+    for (int32_t i = threadIdx.x; i < S::BLOCK_M * CHUNKS; i += S::THREADS) {
+        const int32_t r = i / CHUNKS, chunk = i % CHUNKS;
+        uint4 loaded = make_uint4(0, 0, 0, 0);
+        if (r < num_rows && chunk * 8 < params->head_size)
+            loaded = *(const uint4 *)((const char *)params->q + memory->rows[r].token * params->q_token_stride +
+                                      memory->rows[r].head * params->q_head_stride + chunk * 16);
+        *(uint4 *)(memory->q + r * S::K_ROW + chunk * 8) = loaded;
+    }
+}
+
+/* All tiles of a warp. */
+template <class S, bool IS_NARROW>
+static __device__ __forceinline__ void attend_few_tiles(few_state<S> *state, few_memory<S> *memory,
+                                                        const attend_args *args, int32_t num_rows, int32_t warp,
+                                                        int32_t lane)
+{
+    using T = typename S::T;
+    constexpr int STAGES = IS_NARROW ? S::NARROW_STAGES : S::STAGES, AHEAD = STAGES - 1;
+    const int32_t in_matrix = lane % 8, matrix = lane / 8;
+    const float scale = args->params.scale * memory->job.k_head_scale * FV_LOG2E;
+    const int32_t all_first = memory->keys.first / S::TILE * S::TILE;
+    const int32_t all = (memory->keys.end - all_first + S::TILE - 1) / S::TILE;
+    const few_tiles tiles = {all_first + warp * S::TILE, (all - warp + S::WARPS - 1) / S::WARPS};
+
+    const uint32_t q_at = ptx_shared_address(memory->q + (matrix % 2 * 8 + in_matrix) * S::K_ROW + matrix / 2 * 8);
+    int32_t block = few_block<S>(memory, args, &tiles, 0, lane);
+#pragma unroll 1
+    for (int32_t n = -AHEAD; n < tiles.count; n++) {
+        const int32_t asked = n + AHEAD, next = few_block<S>(memory, args, &tiles, asked + 1, lane);
+        if (asked < tiles.count) load_few_tile<S, IS_NARROW>(memory, args, &tiles, asked, block, warp, lane);
+        ptx_cp_async_commit();
+        block = next;
+        if (n == -1) { /* the first keys are on their way */
+            load_few_queries<S>(memory, args, num_rows);
+            __syncthreads();
+        }
+        if (n < 0) continue;
+        ptx_cp_async_wait<AHEAD>();
+        __syncwarp();
+        const char *tile = memory->ring[warp] + (IS_NARROW ? 0 : n % STAGES * S::WIDE);
+        if constexpr (IS_NARROW) {
+            widen_few_tile<S>(memory->ring[warp], memory->ring[warp] + S::WIDE + n % STAGES * S::NARROW,
+                              args->params.cache.dtype, lane);
+            __syncwarp();
+        }
+        const uint32_t k_at = ptx_shared_address(tile + ((matrix / 2 * 8 + in_matrix) * S::K_ROW + matrix % 2 * 8) * 2);
+        const uint32_t v_at = ptx_shared_address(tile + S::TILE * S::K_ROW * 2 +
+                                                 ((matrix % 2 * 8 + in_matrix) * S::V_ROW + matrix / 2 * 8) * 2);
+        float s[2][4];
+        multiply_few_keys<S>(s, q_at, k_at);
+        score_few_keys<S>(s, state, memory, few_tile_key<S>(&tiles, n), lane, scale);
+        if constexpr (IS_NARROW)
+            add_few_values<S, __half>(state, s, v_at);
+        else
+            add_few_values<S, T>(state, s, v_at);
+        __syncwarp(); /* the tile is read to the end */
+    }
+    ptx_cp_async_wait<0>();
+}
+
+/* A warp's sums to shared memory; values in the place of its ring. */
+template <class S>
+static __device__ __forceinline__ void share_few_state(few_memory<S> *memory, const few_state<S> *state, int32_t warp,
+                                                       int32_t lane)
+{
+    float *values = (float *)memory->ring[warp];
+#pragma unroll
+    for (int half = 0; half < 2; half++) {
+        const int32_t r = lane / 4 + half * 8;
+        float sum = state->sum[half];
+        sum += __shfl_xor_sync(~0u, sum, 1);
+        sum += __shfl_xor_sync(~0u, sum, 2);
+        if (lane % 4 == 0) {
+            memory->max[warp][r] = state->max[half];
+            memory->sum[warp][r] = sum;
+            memory->rounded[warp][r] = state->rounded[2 * half];
+        }
+#pragma unroll
+        for (int n = 0; n < S::VALUE / 8; n++)
+            *(float2 *)(values + r * S::VALUE + n * 8 + lane % 4 * 2) = make_float2(state->out[n][2 * half],
+                                                                                    state->out[n][2 * half + 1]);
+    }
+}
+
+/* The four warps' sums become one, and the row's results go to memory: 128 / VALUE threads' worth of pairs a row. */
+template <class S>
+static __device__ __forceinline__ void store_few_rows(const few_memory<S> *memory, const attend_args *args,
+                                                      int32_t num_rows)
+{
+    constexpr int PAIRS = S::VALUE / 2;
+    const attend_job *job = &memory->job;
+    for (int32_t i = threadIdx.x; i < num_rows * PAIRS; i += S::THREADS) {
+        const int32_t r = i / PAIRS, d = i % PAIRS * 2;
+        float max = -INFINITY, sum = 0, rounded = 0;
+        float2 value = make_float2(0, 0);
+#pragma unroll
+        for (int w = 0; w < S::WARPS; w++) max = fmaxf(max, memory->max[w][r]);
+#pragma unroll
+        for (int w = 0; w < S::WARPS; w++) {
+            const float factor = memory->max[w][r] == -INFINITY ? 0.0f : ptx_ex2(memory->max[w][r] - max);
+            const float2 part = *(const float2 *)((const float *)memory->ring[w] + r * S::VALUE + d);
+            sum += memory->sum[w][r] * factor;
+            rounded += memory->rounded[w][r] * factor;
+            value.x += factor == 0.0f ? 0.0f : part.x * factor;
+            value.y += factor == 0.0f ? 0.0f : part.y * factor;
+        }
+        const float values_factor = job->v_head_scale * (rounded > 0 ? __fdividef(sum, rounded) : 1.0f);
+        const attend_row *row = &memory->rows[r];
+        const attend_end end = end_row(args, job, row, max, sum, values_factor);
+        if (d == 0) store_sums(args, row, &end);
+        if (d >= args->params.v_head_size) continue;
+        const attend_target target = target_of(args, row, &end);
+        if (target.pairs) {
+            store_pair(&target, d, value.x, value.y);
+        } else {
+            store_element(&target, d, value.x);
+            store_element(&target, d + 1, value.y);
+        }
+    }
+}
+
+template <class S>
+static __device__ __forceinline__ void attend_few_block(few_memory<S> *memory, const attend_args *args, int32_t row0)
+{
+    const int32_t warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+    const int32_t num_rows = fv_min_i32(S::BLOCK_M, memory->job.num_rows - row0);
+    find_rows<S::BLOCK_M>(memory->rows, &memory->keys, args, &memory->job, row0);
+    few_state<S> state;
+#pragma unroll
+    for (int n = 0; n < S::VALUE / 8; n++)
+#pragma unroll
+        for (int j = 0; j < 4; j++) state.out[n][j] = 0;
+#pragma unroll
+    for (int j = 0; j < 4; j++) state.rounded[j] = 0;
+    state.max[0] = state.max[1] = -INFINITY;
+    state.sum[0] = state.sum[1] = 0;
+    if (memory->keys.first < memory->keys.end) {
+        if (args->is_narrow)
+            attend_few_tiles<S, true>(&state, memory, args, num_rows, warp, lane);
+        else
+            attend_few_tiles<S, false>(&state, memory, args, num_rows, warp, lane);
+    }
+    share_few_state<S>(memory, &state, warp, lane);
+    __syncthreads();
+    store_few_rows<S>(memory, args, num_rows);
+    __syncthreads(); /* rows and sums are read to the end */
+}
+
+template <class S>
+static __global__ void __launch_bounds__(S::THREADS, S::BLOCKS)
+    attend_few_kernel(const __grid_constant__ attend_args args)
+{
+    extern __shared__ __align__(16) char shared[];
+    few_memory<S> *memory = (few_memory<S> *)shared;
+    if (threadIdx.x == 0) memory->has_item = find_item(&memory->item, &args);
+    __syncthreads();
+    if (!memory->has_item) return;
+    for (int32_t head = 0; head < memory->item.num_kv_heads; head++) {
+        __syncthreads(); /* the job before this one is read to the end */
+        if (threadIdx.x == 0) memory->job = job_of(&args, &memory->item, memory->item.first_kv_head + head);
+        __syncthreads();
+        for (int32_t row0 = 0; row0 < memory->job.num_rows; row0 += S::BLOCK_M)
+            attend_few_block<S>(memory, &args, row0);
+    }
+}
+
+template <class S> constexpr fv_cuda_attend_kernel attend_few_of(void)
+{
+    return {attend_few_kernel<S>, (int32_t)sizeof(few_memory<S>), S::THREADS, S::BLOCK_M, 0};
+}
+
+#endif

@@ -1,0 +1,264 @@
+/* Instructions of Hopper (sm_90a) that CUDA C++ has no name for: one thin function each. The sections are those of
+ * NVIDIA's "Parallel Thread Execution ISA", "Asynchronous Warpgroup Level Matrix Instructions" where nothing else
+ * is said. A warpgroup is four warps, the first at a multiple of four.
+ *
+ * Tiles of 16-bit elements in shared memory lie in panels of 64 columns: a row of a panel is 128 bytes, and its
+ * 16-byte chunks are swizzled, chunk c of row r at c ^ (r % 8). Panels begin at multiples of 1024 bytes. */
+#ifndef FV_KERNELS_CUDA_HOPPER_WGMMA_CUH
+#define FV_KERNELS_CUDA_HOPPER_WGMMA_CUH
+
+#include "kernels/cuda/ptx.cuh"
+
+/* "Matrix Descriptor": swizzle of 128 bytes. Offsets and address in units of 16 bytes; `stride` is between groups of
+ * eight rows, `leading` between panels where the columns of a transposed operand span several. */
+__device__ __forceinline__ uint64_t ptx_matrix_descriptor(const void *shared, uint32_t leading_bytes,
+                                                          uint32_t stride_bytes)
+{
+    return (uint64_t)(ptx_shared_address(shared) >> 4) | (uint64_t)(leading_bytes >> 4) << 16 |
+           (uint64_t)(stride_bytes >> 4) << 32 | (uint64_t)1 << 62;
+}
+
+/* The same, `bytes` further on: shared memory ends before the address could carry into the next field. */
+__device__ __forceinline__ uint64_t ptx_descriptor_at(uint64_t descriptor, uint32_t bytes)
+{
+    return (descriptor & 0xffffffff00000000u) | (uint32_t)((uint32_t)descriptor + (bytes >> 4));
+}
+
+/* "wgmma.fence": before the first product that takes registers which other instructions wrote. */
+__device__ __forceinline__ void ptx_wgmma_fence(void) { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
+
+/* "wgmma.commit_group": the products since the last one are a group. */
+__device__ __forceinline__ void ptx_wgmma_commit(void)
+{
+    asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
+}
+
+/* "wgmma.wait_group": until at most N groups are under way. */
+template <int N> __device__ __forceinline__ void ptx_wgmma_wait(void)
+{
+    asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(N) : "memory");
+}
+
+/* No instruction: what follows sees the registers as they are here. After a wait, for each sum that it was for. */
+template <int N> __device__ __forceinline__ void ptx_wgmma_settle(float (&d)[N])
+{
+#pragma unroll
+    for (int i = 0; i < N; i++) asm volatile("" : "+f"(d[i])::"memory");
+}
+
+/* "membar/fence: fence.proxy.async": this thread's writes to shared memory, before wgmma reads them. */
+__device__ __forceinline__ void ptx_fence_proxy_async(void)
+{
+    asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+}
+
+/* The registers of a sum as operands: 8 at a time. */
+#define PTX_D8(d, i)                                                                                \
+    "+f"((d)[(i)]), "+f"((d)[(i) + 1]), "+f"((d)[(i) + 2]), "+f"((d)[(i) + 3]), "+f"((d)[(i) + 4]), \
+        "+f"((d)[(i) + 5]), "+f"((d)[(i) + 6]), "+f"((d)[(i) + 7])
+#define PTX_D16(d, i) PTX_D8(d, i), PTX_D8(d, (i) + 8)
+#define PTX_D32(d, i) PTX_D16(d, i), PTX_D16(d, (i) + 16)
+#define PTX_D64(d, i) PTX_D32(d, i), PTX_D32(d, (i) + 32)
+
+/* "wgmma.mma_async": d = a b (+ d where adds), rows x columns 64 x N, 16 deep, fp32 sums. ss: a and b from shared
+ * memory, rows of elements along the depth; rs: a from registers, as in mma.m16n8k16, warp w of the four has rows 16 w to
+ * 16 w + 15; _nt: b's rows are the depth, its columns lie together. Lane l, d[i]: row l / 4 + 8 (i / 2 % 2),
+ * column 8 (i / 4) + 2 (l % 4) + i % 2. */
+template <class T>
+__device__ __forceinline__ void ptx_wgmma_m64n32k16_ss(float (&d)[16], uint64_t a, uint64_t b, int32_t adds);
+
+template <>
+__device__ __forceinline__ void ptx_wgmma_m64n32k16_ss<__nv_bfloat16>(float (&d)[16], uint64_t a, uint64_t b,
+                                                                      int32_t adds)
+{
+    asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %18, 0;\n"
+                 "wgmma.mma_async.sync.aligned.m64n32k16.f32.bf16.bf16 "
+                 "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15}, "
+                 "%16, %17, p, 1, 1, 0, 0;\n}\n"
+                 : PTX_D16(d, 0)
+                 : "l"(a), "l"(b), "r"(adds));
+}
+
+template <>
+__device__ __forceinline__ void ptx_wgmma_m64n32k16_ss<__half>(float (&d)[16], uint64_t a, uint64_t b, int32_t adds)
+{
+    asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %18, 0;\n"
+                 "wgmma.mma_async.sync.aligned.m64n32k16.f32.f16.f16 "
+                 "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15}, "
+                 "%16, %17, p, 1, 1, 0, 0;\n}\n"
+                 : PTX_D16(d, 0)
+                 : "l"(a), "l"(b), "r"(adds));
+}
+
+template <class T>
+__device__ __forceinline__ void ptx_wgmma_m64n96k16_ss(float (&d)[48], uint64_t a, uint64_t b, int32_t adds);
+
+template <>
+__device__ __forceinline__ void ptx_wgmma_m64n96k16_ss<__nv_bfloat16>(float (&d)[48], uint64_t a, uint64_t b,
+                                                                      int32_t adds)
+{
+    asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %50, 0;\n"
+                 "wgmma.mma_async.sync.aligned.m64n96k16.f32.bf16.bf16 "
+                 "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "
+                 "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, "
+                 "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47}, "
+                 "%48, %49, p, 1, 1, 0, 0;\n}\n"
+                 : PTX_D32(d, 0), PTX_D16(d, 32)
+                 : "l"(a), "l"(b), "r"(adds));
+}
+
+template <>
+__device__ __forceinline__ void ptx_wgmma_m64n96k16_ss<__half>(float (&d)[48], uint64_t a, uint64_t b, int32_t adds)
+{
+    asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %50, 0;\n"
+                 "wgmma.mma_async.sync.aligned.m64n96k16.f32.f16.f16 "
+                 "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "
+                 "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, "
+                 "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47}, "
+                 "%48, %49, p, 1, 1, 0, 0;\n}\n"
+                 : PTX_D32(d, 0), PTX_D16(d, 32)
+                 : "l"(a), "l"(b), "r"(adds));
+}
+
+template <class T>
+__device__ __forceinline__ void ptx_wgmma_m64n128k16_ss(float (&d)[64], uint64_t a, uint64_t b, int32_t adds);
+
+template <>
+__device__ __forceinline__ void ptx_wgmma_m64n128k16_ss<__nv_bfloat16>(float (&d)[64], uint64_t a, uint64_t b,
+                                                                       int32_t adds)
+{
+    asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %66, 0;\n"
+                 "wgmma.mma_async.sync.aligned.m64n128k16.f32.bf16.bf16 "
+                 "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "
+                 "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, "
+                 "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, "
+                 "%48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63}, "
+                 "%64, %65, p, 1, 1, 0, 0;\n}\n"
+                 : PTX_D64(d, 0)
+                 : "l"(a), "l"(b), "r"(adds));
+}
+
+template <>
+__device__ __forceinline__ void ptx_wgmma_m64n128k16_ss<__half>(float (&d)[64], uint64_t a, uint64_t b, int32_t adds)
+{
+    asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %66, 0;\n"
+                 "wgmma.mma_async.sync.aligned.m64n128k16.f32.f16.f16 "
+                 "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "
+                 "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, "
+                 "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, "
+                 "%48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63}, "
+                 "%64, %65, p, 1, 1, 0, 0;\n}\n"
+                 : PTX_D64(d, 0)
+                 : "l"(a), "l"(b), "r"(adds));
+}
+
+template <class T>
+__device__ __forceinline__ void ptx_wgmma_m64n64k16_rs_nt(float (&d)[32], const uint32_t (&a)[4], uint64_t b,
+                                                          int32_t adds);
+
+template <>
+__device__ __forceinline__ void ptx_wgmma_m64n64k16_rs_nt<__nv_bfloat16>(float (&d)[32], const uint32_t (&a)[4],
+                                                                         uint64_t b, int32_t adds)
+{
+    asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %37, 0;\n"
+                 "wgmma.mma_async.sync.aligned.m64n64k16.f32.bf16.bf16 "
+                 "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "
+                 "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31}, "
+                 "{%32, %33, %34, %35}, %36, p, 1, 1, 1;\n}\n"
+                 : PTX_D32(d, 0)
+                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(adds));
+}
+
+template <>
+__device__ __forceinline__ void ptx_wgmma_m64n64k16_rs_nt<__half>(float (&d)[32], const uint32_t (&a)[4], uint64_t b,
+                                                                  int32_t adds)
+{
+    asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %37, 0;\n"
+                 "wgmma.mma_async.sync.aligned.m64n64k16.f32.f16.f16 "
+                 "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "
+                 "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31}, "
+                 "{%32, %33, %34, %35}, %36, p, 1, 1, 1;\n}\n"
+                 : PTX_D32(d, 0)
+                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(adds));
+}
+
+template <class T>
+__device__ __forceinline__ void ptx_wgmma_m64n128k16_rs_nt(float (&d)[64], const uint32_t (&a)[4], uint64_t b,
+                                                           int32_t adds);
+
+template <>
+__device__ __forceinline__ void ptx_wgmma_m64n128k16_rs_nt<__nv_bfloat16>(float (&d)[64], const uint32_t (&a)[4],
+                                                                          uint64_t b, int32_t adds)
+{
+    asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %69, 0;\n"
+                 "wgmma.mma_async.sync.aligned.m64n128k16.f32.bf16.bf16 "
+                 "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "
+                 "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, "
+                 "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, "
+                 "%48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63}, "
+                 "{%64, %65, %66, %67}, %68, p, 1, 1, 1;\n}\n"
+                 : PTX_D64(d, 0)
+                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(adds));
+}
+
+template <>
+__device__ __forceinline__ void ptx_wgmma_m64n128k16_rs_nt<__half>(float (&d)[64], const uint32_t (&a)[4], uint64_t b,
+                                                                   int32_t adds)
+{
+    asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %69, 0;\n"
+                 "wgmma.mma_async.sync.aligned.m64n128k16.f32.f16.f16 "
+                 "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "
+                 "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, "
+                 "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, "
+                 "%48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63}, "
+                 "{%64, %65, %66, %67}, %68, p, 1, 1, 1;\n}\n"
+                 : PTX_D64(d, 0)
+                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(adds));
+}
+
+template <class T>
+__device__ __forceinline__ void ptx_wgmma_m64n256k16_ss_nt(float (&d)[128], uint64_t a, uint64_t b, int32_t adds);
+
+template <>
+__device__ __forceinline__ void ptx_wgmma_m64n256k16_ss_nt<__nv_bfloat16>(float (&d)[128], uint64_t a, uint64_t b,
+                                                                          int32_t adds)
+{
+    asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %130, 0;\n"
+                 "wgmma.mma_async.sync.aligned.m64n256k16.f32.bf16.bf16 "
+                 "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "
+                 "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, "
+                 "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, "
+                 "%48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63, "
+                 "%64, %65, %66, %67, %68, %69, %70, %71, %72, %73, %74, %75, %76, %77, %78, %79, "
+                 "%80, %81, %82, %83, %84, %85, %86, %87, %88, %89, %90, %91, %92, %93, %94, %95, "
+                 "%96, %97, %98, %99, %100, %101, %102, %103, %104, %105, %106, %107, %108, %109, %110, %111, "
+                 "%112, %113, %114, %115, %116, %117, %118, %119, %120, %121, %122, %123, %124, %125, %126, %127}, "
+                 "%128, %129, p, 1, 1, 0, 1;\n}\n"
+                 : PTX_D64(d, 0), PTX_D64(d, 64)
+                 : "l"(a), "l"(b), "r"(adds));
+}
+
+template <>
+__device__ __forceinline__ void ptx_wgmma_m64n256k16_ss_nt<__half>(float (&d)[128], uint64_t a, uint64_t b,
+                                                                   int32_t adds)
+{
+    asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %130, 0;\n"
+                 "wgmma.mma_async.sync.aligned.m64n256k16.f32.f16.f16 "
+                 "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "
+                 "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, "
+                 "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, "
+                 "%48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63, "
+                 "%64, %65, %66, %67, %68, %69, %70, %71, %72, %73, %74, %75, %76, %77, %78, %79, "
+                 "%80, %81, %82, %83, %84, %85, %86, %87, %88, %89, %90, %91, %92, %93, %94, %95, "
+                 "%96, %97, %98, %99, %100, %101, %102, %103, %104, %105, %106, %107, %108, %109, %110, %111, "
+                 "%112, %113, %114, %115, %116, %117, %118, %119, %120, %121, %122, %123, %124, %125, %126, %127}, "
+                 "%128, %129, p, 1, 1, 0, 1;\n}\n"
+                 : PTX_D64(d, 0), PTX_D64(d, 64)
+                 : "l"(a), "l"(b), "r"(adds));
+}
+
+#undef PTX_D8
+#undef PTX_D16
+#undef PTX_D32
+#undef PTX_D64
+#endif
