@@ -245,6 +245,27 @@ static size_t scratch_bytes(const fv_plan *plan)
     return (size_t)fv_round_up((int64_t)(paged > dense ? paged : dense), ALIGNMENT);
 }
 
+/* Segments with which the longest sequences allowed take the lanes of the device the least time: fv_work_list_append
+ * weighs the same for a step's own lengths. */
+static int64_t lane_segments(const fv_plan *plan, int64_t most)
+{
+    const int64_t blocks = (int64_t)plan->bounds.max_num_seqs * plan->problem.mha.num_kv_heads;
+    const int64_t keys = plan->bounds.max_seq_len, lanes = plan->rule.num_lanes;
+    const int64_t rows = fv_ceil_div(plan->bounds.max_num_tokens, plan->bounds.max_num_seqs) * plan->group;
+    int64_t best = 1, best_time = INT64_MAX;
+    for (int64_t segments = 1; segments <= fv_min_i64(most, fv_max_i64(1, keys / FV_MIN_LANE_SEGMENT_KEYS));
+         segments++) {
+        const int64_t merged = segments > 1 ? FV_LANE_MERGE_KEYS * rows : 0;
+        const int64_t rounds = fv_ceil_div(blocks * segments, lanes);
+        const int64_t time = rounds * (fv_ceil_div(keys, segments) + FV_LANE_ITEM_KEYS + merged);
+        if (time >= best_time) continue;
+        best_time = time;
+        best = segments;
+        if (blocks * segments > 16 * lanes) break;
+    }
+    return best;
+}
+
 /* Segments of the static grid: for decode-like bounds or where path 3D is asked for, as many as the limit of
  * the slots allows. */
 static void size_static_grid(fv_plan *plan, size_t slots_limit)
@@ -257,7 +278,9 @@ static void size_static_grid(fv_plan *plan, size_t slots_limit)
                                  : bounds->max_query_len * plan->group <= FV_DECODE_ROWS;
     const int32_t is_decode = is_short && most >= STATIC_SEGMENTS;
     const int32_t cut = options->path == FV_PATH_3D || (options->path == FV_PATH_AUTO && is_decode);
-    int64_t num_segments = cut ? STATIC_SEGMENTS : 1;
+    const int32_t follows_lanes = plan->rule.num_lanes > 0 && !options->batch_invariant &&
+                                  options->path == FV_PATH_AUTO;
+    int64_t num_segments = !cut ? 1 : follows_lanes ? lane_segments(plan, most) : STATIC_SEGMENTS;
     if (options->path == FV_PATH_3D && options->segment_keys > 0) {
         num_segments = fv_ceil_div(bounds->max_seq_len, options->segment_keys);
     }

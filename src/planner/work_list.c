@@ -17,12 +17,8 @@
 #define KEY_COST 4
 #define ITEMS_PER_WORKER 8
 #define MIN_SEGMENT_KEYS 256
-#define MIN_LANE_SEGMENT_KEYS 128
-#define LANE_KEY_COST \
-    256 /* of a key, in rows x keys: few rows are as long in coming from memory as many are worked on */
-#define LANE_ITEM_KEYS 160 /* what an item takes beside its keys, as keys */
+#define LANE_KEY_COST 256 /* of a key, in rows x keys: few rows take as long from memory as many in the products */
 #define LANE_BLOCKS 256 /* Q blocks that are weighed; where there are more, they are only cut above one lane's share */
-#define LANE_MERGE_KEYS 2    /* and for each row of a partial result */
 #define FORCED_SEGMENTS 16   /* of the forced 3D path, as in the Triton attention paper */
 #define INVARIANT_SEGMENTS 8 /* at most, of a sequence at the maximal length */
 #define MERGE_COST 2         /* of one partial row, in rows x keys */
@@ -107,7 +103,7 @@ static int32_t takes_several_heads(const fv_split_rule *rule, int32_t num_tokens
 /* Keys of the shortest piece that is worth a reduction. */
 static int32_t min_segment_keys(const fv_split_rule *rule)
 {
-    return rule->num_lanes ? MIN_LANE_SEGMENT_KEYS : MIN_SEGMENT_KEYS;
+    return rule->num_lanes ? FV_MIN_LANE_SEGMENT_KEYS : MIN_SEGMENT_KEYS;
 }
 
 static block_cut choose_cut(const fv_split_rule *rule, const q_block *block, int64_t share)
@@ -350,8 +346,8 @@ static int32_t list_lane_blocks(lane_block *blocks, const fv_split_rule *rule, c
             const int32_t rows = block.num_tokens * fv_group_of(rule->problem);
             blocks[num_blocks++] = (lane_block){
                 .cost = (float)(block_cost(rule, &block) / rule->problem->mha.num_kv_heads),
-                .most = (float)fv_max_i32(1, (block.end_key - block.first_key) / MIN_LANE_SEGMENT_KEYS),
-                .merged = (float)(LANE_ITEM_KEYS + LANE_MERGE_KEYS * rows) * LANE_KEY_COST,
+                .most = (float)fv_max_i32(1, (block.end_key - block.first_key) / FV_MIN_LANE_SEGMENT_KEYS),
+                .merged = (float)(FV_LANE_ITEM_KEYS + FV_LANE_MERGE_KEYS * rows) * LANE_KEY_COST,
             };
             token += block.num_tokens;
         }
@@ -363,7 +359,7 @@ static int32_t list_lane_blocks(lane_block *blocks, const fv_split_rule *rule, c
  * well they fill rounds of the lanes. */
 static float lane_time(const fv_split_rule *rule, const lane_block *blocks, int32_t num_blocks, float share)
 {
-    const float per_share = 1.0f / share, whole = (float)(LANE_ITEM_KEYS * LANE_KEY_COST);
+    const float per_share = 1.0f / share, whole = (float)(FV_LANE_ITEM_KEYS * LANE_KEY_COST);
     float total = 0, largest = 0, num_items = 0;
     for (int32_t i = 0; i < num_blocks; i++) {
         const lane_block *block = &blocks[i];

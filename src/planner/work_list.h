@@ -72,6 +72,12 @@ typedef struct fv_work_list {
     int32_t spare_items;              /* that prefix groups may use; counts down */
 } fv_work_list;
 
+/* On a device with lanes: keys of the shortest piece that is worth a reduction; what an item takes beside its keys, as
+ * keys, and what each row of a partial result takes. */
+#define FV_MIN_LANE_SEGMENT_KEYS 128
+#define FV_LANE_ITEM_KEYS 160
+#define FV_LANE_MERGE_KEYS 2
+
 /* Query heads of a KV head. */
 static inline int32_t fv_group_of(const fv_problem *problem)
 {

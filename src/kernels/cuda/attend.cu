@@ -107,10 +107,11 @@ static void set_sources(attend_args *args)
     for (int32_t i = 0; i < 2; i++) choose_read(&args->v[i], params->q_dtype, i == 0 ? cache->block_size : 0);
 }
 
-static void set_args(attend_args *args, const fv_attend_params *params)
+static void set_args(attend_args *args, const fv_attend_params *params, fv_rescaling rescaling)
 {
     memset(args, 0, sizeof(*args));
     args->params = *params;
+    args->rescaling = rescaling;
     args->row_parts = 1;
     args->block_shift = -1;
     for (int32_t shift = 0; shift < 31; shift++)
@@ -133,8 +134,7 @@ static void set_args(attend_args *args, const fv_attend_params *params)
 /* The kernels of the smallest head size that holds the problem's. */
 static const fv_cuda_attend_kernels *kernels_of(const fv_attend_params *params)
 {
-    const fv_cuda_attend_kernels *all[] = {&fv_cuda_attend_64, &fv_cuda_attend_128, &fv_cuda_attend_256,
-                                           &fv_cuda_attend_512};
+    const fv_cuda_attend_kernels *all[] = {&fv_cuda_attend_128, &fv_cuda_attend_256, &fv_cuda_attend_512};
     if (fv_kv_layout_is_latent(params->cache.layout)) {
         const bool fits = params->head_size <= fv_cuda_attend_latent.head_size &&
                           params->v_head_size <= fv_cuda_attend_latent.v_head_size;
@@ -183,7 +183,9 @@ static const fv_cuda_attend_kernel *find_hopper_kernel(const attend_args *args, 
     const int32_t is_half = params->q_dtype == FV_DTYPE_F16;
     if (args->is_latent) {
         const bool is_whole = params->head_size == 576 && params->v_head_size == 512 && !params->dense.k;
-        return is_whole ? &fv_cuda_hopper.latent[is_half] : NULL;
+        if (!is_whole) return NULL;
+        return args->rescaling == FV_RESCALING_MULTIPLY ? &fv_cuda_hopper.latent[is_half]
+                                                        : &fv_cuda_hopper.amla[is_half];
     }
     const int32_t head_size = fv_max_i32(params->head_size, params->v_head_size);
     if (block_m <= FEW_ROWS || head_size > 128) return NULL;
@@ -194,25 +196,25 @@ static fv_cuda_attend_kernel choose_kernel(const fv_launch *launch, const attend
 {
     const fv_attend_params *params = &args->params;
     fv_cuda_attend_kernel kernel = fv_cuda_attend_f32;
+    kernel.shared_bytes = (int32_t)fv_cuda_attend_f32_bytes(params);
     const fv_cuda_attend_kernels *kernels = needs_f32(params) ? NULL : kernels_of(params);
-    if (!kernels) {
-        kernel.shared_bytes = (int32_t)fv_cuda_attend_f32_bytes(params);
-        return kernel;
-    }
+    if (!kernels) return kernel;
     const fv_cuda_state *state = fv_cuda_state_of(launch->device);
     const int32_t is_half = params->q_dtype == FV_DTYPE_F16;
     const fv_cuda_attend_kernel *tuned = state->is_hopper ? find_hopper_kernel(args, block_m) : NULL;
+    if (!tuned && args->rescaling != FV_RESCALING_MULTIPLY) return kernel;
     if (!tuned && block_m <= FEW_ROWS) tuned = find_few_kernel(args);
     if (tuned && tuned->shared_bytes <= state->max_shared) return *tuned;
     const bool takes_many = block_m > FEW_ROWS && kernels->many[is_half].shared_bytes <= state->max_shared;
     return takes_many ? kernels->many[is_half] : kernels->few[is_half];
 }
 
-static fv_status launch_rows(const fv_launch *launch, const fv_attend_params *params, int32_t block_m)
+static fv_status launch_rows(const fv_launch *launch, const fv_attend_params *params, int32_t block_m,
+                             fv_rescaling rescaling)
 {
     const fv_cuda_state *state = fv_cuda_state_of(launch->device);
     attend_args args;
-    set_args(&args, params);
+    set_args(&args, params, rescaling);
     const fv_cuda_attend_kernel kernel = choose_kernel(launch, &args, block_m);
     if (kernel.shared_bytes > state->max_shared) {
         return state->host.fail(FV_ERR_UNSUPPORTED,
@@ -240,8 +242,8 @@ static fv_status allow_shared(const fv_device *device, const fv_cuda_attend_kern
 
 extern "C" fv_status fv_cuda_attend_open(const fv_device *device)
 {
-    const fv_cuda_attend_kernels *all[] = {&fv_cuda_attend_64, &fv_cuda_attend_128, &fv_cuda_attend_256,
-                                           &fv_cuda_attend_512, &fv_cuda_attend_latent};
+    const fv_cuda_attend_kernels *all[] = {&fv_cuda_attend_128, &fv_cuda_attend_256, &fv_cuda_attend_512,
+                                           &fv_cuda_attend_latent};
     const int previous = fv_cuda_enter(device);
     fv_status status = allow_shared(device, &fv_cuda_attend_f32, fv_cuda_state_of(device)->max_shared);
     for (const fv_cuda_attend_kernels *kernels : all) {
@@ -254,7 +256,8 @@ extern "C" fv_status fv_cuda_attend_open(const fv_device *device)
         for (int32_t i = 0; i < 2 && status == FV_OK; i++)
             status = allow_shared(device, &kernels.of[i], kernels.of[i].shared_bytes);
     }
-    const fv_cuda_attend_kernel *hopper[] = {fv_cuda_hopper.rows_64, fv_cuda_hopper.rows_128, fv_cuda_hopper.latent};
+    const fv_cuda_attend_kernel *hopper[] = {fv_cuda_hopper.rows_64, fv_cuda_hopper.rows_128, fv_cuda_hopper.latent,
+                                             fv_cuda_hopper.amla};
     for (const fv_cuda_attend_kernel *kernels : hopper) {
         for (int32_t i = 0; i < 2 && status == FV_OK && fv_cuda_state_of(device)->is_hopper; i++)
             status = allow_shared(device, &kernels[i], kernels[i].shared_bytes);
@@ -267,12 +270,27 @@ extern "C" fv_status fv_cuda_attend_open(const fv_device *device)
 
 static fv_status launch_16(const fv_launch *launch, const fv_attend_params *params)
 {
-    return launch_rows(launch, params, FEW_ROWS);
+    return launch_rows(launch, params, FEW_ROWS, FV_RESCALING_MULTIPLY);
 }
 
 static fv_status launch_many(const fv_launch *launch, const fv_attend_params *params)
 {
-    return launch_rows(launch, params, MANY_ROWS);
+    return launch_rows(launch, params, MANY_ROWS, FV_RESCALING_MULTIPLY);
+}
+
+static fv_status launch_amla(const fv_launch *launch, const fv_attend_params *params)
+{
+    return launch_rows(launch, params, MANY_ROWS, FV_RESCALING_ADD);
+}
+
+static fv_status launch_amla_uncompensated(const fv_launch *launch, const fv_attend_params *params)
+{
+    return launch_rows(launch, params, MANY_ROWS, FV_RESCALING_ADD_UNCOMPENSATED);
+}
+
+static fv_status launch_amla_multiply(const fv_launch *launch, const fv_attend_params *params)
+{
+    return launch_rows(launch, params, MANY_ROWS, FV_RESCALING_MULTIPLY_BF16);
 }
 
 /* Without the cache, whose dtype and scales would have a say in how dense rows are read. */
@@ -289,13 +307,13 @@ static fv_attend_params without_cache(const fv_attend_params *params)
 static fv_status launch_dense_16(const fv_launch *launch, const fv_attend_params *params)
 {
     const fv_attend_params dense = without_cache(params);
-    return launch_rows(launch, &dense, FEW_ROWS);
+    return launch_rows(launch, &dense, FEW_ROWS, FV_RESCALING_MULTIPLY);
 }
 
 static fv_status launch_dense_many(const fv_launch *launch, const fv_attend_params *params)
 {
     const fv_attend_params dense = without_cache(params);
-    return launch_rows(launch, &dense, MANY_ROWS);
+    return launch_rows(launch, &dense, MANY_ROWS, FV_RESCALING_MULTIPLY);
 }
 
 static size_t scratch_bytes(const fv_attend_params *params)
@@ -358,11 +376,24 @@ static const char *why_not_mla_64(const fv_problem *problem)
     return NULL;
 }
 
+static const char *amla_why_not(const fv_problem *problem)
+{
+    const fv_dtype out_dtype = problem->out_dtype ? problem->out_dtype : problem->q_dtype;
+    if (problem->q_dtype != FV_DTYPE_F32 && out_dtype == FV_DTYPE_F32)
+        return "AMLA compensates to the precision of q_dtype, and out_dtype float32 is wider";
+    return why_not_mla(problem);
+}
+
 extern "C" {
 
+/* "amla_multiply" is the paper's Base, to compare with, chosen by name only. */
 const fv_attend_variant fv_cuda_mla_decode[FV_CUDA_NUM_MLA_DECODE] = {
     {"rows16_keys64", FEW_ROWS, 64, why_not_mla, scratch_bytes, launch_16, FV_RESCALING_MULTIPLY, 1},
     {"rows64_keys64", MANY_ROWS, 64, why_not_mla_64, scratch_bytes, launch_many, FV_RESCALING_MULTIPLY, 1},
+    {"amla", MANY_ROWS, 64, amla_why_not, scratch_bytes, launch_amla, FV_RESCALING_ADD, 1},
+    {"amla_uncompensated", MANY_ROWS, 64, amla_why_not, scratch_bytes, launch_amla_uncompensated,
+     FV_RESCALING_ADD_UNCOMPENSATED, 1},
+    {"amla_multiply", MANY_ROWS, 64, why_not_mla, scratch_bytes, launch_amla_multiply, FV_RESCALING_MULTIPLY_BF16, 1},
 };
 
 const fv_attend_variant fv_cuda_attend_paged[FV_CUDA_NUM_ATTEND] = {

@@ -19,7 +19,6 @@ typedef struct fv_cuda_attend_kernels {
     fv_cuda_attend_kernel many[2];  /* 64 or 128 */
 } fv_cuda_attend_kernels;
 
-extern const fv_cuda_attend_kernels fv_cuda_attend_64;
 extern const fv_cuda_attend_kernels fv_cuda_attend_128;
 extern const fv_cuda_attend_kernels fv_cuda_attend_256;
 extern const fv_cuda_attend_kernels fv_cuda_attend_512;

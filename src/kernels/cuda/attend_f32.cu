@@ -1,10 +1,11 @@
 /* The attention kernel in fp32, without tensor cores: for queries of fp32, for caches and dense rows whose
- * numbers are not exact in the queries' dtype, and for latents that are scaled or rotated at reading. 16 rows
- * at a time, 32 keys a tile; written to be right, not to be fast.
+ * numbers are not exact in the queries' dtype, for latents that are scaled or rotated at reading, and for AMLA where no
+ * other kernel has it. 16 rows at a time, 32 keys a tile; written to be right, not to be fast.
  *
  *   S   warp w, lane l: rows 4 w .. 4 w + 3, key l      so a row's maximum is a warp's
  *   O   thread t: all rows, value elements t, t + 128, ... */
 #include "kernels/cuda/attend.cuh"
+#include "kernels/cuda/exponent_add.cuh"
 
 enum {
     THREADS = 128,
@@ -19,7 +20,8 @@ typedef struct f32_memory {
     attend_row rows[BLOCK_M];
     attend_tile<TILE> tile;
     attend_keys keys;
-    float factor[BLOCK_M]; /* of the sums so far, when the maximum grows */
+    float factor[BLOCK_M];   /* of the sums so far, when the maximum grows */
+    int32_t addend[BLOCK_M]; /* AMLA: to their bits instead */
     float p[BLOCK_M][TILE];
     float numbers[]; /* q [BLOCK_M][head_size], then keys or values [TILE][the larger size + 1] */
 } f32_memory;
@@ -104,11 +106,17 @@ static __device__ void load_values(float *to, const f32_memory *memory, const at
     }
 }
 
-/* Maximum and sum of a warp's rows: the same in all of its lanes. */
+/* Maximum, sum and AMLA's scale of a warp's rows: the same in all of its lanes. */
 typedef struct row_sums {
     float max[WARP_ROWS];
     float sum[WARP_ROWS];
+    amla_scale scale[WARP_ROWS];
 } row_sums;
+
+static __device__ __forceinline__ bool adds(const attend_args *args)
+{
+    return args->rescaling == FV_RESCALING_ADD || args->rescaling == FV_RESCALING_ADD_UNCOMPENSATED;
+}
 
 /* Soft cap, ALiBi and masks of one score, `dot` being scale * q . k; in base 2. */
 static __device__ __forceinline__ float score_of(const attend_args *args, const attend_row *row, int32_t context,
@@ -139,12 +147,16 @@ static __device__ void attend_keys_of_tile(row_sums *sums, f32_memory *memory, c
         const float score = score_of(args, &memory->rows[row0 + r], job->context, first_key + lane,
                                      memory->tile.position[lane], scale * dots[r]);
         const float max = fmaxf(sums->max[r], fv_warp_max(score));
-        const float p = max == -INFINITY ? 0.0f : exp2f(score - max);
+        float p = max == -INFINITY ? 0.0f : exp2f(score - max);
         const float factor = max == sums->max[r] ? 1.0f : exp2f(sums->max[r] - max);
         sums->sum[r] = sums->sum[r] * factor + fv_warp_sum(p);
+        int32_t addend = 0;
+        if (adds(args)) addend = amla_move_scale(&sums->scale[r], max, sums->max[r], params->q_dtype, args->rescaling);
         sums->max[r] = max;
+        if (args->rescaling != FV_RESCALING_MULTIPLY) p = amla_round(sums->scale[r].scale * p, params->q_dtype);
         memory->p[row0 + r][lane] = args->key_scales ? p * memory->tile.v_scale[lane] : p;
         if (lane == 0) memory->factor[row0 + r] = factor;
+        if (lane == 0) memory->addend[row0 + r] = addend;
     }
 }
 
@@ -155,7 +167,12 @@ static __device__ __forceinline__ void add_values(float (&out)[BLOCK_M][VALUE_ST
 #pragma unroll
     for (int r = 0; r < BLOCK_M; r++)
 #pragma unroll
-        for (int j = 0; j < VALUE_STEPS; j++) out[r][j] *= memory->factor[r];
+        for (int j = 0; j < VALUE_STEPS; j++) {
+            if (!adds(args))
+                out[r][j] *= memory->factor[r];
+            else if (memory->addend[r] != 0)
+                out[r][j] = exponent_add(out[r][j], memory->addend[r]);
+        }
     for (int32_t key = 0; key < TILE; key++) {
         float value[VALUE_STEPS];
 #pragma unroll
@@ -199,6 +216,7 @@ static __device__ __forceinline__ void store_rows(const float (&out)[BLOCK_M][VA
         for (int r = 0; r < WARP_ROWS; r++) {
             memory->p[row0 + r][0] = sums->max[r];
             memory->p[row0 + r][1] = sums->sum[r];
+            memory->p[row0 + r][2] = sums->scale[r].scale;
         }
     }
     __syncthreads();
@@ -207,7 +225,8 @@ static __device__ __forceinline__ void store_rows(const float (&out)[BLOCK_M][VA
     for (int r = 0; r < BLOCK_M; r++) {
         if (r >= num_rows) continue;
         const attend_row *row = &memory->rows[r];
-        const attend_end end = end_row(args, job, row, memory->p[r][0], memory->p[r][1], values_factor);
+        const attend_end end = end_row(args, job, row, memory->p[r][0], memory->p[r][1],
+                                       values_factor / memory->p[r][2]);
         if (threadIdx.x == 0) store_sums(args, row, &end);
         const attend_target target = target_of(args, row, &end);
 #pragma unroll
@@ -235,6 +254,7 @@ static __global__ void __launch_bounds__(THREADS, 2) attend_f32_kernel(const __g
             for (int r = 0; r < WARP_ROWS; r++) {
                 sums.max[r] = -INFINITY;
                 sums.sum[r] = 0;
+                sums.scale[r] = amla_scale_at_first();
             }
             find_rows<BLOCK_M>(memory->rows, &memory->keys, &args, &job, row0);
             load_queries(memory->numbers, memory, &args, num_rows);

@@ -104,24 +104,25 @@ static __device__ __forceinline__ void load_few_tile(few_memory<S> *memory, cons
     __syncwarp(); /* the addresses are read */
 }
 
-/* A tile of one-byte entries to numbers: keys of T, values of fp16. */
-template <class S>
-static __device__ __forceinline__ void widen_few_tile(char *to, const char *from, fv_dtype dtype, int32_t lane)
+/* Rows of one-byte elements to rows of T. */
+template <class T, fv_dtype DTYPE, int ROWS, int SIZE>
+static __device__ __forceinline__ void widen_few_rows(char *to, int32_t to_row, const char *from, int32_t lane)
 {
-#pragma unroll 4
-    for (int i = 0; i < S::TILE * S::HEAD / 8 / 32; i++) {
-        const int32_t at = lane + i * 32, key = at / (S::HEAD / 8), chunk = at % (S::HEAD / 8);
-        *(uint4 *)(to + (key * S::K_ROW + chunk * 8) *
-                            2) = widen_chunk<typename S::T>(*(const uint2 *)(from + key * S::HEAD + chunk * 8), dtype);
+#pragma unroll
+    for (int i = 0; i < ROWS * SIZE / 8 / 32; i++) {
+        const int32_t at = lane + i * 32, key = at / (SIZE / 8), chunk = at % (SIZE / 8);
+        *(uint4 *)(to + (key * to_row + chunk * 8) *
+                            2) = widen_eight<T, DTYPE>(*(const uint2 *)(from + key * SIZE + chunk * 8));
     }
-    to += S::TILE * S::K_ROW * 2;
-    from += S::TILE * S::HEAD;
-#pragma unroll 4
-    for (int i = 0; i < S::TILE * S::VALUE / 8 / 32; i++) {
-        const int32_t at = lane + i * 32, key = at / (S::VALUE / 8), chunk = at % (S::VALUE / 8);
-        *(uint4 *)(to + (key * S::V_ROW + chunk * 8) *
-                            2) = widen_chunk<__half>(*(const uint2 *)(from + key * S::VALUE + chunk * 8), dtype);
-    }
+}
+
+/* A tile of one-byte entries to numbers: keys of T, values of fp16. */
+template <class S, fv_dtype DTYPE>
+static __device__ __forceinline__ void widen_few_tile(char *to, const char *from, int32_t lane)
+{
+    widen_few_rows<typename S::T, DTYPE, S::TILE, S::HEAD>(to, S::K_ROW, from, lane);
+    widen_few_rows<__half, DTYPE, S::TILE, S::VALUE>(to + S::TILE * S::K_ROW * 2, S::V_ROW, from + S::TILE * S::HEAD,
+                                                     lane);
 }
 
 /* S of 16 rows x 16 keys. Of long heads the tensor cores add up spans of 64 elements: they cut off what they add. */
@@ -266,8 +267,14 @@ static __device__ __forceinline__ void attend_few_tiles(few_state<S> *state, few
         __syncwarp();
         const char *tile = memory->ring[warp] + (IS_NARROW ? 0 : n % STAGES * S::WIDE);
         if constexpr (IS_NARROW) {
-            widen_few_tile<S>(memory->ring[warp], memory->ring[warp] + S::WIDE + n % STAGES * S::NARROW,
-                              args->params.cache.dtype, lane);
+            const char *from = memory->ring[warp] + S::WIDE + n % STAGES * S::NARROW;
+            const fv_dtype dtype = args->params.cache.dtype;
+            if (dtype == FV_DTYPE_F8_E4M3)
+                widen_few_tile<S, FV_DTYPE_F8_E4M3>(memory->ring[warp], from, lane);
+            else if (dtype == FV_DTYPE_F8_E5M2)
+                widen_few_tile<S, FV_DTYPE_F8_E5M2>(memory->ring[warp], from, lane);
+            else
+                widen_few_tile<S, FV_DTYPE_I8>(memory->ring[warp], from, lane);
             __syncwarp();
         }
         const uint32_t k_at = ptx_shared_address(tile + ((matrix / 2 * 8 + in_matrix) * S::K_ROW + matrix % 2 * 8) * 2);

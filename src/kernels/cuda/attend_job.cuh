@@ -49,8 +49,9 @@ typedef struct attend_args {
     float inverse_soft_cap;
     int32_t block_shift; /* of plain caches (is_plain): log2 of the block size, -1 where it is no power of two */
     int32_t q_vectors;   /* 1: rows of q can be read 16 bytes at a time */
-    int32_t row_parts;   /* blocks of threads, neighbours in the grid, that share an item's rows */
-    int32_t out_pairs;   /* 1: two neighbouring elements of out can be written at once */
+    fv_rescaling rescaling;
+    int32_t row_parts; /* blocks of threads, neighbours in the grid, that share an item's rows */
+    int32_t out_pairs; /* 1: two neighbouring elements of out can be written at once */
 } attend_args;
 
 /* One row of a block, in shared memory. */

@@ -65,27 +65,31 @@ template <class S> struct attend_state {
 
 /* --- loading ------------------------------------------------------------------------------------------- */
 
-/* Eight elements of a 1-byte dtype to T; all of their numbers are exact in both. */
+/* Two elements of a 1-byte dtype to T; all of their numbers are exact in both. */
+template <class T, fv_dtype DTYPE> static __device__ __forceinline__ uint32_t widen_two(uint16_t two)
+{
+    if constexpr (DTYPE == FV_DTYPE_I8) {
+        return fv_narrow_pair<T>((float)(int8_t)(two & 0xff), (float)(int8_t)(two >> 8));
+    } else {
+        const __half2_raw halves = __nv_cvt_fp8x2_to_halfraw2(two, DTYPE == FV_DTYPE_F8_E4M3 ? __NV_E4M3 : __NV_E5M2);
+        if constexpr (std::is_same<T, __half>::value) return (uint32_t)halves.x | (uint32_t)halves.y << 16;
+        const float2 real = __half22float2(__half2(halves));
+        return fv_narrow_pair<T>(real.x, real.y);
+    }
+}
+
+template <class T, fv_dtype DTYPE> static __device__ __forceinline__ uint4 widen_eight(uint2 stored)
+{
+    return make_uint4(widen_two<T, DTYPE>((uint16_t)stored.x), widen_two<T, DTYPE>((uint16_t)(stored.x >> 16)),
+                      widen_two<T, DTYPE>((uint16_t)stored.y), widen_two<T, DTYPE>((uint16_t)(stored.y >> 16)));
+}
+
+/* Eight elements of a dtype that only the call knows. */
 template <class T> static __device__ __forceinline__ uint4 widen_chunk(uint2 stored, fv_dtype dtype)
 {
-    uint4 wide;
-    uint32_t *pairs = (uint32_t *)&wide;
-#pragma unroll
-    for (int i = 0; i < 4; i++) {
-        const uint16_t two = (uint16_t)((i < 2 ? stored.x : stored.y) >> (i % 2 * 16));
-        if (dtype == FV_DTYPE_I8) {
-            pairs[i] = fv_narrow_pair<T>((float)(int8_t)(two & 0xff), (float)(int8_t)(two >> 8));
-            continue;
-        }
-        const __half2_raw halves = __nv_cvt_fp8x2_to_halfraw2(two, dtype == FV_DTYPE_F8_E4M3 ? __NV_E4M3 : __NV_E5M2);
-        if constexpr (std::is_same<T, __half>::value) {
-            pairs[i] = (uint32_t)halves.x | (uint32_t)halves.y << 16;
-        } else {
-            const float2 real = __half22float2(__half2(halves));
-            pairs[i] = fv_narrow_pair<T>(real.x, real.y);
-        }
-    }
-    return wide;
+    if (dtype == FV_DTYPE_I8) return widen_eight<T, FV_DTYPE_I8>(stored);
+    if (dtype == FV_DTYPE_F8_E4M3) return widen_eight<T, FV_DTYPE_F8_E4M3>(stored);
+    return widen_eight<T, FV_DTYPE_F8_E5M2>(stored);
 }
 
 /* Eight elements, one by one. */

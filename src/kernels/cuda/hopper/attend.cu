@@ -9,6 +9,6 @@ template <class T> using rows_128 = rows_shape<T, 128, 128, 96>;
 const fv_cuda_hopper_kernels fv_cuda_hopper = {
     {wgmma_rows_of<rows_64<__nv_bfloat16>>(), wgmma_rows_of<rows_64<__half>>()},
     {wgmma_rows_of<rows_128<__nv_bfloat16>>(), wgmma_rows_of<rows_128<__half>>()},
-    {{wgmma_latent_kernel<__nv_bfloat16>, (int32_t)sizeof(latent_memory), LATENT_THREADS, LATENT_ROWS, 1},
-     {wgmma_latent_kernel<__half>, (int32_t)sizeof(latent_memory), LATENT_THREADS, LATENT_ROWS, 1}},
+    {wgmma_latent_of<__nv_bfloat16, false>(), wgmma_latent_of<__half, false>()},
+    {wgmma_latent_of<__nv_bfloat16, true>(), wgmma_latent_of<__half, true>()},
 };

@@ -7,11 +7,15 @@
  *   P           to shared memory, a panel of 64 keys
  *   O += P V    warpgroup w: all 64 rows x values 256 w to 256 w + 255, read from the same latents
  *
+ * With IS_AMLA the output is rescaled by integer additions to its bits (exponent_add.cuh), or, to compare with, by
+ * multiplication with P rounded as there.
+ *
  * 64 rows x 512 values in fp32 are the registers of two warpgroups: so both have all rows, and half the values. */
 #ifndef FV_KERNELS_CUDA_HOPPER_ATTEND_LATENT_CUH
 #define FV_KERNELS_CUDA_HOPPER_ATTEND_LATENT_CUH
 
 #include "kernels/cuda/attend.cuh"
+#include "kernels/cuda/exponent_add.cuh"
 #include "kernels/cuda/hopper/panel.cuh"
 
 enum {
@@ -132,9 +136,32 @@ static __device__ __forceinline__ void multiply_latent_values(float (&out)[LATEN
     ptx_wgmma_settle(out);
 }
 
-template <class T>
+/* The output follows the maxima, and P of the scores, as AMLA has them. */
+static __device__ __forceinline__ void move_amla_scales(float (&out)[LATENT_VALUE / 4], float (&p)[LATENT_KEYS / 2],
+                                                        amla_scale (&scales)[2], const row_sums *sums,
+                                                        const float (&max_before)[2], const float (&factor)[2],
+                                                        const attend_args *args)
+{
+    if (args->rescaling == FV_RESCALING_MULTIPLY_BF16) {
+        if (__any_sync(~0u, factor[0] != 1.0f || factor[1] != 1.0f)) rescale_values(out, factor);
+        return;
+    }
+    int32_t addend[2];
+#pragma unroll
+    for (int half = 0; half < 2; half++)
+        addend[half] = amla_move_scale(&scales[half], sums->max[half], max_before[half], args->params.q_dtype,
+                                       args->rescaling);
+#pragma unroll
+    for (int i = 0; i < LATENT_KEYS / 2; i++) p[i] *= scales[i / 2 % 2].scale;
+    if (!__any_sync(~0u, addend[0] != 0 || addend[1] != 0)) return;
+#pragma unroll
+    for (int i = 0; i < LATENT_VALUE / 4; i++) out[i] = exponent_add(out[i], addend[i / 2 % 2]);
+}
+
+template <class T, bool IS_AMLA>
 static __device__ __forceinline__ void attend_latent_tiles(float (&out)[LATENT_VALUE / 4], row_sums *sums,
-                                                           latent_memory *memory, const attend_args *args)
+                                                           amla_scale (&scales)[2], latent_memory *memory,
+                                                           const attend_args *args)
 {
     const int32_t group = warpgroup_of_thread(), row = threadIdx.x / 32 % 4 * 16 + threadIdx.x % 32 / 4;
     const float scale = args->params.scale * memory->job.k_head_scale * FV_LOG2E;
@@ -165,13 +192,15 @@ static __device__ __forceinline__ void attend_latent_tiles(float (&out)[LATENT_V
         __syncthreads();
         max[0] = fmaxf(max[0], memory->row_values[1 - group][row]);
         max[1] = fmaxf(max[1], memory->row_values[1 - group][row + 8]);
+        const float max_before[2] = {sums->max[0], sums->max[1]};
         const bool changes = raise_row_maxima(factor, sums, max);
         uint32_t p[LATENT_KEYS / 4];
         exponentiate_keys(s, sums);
+        if constexpr (IS_AMLA) move_amla_scales(out, s, scales, sums, max_before, factor, args);
         narrow_keys<T>(p, s, sums);
         store_latent_weights(memory, p, row, group);
         ptx_fence_proxy_async();
-        if (changes) rescale_values(out, factor);
+        if (!IS_AMLA && changes) rescale_values(out, factor);
         __syncthreads();
         multiply_latent_values<T>(out, memory, memory->tiles[tile % 2], group);
         __syncthreads(); /* the tile, P and the maxima are read to the end */
@@ -195,7 +224,7 @@ static __device__ __forceinline__ void meet_row_sums(float (&of_rows)[2], latent
         of_rows[half] = memory->row_values[0][row + half * 8] + memory->row_values[1][row + half * 8];
 }
 
-template <class T>
+template <class T, bool IS_AMLA>
 static __device__ __forceinline__ void attend_latent_block(latent_memory *memory, const attend_args *args, int32_t row0)
 {
     const attend_job *job = &memory->job;
@@ -208,20 +237,23 @@ static __device__ __forceinline__ void attend_latent_block(latent_memory *memory
     for (int i = 0; i < LATENT_VALUE / 4; i++) out[i] = 0;
     row_sums sums;
     clear_row_sums(&sums);
-    if (memory->keys.first < memory->keys.end) attend_latent_tiles<T>(out, &sums, memory, args);
+    amla_scale scales[2] = {amla_scale_at_first(), amla_scale_at_first()};
+    if (memory->keys.first < memory->keys.end) attend_latent_tiles<T, IS_AMLA>(out, &sums, scales, memory, args);
     meet_row_sums(sums.sum, memory, group, row);
     meet_row_sums(sums.rounded, memory, group, row);
 #pragma unroll
     for (int half = 0; half < 2; half++) {
         const int32_t r = row + half * 8;
+        const float values_factor = IS_AMLA ? job->v_head_scale / scales[half].scale
+                                            : factor_of_values(job, sums.sum[half], sums.rounded[half]);
         if (r < num_rows)
-            store_row(out, half, args, job, &memory->rows[r], sums.max[half], sums.sum[half], sums.rounded[half],
+            store_row(out, half, args, job, &memory->rows[r], sums.max[half], sums.sum[half], values_factor,
                       group * LATENT_VALUE / 2, group == 0);
     }
     __syncthreads(); /* rows are read to the end */
 }
 
-template <class T>
+template <class T, bool IS_AMLA>
 static __global__ void __launch_bounds__(LATENT_THREADS, 1)
     wgmma_latent_kernel(const __grid_constant__ attend_args args)
 {
@@ -235,8 +267,13 @@ static __global__ void __launch_bounds__(LATENT_THREADS, 1)
     __syncthreads();
     const int32_t first_row = (int32_t)blockIdx.x % args.row_parts * LATENT_ROWS;
     for (int32_t row0 = first_row; row0 < memory->job.num_rows; row0 += args.row_parts * LATENT_ROWS)
-        attend_latent_block<T>(memory, &args, row0);
+        attend_latent_block<T, IS_AMLA>(memory, &args, row0);
 #endif
+}
+
+template <class T, bool IS_AMLA> constexpr fv_cuda_attend_kernel wgmma_latent_of(void)
+{
+    return {wgmma_latent_kernel<T, IS_AMLA>, (int32_t)sizeof(latent_memory), LATENT_THREADS, LATENT_ROWS, 1};
 }
 
 #endif

@@ -166,7 +166,9 @@ static __device__ __forceinline__ void attend_rows_block(rows_memory<S> *memory,
     for (int half = 0; half < 2; half++) {
         const int32_t r = threadIdx.x / 32 * 16 + threadIdx.x % 32 / 4 + half * 8;
         const float sum = sum_of_quad(sums.sum[half]), rounded = sum_of_quad(sums.rounded[half]);
-        if (r < num_rows) store_row(out, half, args, job, &memory->rows[r], sums.max[half], sum, rounded, 0, true);
+        if (r < num_rows)
+            store_row(out, half, args, job, &memory->rows[r], sums.max[half], sum, factor_of_values(job, sum, rounded),
+                      0, true);
     }
     __syncthreads(); /* rows are read to the end */
 }

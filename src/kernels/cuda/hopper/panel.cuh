@@ -213,14 +213,19 @@ static __device__ __forceinline__ float sum_of_quad(float value)
     return value + __shfl_xor_sync(~0u, value, 2);
 }
 
-/* One of the thread's rows to memory: columns first_column .. of its values. `sum`, `rounded`: of all keys. */
+/* Values are weighed by the rounded P, so what they are divided by is its sum. */
+static __device__ __forceinline__ float factor_of_values(const attend_job *job, float sum, float rounded)
+{
+    return job->v_head_scale * (rounded > 0 ? __fdividef(sum, rounded) : 1.0f);
+}
+
+/* One of the thread's rows to memory: columns first_column .. of its values. `sum`: of all keys; `values_factor`: what
+ * the values still have to be multiplied by. */
 template <int N>
 static __device__ __forceinline__ void store_row(const float (&out)[N], int32_t which, const attend_args *args,
                                                  const attend_job *job, const attend_row *row, float max, float sum,
-                                                 float rounded, int32_t first_column, bool stores_sums)
+                                                 float values_factor, int32_t first_column, bool stores_sums)
 {
-    /* Values are weighed by the rounded P, so what they are divided by is its sum. */
-    const float values_factor = job->v_head_scale * (rounded > 0 ? __fdividef(sum, rounded) : 1.0f);
     const attend_end end = end_row(args, job, row, max, sum, values_factor);
     if (stores_sums && threadIdx.x % 4 == 0) store_sums(args, row, &end);
     const attend_target target = target_of(args, row, &end);
