@@ -5,6 +5,7 @@
  *   deferred streams    nothing runs before a stream or event is waited for, and copies read host memory
  *                       only then: a staging buffer that is filled again too early gives wrong results
  *   graphs              capture records, launch replays the same functions with the same parameters
+ *   probes              a clock that counts the events recorded, and a gate that must be open when its turn comes
  *   strictness          allocation or waiting while a stream is captured is an error, and both are counted,
  *                       so that a test can see that a run does neither
  *
@@ -13,6 +14,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "core/device_probes.h"
 #include "core/plugin.h"
 #include "reference/reference.h"
 #include "tests/null_device/null_device.h"
@@ -326,6 +328,12 @@ static void cache_to_host(fv_kv_view *cache)
 static void attend_to_host(fv_attend_params *params)
 {
     cache_to_host(&params->cache);
+    TO_HOST(params->dense.k);
+    TO_HOST(params->dense.v);
+    TO_HOST(params->dense.k_shared);
+    TO_HOST(params->dense.key_row);
+    TO_HOST(params->rotation.cos);
+    TO_HOST(params->rotation.sin);
     TO_HOST(params->q);
     TO_HOST(params->out);
     TO_HOST(params->lse);
@@ -470,6 +478,162 @@ static void execute_rope_kv_write(fv_device *device, void *params)
     (void)fv_reference_kernels.rope_kv_write(&launch, &fused);
 }
 
+static void execute_attend_dense(fv_device *device, void *params)
+{
+    fv_attend_params attend = *(fv_attend_params *)params;
+    attend_to_host(&attend);
+    const fv_launch launch = serial_launch(device);
+    (void)fv_reference_kernels.attend_dense[0].launch(&launch, &attend);
+}
+
+static void execute_rms_norm(fv_device *device, void *params)
+{
+    fv_rms_norm_params norm = *(fv_rms_norm_params *)params;
+    TO_HOST(norm.rows);
+    TO_HOST(norm.weight);
+    const fv_launch launch = serial_launch(device);
+    (void)fv_reference_kernels.rms_norm(&launch, &norm);
+}
+
+static void execute_copy_rows(fv_device *device, void *params)
+{
+    fv_copy_rows_params copy = *(fv_copy_rows_params *)params;
+    TO_HOST(copy.dst);
+    TO_HOST(copy.src);
+    const fv_launch launch = serial_launch(device);
+    (void)fv_reference_kernels.copy_rows(&launch, &copy);
+}
+
+static void execute_mla_decode(fv_device *device, void *params)
+{
+    fv_attend_params attend = *(fv_attend_params *)params;
+    attend_to_host(&attend);
+    const fv_launch launch = serial_launch(device);
+    (void)fv_reference_kernels.mla_decode[0].launch(&launch, &attend);
+}
+
+static void execute_gemm(fv_device *device, void *params)
+{
+    (void)device;
+    fv_gemm gemm = *(fv_gemm *)params;
+    TO_HOST(gemm.a);
+    TO_HOST(gemm.b);
+    TO_HOST(gemm.c);
+    fv_reference_gemm(&gemm);
+}
+
+/* --- the layers of an engine, the same way --------------------------------------------------------- */
+
+static void execute_embed(fv_device *device, void *params)
+{
+    fv_embed_params embed = *(fv_embed_params *)params;
+    TO_HOST(embed.hidden);
+    TO_HOST(embed.weights);
+    TO_HOST(embed.tokens);
+    const fv_launch launch = serial_launch(device);
+    (void)fv_reference_layers.embed(&launch, &embed);
+}
+
+static void execute_add_norm(fv_device *device, void *params)
+{
+    fv_add_norm_params norm = *(fv_add_norm_params *)params;
+    TO_HOST(norm.hidden);
+    TO_HOST(norm.added);
+    TO_HOST(norm.added_norm);
+    TO_HOST(norm.weight);
+    TO_HOST(norm.rows);
+    TO_HOST(norm.normed);
+    TO_HOST(norm.normed_f32);
+    const fv_launch launch = serial_launch(device);
+    (void)fv_reference_layers.add_norm(&launch, &norm);
+}
+
+static void execute_split_heads(fv_device *device, void *params)
+{
+    fv_split_heads_params heads = *(fv_split_heads_params *)params;
+    TO_HOST(heads.out);
+    TO_HOST(heads.qkv);
+    TO_HOST(heads.q_norm);
+    TO_HOST(heads.k_norm);
+    TO_HOST(heads.cos);
+    TO_HOST(heads.sin);
+    TO_HOST(heads.positions);
+    const fv_launch launch = serial_launch(device);
+    (void)fv_reference_layers.split_heads(&launch, &heads);
+}
+
+static void execute_activate(fv_device *device, void *params)
+{
+    fv_activate_params activate = *(fv_activate_params *)params;
+    TO_HOST(activate.out);
+    TO_HOST(activate.gate_up);
+    const fv_launch launch = serial_launch(device);
+    (void)fv_reference_layers.activate(&launch, &activate);
+}
+
+static void execute_route(fv_device *device, void *params)
+{
+    fv_route_params route = *(fv_route_params *)params;
+    TO_HOST(route.experts);
+    TO_HOST(route.weights);
+    TO_HOST(route.scratch);
+    TO_HOST(route.x);
+    TO_HOST(route.router);
+    TO_HOST(route.bias);
+    const fv_launch launch = serial_launch(device);
+    (void)fv_reference_layers.route(&launch, &route);
+}
+
+/* The weights of an expert are found through a table of device pointers. */
+static void execute_run_experts(fv_device *device, void *params)
+{
+    fv_run_experts_params experts = *(fv_run_experts_params *)params;
+    TO_HOST(experts.out);
+    TO_HOST(experts.x);
+    TO_HOST(experts.experts);
+    TO_HOST(experts.gate_up);
+    TO_HOST(experts.down);
+    const size_t count = (size_t)experts.num_experts;
+    const void **tables = calloc(2 * count, sizeof(*tables));
+    if (!tables) abort();
+    for (size_t i = 0; i < count; i++) {
+        tables[i] = to_host(experts.gate_up[i]);
+        tables[count + i] = to_host(experts.down[i]);
+    }
+    experts.gate_up = tables;
+    experts.down = tables + count;
+    const fv_launch launch = serial_launch(device);
+    (void)fv_reference_layers.run_experts(&launch, &experts);
+    free(tables);
+}
+
+static void execute_add_experts(fv_device *device, void *params)
+{
+    fv_add_experts_params add = *(fv_add_experts_params *)params;
+    TO_HOST(add.sum);
+    TO_HOST(add.parts);
+    TO_HOST(add.weights);
+    const fv_launch launch = serial_launch(device);
+    (void)fv_reference_layers.add_experts(&launch, &add);
+}
+
+static void execute_fill_random(fv_device *device, void *params)
+{
+    fv_fill_random_params fill = *(fv_fill_random_params *)params;
+    TO_HOST(fill.out);
+    const fv_launch launch = serial_launch(device);
+    (void)fv_reference_layers.fill_random(&launch, &fill);
+}
+
+static void execute_read_memory(fv_device *device, void *params)
+{
+    fv_read_memory_params read = *(fv_read_memory_params *)params;
+    TO_HOST(read.data);
+    TO_HOST(read.sum);
+    const fv_launch launch = serial_launch(device);
+    (void)fv_reference_layers.read_memory(&launch, &read);
+}
+
 static fv_status launch_kernel(const fv_launch *launch, void (*execute)(fv_device *, void *), const void *params,
                                size_t params_bytes)
 {
@@ -522,6 +686,89 @@ static fv_status null_rope_kv_write(const fv_launch *launch, const fv_rope_kv_wr
     return launch_kernel(launch, execute_rope_kv_write, params, sizeof(*params));
 }
 
+static fv_status null_rms_norm(const fv_launch *launch, const fv_rms_norm_params *params)
+{
+    return launch_kernel(launch, execute_rms_norm, params, sizeof(*params));
+}
+
+static fv_status null_copy_rows(const fv_launch *launch, const fv_copy_rows_params *params)
+{
+    return launch_kernel(launch, execute_copy_rows, params, sizeof(*params));
+}
+
+static fv_status null_attend_dense(const fv_launch *launch, const fv_attend_params *params)
+{
+    return launch_kernel(launch, execute_attend_dense, params, sizeof(*params));
+}
+
+static fv_status null_mla_decode(const fv_launch *launch, const fv_attend_params *params)
+{
+    return launch_kernel(launch, execute_mla_decode, params, sizeof(*params));
+}
+
+static fv_status null_gemm(fv_device *device, const fv_gemm *gemm, fv_stream stream)
+{
+    const fv_launch launch = {device, NULL, stream};
+    return launch_kernel(&launch, execute_gemm, gemm, sizeof(*gemm));
+}
+
+static fv_status null_embed(const fv_launch *launch, const fv_embed_params *params)
+{
+    return launch_kernel(launch, execute_embed, params, sizeof(*params));
+}
+
+static fv_status null_add_norm(const fv_launch *launch, const fv_add_norm_params *params)
+{
+    return launch_kernel(launch, execute_add_norm, params, sizeof(*params));
+}
+
+static fv_status null_split_heads(const fv_launch *launch, const fv_split_heads_params *params)
+{
+    return launch_kernel(launch, execute_split_heads, params, sizeof(*params));
+}
+
+static fv_status null_activate(const fv_launch *launch, const fv_activate_params *params)
+{
+    return launch_kernel(launch, execute_activate, params, sizeof(*params));
+}
+
+static fv_status null_route(const fv_launch *launch, const fv_route_params *params)
+{
+    return launch_kernel(launch, execute_route, params, sizeof(*params));
+}
+
+static fv_status null_run_experts(const fv_launch *launch, const fv_run_experts_params *params)
+{
+    return launch_kernel(launch, execute_run_experts, params, sizeof(*params));
+}
+
+static fv_status null_add_experts(const fv_launch *launch, const fv_add_experts_params *params)
+{
+    return launch_kernel(launch, execute_add_experts, params, sizeof(*params));
+}
+
+static fv_status null_fill_random(const fv_launch *launch, const fv_fill_random_params *params)
+{
+    return launch_kernel(launch, execute_fill_random, params, sizeof(*params));
+}
+
+static fv_status null_read_memory(const fv_launch *launch, const fv_read_memory_params *params)
+{
+    return launch_kernel(launch, execute_read_memory, params, sizeof(*params));
+}
+
+static const fv_layer_table null_layers = {
+    .embed = null_embed,
+    .add_norm = null_add_norm,
+    .split_heads = null_split_heads,
+    .activate = null_activate,
+    .route = null_route,
+    .run_experts = null_run_experts,
+    .add_experts = null_add_experts,
+    .fill_random = null_fill_random,
+    .read_memory = null_read_memory,
+};
+
 static const char *serves_all(const fv_problem *problem)
 {
     (void)problem;
@@ -534,17 +781,31 @@ static size_t reference_scratch(const fv_attend_params *params)
 }
 
 static const fv_attend_variant null_variants[] = {
-    {"null", 16, 32, serves_all, reference_scratch, null_attend_paged, FV_RESCALING_MULTIPLY},
+    {"null", 16, 32, serves_all, reference_scratch, null_attend_paged, FV_RESCALING_MULTIPLY, 0},
+};
+
+static const fv_attend_variant null_dense_variants[] = {
+    {"null", 16, 32, serves_all, reference_scratch, null_attend_dense, FV_RESCALING_MULTIPLY, 0},
+};
+
+static const fv_attend_variant null_mla_variants[] = {
+    {"null", 16, 32, serves_all, reference_scratch, null_mla_decode, FV_RESCALING_MULTIPLY, 0},
 };
 
 static const fv_kernel_table null_kernels = {
     .name = "null",
     .attend_paged = null_variants,
     .num_attend_paged = 1,
+    .attend_dense = null_dense_variants,
+    .num_attend_dense = 1,
+    .mla_decode = null_mla_variants,
+    .num_mla_decode = 1,
     .reduce_segments = null_reduce_segments,
     .kv_write = null_kv_write,
     .kv_gather = null_kv_gather,
     .kv_copy = null_kv_copy,
+    .copy_rows = null_copy_rows,
+    .rms_norm = null_rms_norm,
     .rope = null_rope,
     .rope_kv_write = null_rope_kv_write,
     .merge_states = null_merge_states,
@@ -552,6 +813,103 @@ static const fv_kernel_table null_kernels = {
 };
 
 static const fv_kernel_table *const null_tables[] = {&null_kernels};
+
+/* --- the probes ------------------------------------------------------------------------------------ */
+
+static fv_status null_cache_bytes(int64_t *bytes, fv_device *device)
+{
+    (void)device;
+    *bytes = 4096;
+    return FV_OK;
+}
+
+static fv_status null_timer_elapsed(double *us, fv_device *device, fv_event start, fv_event end)
+{
+    const null_event *from = start, *to = end;
+    if (from->reached == 0 || from->reached != from->recorded || to->reached != to->recorded) {
+        return state_of(device)->host.fail(FV_ERR_DEVICE, "null device: time of an event that has not passed");
+    }
+    *us = (double)(to->reached - from->reached);
+    return FV_OK;
+}
+
+/* A closed gate would hold a GPU's stream while the host waits for it. */
+static void execute_gate(fv_device *device, void *params)
+{
+    (void)device;
+    const int32_t *open = *(const int32_t **)params;
+    if (*open == 0) abort();
+}
+
+static fv_status null_gate(fv_device *device, const int32_t *open, fv_stream stream)
+{
+    return send(device, stream_of(device, stream), execute_gate, &open, sizeof(open));
+}
+
+static void execute_empty(fv_device *device, void *params) { (void)device, (void)params; }
+
+static fv_status null_empty(fv_device *device, fv_stream stream)
+{
+    const int32_t nothing = 0;
+    return send(device, stream_of(device, stream), execute_empty, &nothing, sizeof(nothing));
+}
+
+typedef struct pool_params {
+    char *memory;
+    const char *pool;
+    size_t bytes, pool_bytes;
+} pool_params;
+
+static void execute_fill_from_pool(fv_device *device, void *params)
+{
+    (void)device;
+    const pool_params *fill = params;
+    char *memory = to_host(fill->memory);
+    const char *pool = to_host(fill->pool);
+    for (size_t at = 0; at < fill->bytes; at += fill->pool_bytes) {
+        const size_t size = fill->bytes - at < fill->pool_bytes ? fill->bytes - at : fill->pool_bytes;
+        memcpy(memory + at, pool, size);
+    }
+}
+
+static fv_status null_fill_from_pool(fv_device *device, void *memory, size_t bytes, const void *pool, size_t pool_bytes,
+                                     uint64_t seed, fv_stream stream)
+{
+    (void)seed;
+    const pool_params fill = {memory, pool, bytes, pool_bytes};
+    return send(device, stream_of(device, stream), execute_fill_from_pool, &fill, sizeof(fill));
+}
+
+static void execute_probe_read(fv_device *device, void *params)
+{
+    (void)device;
+    const fv_probe_read *read = params;
+    const fv_probe_range *ranges = to_host(read->ranges);
+    uint64_t sum = 0;
+    for (int64_t i = 0; i < read->num_ranges; i++) {
+        const unsigned char *data = (const unsigned char *)to_host(read->base) + ranges[i].offset;
+        for (int64_t at = 0; at < ranges[i].bytes; at++) sum += data[at];
+    }
+    *(uint64_t *)to_host(read->sink) = sum;
+}
+
+static fv_status null_probe_read(fv_device *device, const fv_probe_read *read, fv_stream stream)
+{
+    return send(device, stream_of(device, stream), execute_probe_read, read, sizeof(*read));
+}
+
+static const fv_device_probes null_probes = {
+    .large_bytes = 1 << 20,
+    .gemm_size = 64,
+    .cache_bytes = null_cache_bytes,
+    .timer_create = null_event_create,
+    .timer_elapsed = null_timer_elapsed,
+    .gate = null_gate,
+    .empty = null_empty,
+    .fill_random = null_fill_from_pool,
+    .read = null_probe_read,
+    .copy = null_copy,
+};
 
 /* --- the device ----------------------------------------------------------------------------------- */
 
@@ -583,6 +941,7 @@ static const fv_device_ops null_ops = {
     .graph_end = null_graph_end,
     .graph_launch = null_graph_launch,
     .graph_destroy = null_graph_destroy,
+    .gemm = null_gemm,
     .destroy = null_destroy,
 };
 
@@ -605,7 +964,9 @@ static fv_status null_device_open(fv_device **out, const fv_plugin_host *host, i
         .ops = &null_ops,
         .tables = null_tables,
         .num_tables = 1,
+        .layers = &null_layers,
         .num_workers = 4, /* so that schedules have something to fill */
+        .probes = &null_probes,
         .context = host->context,
         .state = state,
     };

@@ -25,13 +25,14 @@
 typedef struct options {
     fv_problem_args args;
     fv_measure_limits limits;
+    const char *device;
     const char *backend; /* a name, "auto" or "all" */
     const char *kernels; /* a name, "best", "all", or NULL = best and reference */
     const char *compare;
     const char *output;
     int32_t num_threads;
     int32_t warm;
-    int32_t json, csv, help;
+    int32_t json, csv, cliffs, help;
     const char *const *specs;
     int32_t num_specs;
 } options;
@@ -44,25 +45,31 @@ static void print_help(void)
            "32q1s4k is 32 decodes over 4096 keys, q2k a prefill, 2q1ks2k_32q1s1k a mix.\n"
            "Default: q1s8k 32q1s4k 4q4s8k q2k. Each time stands beside its ceiling, measured in the same run:\n"
            "a read of the same pages in the same order (shared ones once), or the peak of the multiply-add units.\n"
-           "Several backends take turns, run by run; x best is the time over that of the fastest.\n\n" FV_PROBLEM_HELP
-               FV_PLAN_HELP "  --backend NAME|all     (the one that auto takes)\n"
+           "Several backends take turns, run by run; x best is the time over that of the fastest.\n"
+           "On a GPU the read and the peak, a GEMM, are the GPU's; times are medians of graph replays by events, next\n"
+           "to those of plain launches, with the host's time for an update and the latency into an idle "
+           "stream.\n\n" FV_PROBLEM_HELP FV_PLAN_HELP "  --device NAME          cpu, cuda, cuda:1 (cpu)\n"
+           "  --backend NAME|all     (the one that auto takes)\n"
            "  --kernels NAME|all     best, reference, portable, avx2, ... (best, and reference once)\n"
            "  --threads N            (all CPUs)\n"
            "  --min-time S           seconds for each row, at least (0.5)\n"
            "  --repeat N             runs for each row, at least (5)\n"
            "  --warm                 one copy of the cache, which may stay in the processor's caches\n"
+           "  --cliffs               batches in this order are neighbours: where time / ceiling changes most\n"
            "  --json --csv           print that instead of a table\n"
            "  --output FILE          write the JSON there, beside the table\n"
            "  --compare FILE         ratio to the rows of an earlier --json\n");
 }
 
 enum {
-    BACKEND = FV_OPTION_COMMAND,
+    DEVICE = FV_OPTION_COMMAND,
+    BACKEND,
     KERNELS,
     THREADS,
     MIN_TIME,
     REPEAT,
     WARM,
+    CLIFFS,
     JSON,
     CSV,
     OUTPUT,
@@ -73,12 +80,14 @@ enum {
 static fv_status set_option(options *opts, int value, const char *text)
 {
     switch (value) {
+    case DEVICE: opts->device = text; return FV_OK;
     case BACKEND: opts->backend = text; return FV_OK;
     case KERNELS: opts->kernels = text; return FV_OK;
     case THREADS: return fv_args_i32(&opts->num_threads, "--threads", text, 1, 4096);
     case MIN_TIME: return fv_args_f64(&opts->limits.min_seconds, "--min-time", text, 0, 3600);
     case REPEAT: return fv_args_i32(&opts->limits.min_runs, "--repeat", text, 1, 2000);
     case WARM: opts->warm = 1; return FV_OK;
+    case CLIFFS: opts->cliffs = 1; return FV_OK;
     case JSON: opts->json = 1; return FV_OK;
     case CSV: opts->csv = 1; return FV_OK;
     case OUTPUT: opts->output = text; return FV_OK;
@@ -93,12 +102,14 @@ static fv_status read_options(options *opts, int argc, char **argv)
 {
     static const struct option long_options[] = {
         FV_PROBLEM_OPTIONS,
+        {"device", required_argument, NULL, DEVICE},
         {"backend", required_argument, NULL, BACKEND},
         {"kernels", required_argument, NULL, KERNELS},
         {"threads", required_argument, NULL, THREADS},
         {"min-time", required_argument, NULL, MIN_TIME},
         {"repeat", required_argument, NULL, REPEAT},
         {"warm", no_argument, NULL, WARM},
+        {"cliffs", no_argument, NULL, CLIFFS},
         {"json", no_argument, NULL, JSON},
         {"csv", no_argument, NULL, CSV},
         {"output", required_argument, NULL, OUTPUT},
@@ -107,7 +118,7 @@ static fv_status read_options(options *opts, int argc, char **argv)
         {NULL, 0, NULL, 0},
     };
     static const char *const default_specs[] = {DEFAULT_SPECS};
-    *opts = (options){.backend = "auto", .limits = {0.5, 5}};
+    *opts = (options){.device = "cpu", .backend = "auto", .limits = {0.5, 5}};
     fv_problem_args_init(&opts->args);
     opterr = 0;
     int value;
@@ -134,6 +145,9 @@ static fv_status read_options(options *opts, int argc, char **argv)
 typedef struct bench {
     const options *opts;
     fv_context *context;
+    fv_device *device;
+    fv_device_clock *clock; /* NULL on the CPU, as the ceilings */
+    fv_device_ceilings ceilings;
     const char *backends[MAX_BACKENDS];
     int32_t num_backends;
     const char *kernels[MAX_TABLES]; /* names of tables that are measured in turn */
@@ -147,7 +161,18 @@ typedef struct bench {
 
 static int32_t asks_for_all(const bench *b) { return strcmp(b->opts->backend, "all") == 0; }
 
-/* In the order of `auto`, then the rest. */
+/* 1: `auto` asks the backend for layers of the other kind, MLA or not. */
+static int32_t is_of_other_kind(const char *backend, const fv_device *device, const fv_problem *problem)
+{
+    const fv_problem other = {.kind = problem->kind == FV_ATTENTION_MLA ? FV_ATTENTION_MHA : FV_ATTENTION_MLA};
+    const char *name;
+    for (int32_t i = 0; (name = fv_backend_preferred_name(i, device, &other)); i++) {
+        if (strcmp(name, backend) == 0) return 1;
+    }
+    return 0;
+}
+
+/* In the order of `auto`, then the rest of the problem's kind. */
 static void choose_backends(bench *b)
 {
     if (!asks_for_all(b)) {
@@ -155,27 +180,32 @@ static void choose_backends(bench *b)
         return;
     }
     const char *name;
-    for (int32_t i = 0; (name = fv_backend_preferred_name(i, NULL, &b->opts->args.problem)); i++) {
+    for (int32_t i = 0; (name = fv_backend_preferred_name(i, b->device, &b->opts->args.problem)); i++) {
         if (b->num_backends < MAX_BACKENDS) b->backends[b->num_backends++] = name;
     }
     for (int32_t i = 0; i < fv_backend_count(); i++) {
-        int32_t is_known = 0;
+        int32_t is_known = is_of_other_kind(fv_backend_name(i), b->device, &b->opts->args.problem);
         for (int32_t j = 0; j < b->num_backends; j++) is_known |= strcmp(b->backends[j], fv_backend_name(i)) == 0;
         if (!is_known && b->num_backends < MAX_BACKENDS) b->backends[b->num_backends++] = fv_backend_name(i);
     }
 }
 
+static int32_t has_reference(const fv_device *device)
+{
+    return strcmp(device->tables[0]->name, REFERENCE) == 0; /* the weakest comes first */
+}
+
 static void choose_kernels(bench *b)
 {
-    const fv_device *cpu = b->context->devices[0];
-    const char *best = cpu->tables[cpu->num_tables - 1]->name;
+    const fv_device *device = b->device;
+    const char *best = device->tables[device->num_tables - 1]->name;
     const char *asked = b->opts->kernels;
     const int32_t all = asked && strcmp(asked, "all") == 0;
-    for (int32_t i = cpu->num_tables - 1; i >= 0 && all && b->num_kernels < MAX_TABLES; i--) {
-        if (strcmp(cpu->tables[i]->name, REFERENCE) != 0) b->kernels[b->num_kernels++] = cpu->tables[i]->name;
+    for (int32_t i = device->num_tables - 1; i >= 0 && all && b->num_kernels < MAX_TABLES; i--) {
+        if (strcmp(device->tables[i]->name, REFERENCE) != 0) b->kernels[b->num_kernels++] = device->tables[i]->name;
     }
     if (b->num_kernels == 0) b->kernels[b->num_kernels++] = asked && !all && strcmp(asked, "best") != 0 ? asked : best;
-    b->with_reference = (all || !asked) && strcmp(b->kernels[0], REFERENCE) != 0;
+    b->with_reference = (all || !asked) && has_reference(device) && strcmp(b->kernels[0], REFERENCE) != 0;
 }
 
 /* Seconds that the reference kernels would take, from a small batch of the same problem. */
@@ -185,7 +215,7 @@ static fv_status estimate_reference(double *seconds, bench *b, const fv_plan_opt
         const fv_problem *problem = &b->opts->args.problem;
         const char *spec = problem->type == FV_ATTENTION_ENCODER ? CALIBRATION_ENCODER_SPEC : CALIBRATION_SPEC;
         fv_workload small;
-        fv_status status = fv_workload_init(&small, b->context, problem, spec, 0, 1);
+        fv_status status = fv_workload_init(&small, b->context, b->device, problem, spec, 0, 1);
         if (status != FV_OK) return status;
         double once = 0;
         status = fv_measure_once(&once, &small, plan);
@@ -249,7 +279,9 @@ static fv_status run_contenders(bench *b, const char *spec, fv_workload *workloa
         plan->backend = b->backends[i / b->num_kernels];
         plan->kernels = b->kernels[i % b->num_kernels];
     }
-    fv_status status = fv_measure(contenders, num_contenders, workload, &b->opts->limits);
+    fv_status status = b->clock ? fv_measure_on_device(contenders, num_contenders, workload, &b->opts->limits, b->clock,
+                                                       &b->ceilings)
+                                : fv_measure(contenders, num_contenders, workload, &b->opts->limits);
     if (status == FV_OK) status = check_contenders(b, contenders, num_contenders);
     for (int32_t i = 0; i < num_contenders && status == FV_OK; i++) {
         const fv_plan_options *plan = &contenders[i].options;
@@ -286,12 +318,24 @@ static fv_status run_reference(bench *b, const char *spec, fv_workload *workload
     return status;
 }
 
+static int32_t prints_table(const bench *b) { return !b->opts->json && !b->opts->csv; }
+
+static void print_row(const bench *b, const fv_bench_row *row)
+{
+    if (!prints_table(b)) return;
+    if (b->clock) {
+        fv_bench_print_device_row(row);
+    } else {
+        fv_bench_print_row(row);
+    }
+}
+
 static fv_status run_batch(bench *b, const char *spec)
 {
     const options *opts = b->opts;
     fv_workload workload;
-    fv_status status = fv_workload_init(&workload, b->context, &opts->args.problem, spec, opts->args.shared_prefix,
-                                        opts->warm);
+    fv_status status = fv_workload_init(&workload, b->context, b->device, &opts->args.problem, spec,
+                                        opts->args.shared_prefix, opts->warm);
     if (status != FV_OK) return status;
 
     fv_bench_row *first = b->rows + b->num_rows;
@@ -299,9 +343,8 @@ static fv_status run_batch(bench *b, const char *spec)
     if (status == FV_OK) status = run_reference(b, spec, &workload);
     const int32_t num_rows = (int32_t)(b->rows + b->num_rows - first);
     if (status == FV_OK) fv_bench_fill_ratios(first, num_rows, REFERENCE);
-    if (status == FV_OK && opts->compare) status = fv_bench_compare(first, num_rows, opts->compare);
-    for (int32_t i = 0; i < num_rows && status == FV_OK && !opts->json && !opts->csv; i++)
-        fv_bench_print_row(&first[i]);
+    if (status == FV_OK && opts->compare) status = fv_bench_compare(first, num_rows, b->setting.problem, opts->compare);
+    for (int32_t i = 0; i < num_rows && status == FV_OK; i++) print_row(b, &first[i]);
     fflush(stdout);
     fv_workload_deinit(&workload);
     return status;
@@ -317,31 +360,65 @@ static fv_status write_output(const bench *b)
     return fv_fail(FV_ERR_IO, "--output '%s' could not be written to the end", b->opts->output);
 }
 
+/* The context and the device; where that is not the CPU, what it can do. */
+static fv_status open_device(bench *b)
+{
+    const fv_context_options context = {.struct_size = sizeof(context), .num_threads = b->opts->num_threads};
+    fv_status status = fv_context_create(&b->context, &context);
+    if (status == FV_OK) status = fv_device_find(&b->device, b->context, b->opts->device);
+    if (status != FV_OK || b->device->host_is_device) return status;
+    status = fv_device_clock_create(&b->clock, b->device);
+    return status == FV_OK ? fv_device_ceilings_measure(&b->ceilings, b->clock) : status;
+}
+
+static fv_status alloc_rows(bench *b)
+{
+    const int32_t rows_of_batch = b->num_backends * b->num_kernels + b->with_reference;
+    b->rows = calloc((size_t)b->opts->num_specs * (size_t)rows_of_batch, sizeof(*b->rows));
+    return b->rows ? FV_OK : fv_fail(FV_ERR_NO_MEMORY, "no memory for the rows of %d batches", b->opts->num_specs);
+}
+
+static void print_heading(const bench *b)
+{
+    if (!prints_table(b)) return;
+    if (b->clock) {
+        fv_bench_print_device_heading(&b->setting);
+    } else {
+        fv_bench_print_heading(&b->setting);
+    }
+    fflush(stdout);
+}
+
+static fv_status print_end(const bench *b)
+{
+    const options *opts = b->opts;
+    if (prints_table(b)) fv_bench_print_summary(b->rows, b->num_rows);
+    if (prints_table(b) && opts->cliffs) fv_bench_print_cliffs(b->rows, b->num_rows);
+    if (opts->json) fv_bench_print_json(stdout, &b->setting, b->rows, b->num_rows);
+    if (opts->csv) fv_bench_print_csv(stdout, b->rows, b->num_rows);
+    return write_output(b);
+}
+
 static fv_status run_bench(bench *b)
 {
     const options *opts = b->opts;
-    const fv_context_options context_options = {.struct_size = sizeof(context_options),
-                                                .num_threads = opts->num_threads};
-    fv_status status = fv_context_create(&b->context, &context_options);
+    char problem[320];
+    fv_problem_args_describe(problem, sizeof(problem), &opts->args.problem);
+    fv_status status = open_device(b);
     if (status != FV_OK) return status;
     choose_backends(b);
     choose_kernels(b);
-    const int32_t rows_of_batch = b->num_backends * b->num_kernels + b->with_reference;
-    b->rows = calloc((size_t)opts->num_specs * (size_t)rows_of_batch, sizeof(*b->rows));
-    if (!b->rows) return fv_fail(FV_ERR_NO_MEMORY, "no memory for the rows of %d batches", opts->num_specs);
-    if (opts->compare) status = fv_bench_compare(b->rows, 0, opts->compare); /* wrong before the first run */
-
-    char problem[320];
-    fv_problem_args_describe(problem, sizeof(problem), &opts->args.problem);
+    status = alloc_rows(b);
+    if (status != FV_OK) return status;
+    if (opts->compare) status = fv_bench_compare(b->rows, 0, problem, opts->compare); /* wrong before the first run */
     b->setting.problem = problem;
     b->setting.shared_prefix = opts->args.shared_prefix;
     b->setting.num_threads = fv_context_num_workers(b->context);
-    if (status == FV_OK && !opts->json && !opts->csv) fv_bench_print_heading(&b->setting);
+    b->setting.device = b->device;
+    b->setting.ceilings = b->clock ? &b->ceilings : NULL;
+    if (status == FV_OK) print_heading(b);
     for (int32_t i = 0; i < opts->num_specs && status == FV_OK; i++) status = run_batch(b, opts->specs[i]);
-    if (status == FV_OK && !opts->json && !opts->csv) fv_bench_print_summary(b->rows, b->num_rows);
-    if (status == FV_OK && opts->json) fv_bench_print_json(stdout, &b->setting, b->rows, b->num_rows);
-    if (status == FV_OK && opts->csv) fv_bench_print_csv(stdout, b->rows, b->num_rows);
-    return status == FV_OK ? write_output(b) : status;
+    return status == FV_OK ? print_end(b) : status;
 }
 
 int fv_cmd_bench(int argc, char **argv)
@@ -356,6 +433,7 @@ int fv_cmd_bench(int argc, char **argv)
     bench b = {.opts = &opts, .setting = {.argc = argc, .argv = argv}};
     const int code = run_bench(&b) == FV_OK ? 0 : fv_run_fail("bench");
     free(b.rows);
+    fv_device_clock_destroy(b.clock);
     fv_context_destroy(b.context);
     return code;
 }

@@ -12,7 +12,6 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <time.h>
 
 #include "backends/backend.h"
 #include "core/error.h"
@@ -20,32 +19,6 @@
 
 #define MAX_SAMPLES 2000
 #define WORKSPACE_ALIGNMENT 256
-
-static double now_us(void)
-{
-    struct timespec time;
-    clock_gettime(CLOCK_MONOTONIC, &time);
-    return (double)time.tv_sec * 1e6 + (double)time.tv_nsec * 1e-3;
-}
-
-static int compare_doubles(const void *a, const void *b)
-{
-    const double x = *(const double *)a, y = *(const double *)b;
-    return (x > y) - (x < y);
-}
-
-static fv_samples summarize(double *values, int32_t count)
-{
-    qsort(values, (size_t)count, sizeof(*values), compare_doubles);
-    const double median = values[count / 2];
-    return (fv_samples){
-        .median_us = median,
-        .min_us = values[0],
-        .quartile_us = values[count / 4],
-        .spread = median > 0 ? (values[count * 3 / 4] - values[count / 4]) / median : 0,
-        .count = count,
-    };
-}
 
 /* A plan and the copies as it sees them. */
 typedef struct timed_plan {
@@ -73,14 +46,20 @@ static fv_status make_views(timed_plan *timed, const fv_workload *workload)
     return status;
 }
 
-static fv_status timed_plan_create(timed_plan **out, const fv_workload *workload, const fv_plan_options *options)
+fv_problem fv_measured_problem(const fv_workload *workload)
 {
-    *out = NULL;
     fv_problem problem = workload->problem;
     if (problem.kind == FV_ATTENTION_MHA && problem.mha.head_size != problem.mha.v_head_size) {
         problem.kv_layout = FV_KV_LAYOUT_STRIDED; /* named layouts have K and V of one size */
         problem.kv_layout_any = 0;
     }
+    return problem;
+}
+
+static fv_status timed_plan_create(timed_plan **out, const fv_workload *workload, const fv_plan_options *options)
+{
+    *out = NULL;
+    const fv_problem problem = fv_measured_problem(workload);
     timed_plan *timed = calloc(1, sizeof(*timed));
     if (!timed) return fv_fail(FV_ERR_NO_MEMORY, "no memory for samples");
     fv_status status = fv_plan_create(&timed->plan, workload->context, &problem, &workload->bounds, options);
@@ -112,13 +91,14 @@ static const char *path_of(const fv_plan *plan)
 {
     const fv_work_item *items = fv_step_buffers_on_device(&plan->buffers).items;
     int32_t num_cut = 0;
+    if (!plan->device->host_is_device) return plan->num_segments > 1 || plan->used.num_reduces > 0 ? "3D" : "2D";
     for (int32_t i = 0; i < plan->used.num_items; i++) num_cut += items[i].partial >= 0;
     if (plan->used.num_items == 0) return plan->num_segments > 1 ? "3D" : "2D";
     if (num_cut == 0) return "2D";
     return num_cut == plan->used.num_items ? "3D" : "2D+3D";
 }
 
-static void describe(fv_measurement *m, fv_plan *plan)
+void fv_measure_describe(fv_measurement *m, fv_plan *plan)
 {
     snprintf(m->backend, sizeof(m->backend), "%s", plan->backend->name);
     snprintf(m->kernels, sizeof(m->kernels), "%s", plan->kernels->name);
@@ -135,11 +115,11 @@ static double median_update(fv_plan *plan, const fv_batch *batch)
 {
     double times[5];
     for (int32_t i = 0; i < 5; i++) {
-        const double start = now_us();
+        const double start = fv_now_us();
         fv_plan_update(plan, batch, NULL);
-        times[i] = now_us() - start;
+        times[i] = fv_now_us() - start;
     }
-    return summarize(times, 5).median_us;
+    return fv_samples_of(times, 5).median_us;
 }
 
 /* The plans of a measurement, and what is measured once a round. */
@@ -161,11 +141,11 @@ static void sample_ceilings(race *r, int32_t round)
     fv_workload *w = r->workload;
     const int32_t copy = (r->next_copy + w->num_copies / 2) % w->num_copies;
     fv_ceiling_compute(w->context); /* wakes workers that a kernel of one thread let sleep */
-    const double compute_start = now_us();
+    const double compute_start = fv_now_us();
     r->operations = fv_ceiling_compute(w->context);
-    const double read_start = now_us();
+    const double read_start = fv_now_us();
     volatile uint64_t sink = fv_ceiling_read(w->context, w->caches[copy], w->ranges, w->num_ranges);
-    const double read_end = now_us();
+    const double read_end = fv_now_us();
     (void)sink;
     r->compute_us[round] = read_start - compute_start;
     r->read_us[round] = read_end - read_start;
@@ -175,18 +155,18 @@ static fv_status sample_plan(race *r, timed_plan *timed, int32_t round)
 {
     const fv_layer *layer = &timed->layers[r->next_copy];
     r->next_copy = (r->next_copy + 1) % r->workload->num_copies;
-    const double start = now_us();
+    const double start = fv_now_us();
     const fv_status status = fv_plan_run(timed->plan, layer, r->workspace, NULL);
-    timed->run_us[round] = now_us() - start;
+    timed->run_us[round] = fv_now_us() - start;
     return status;
 }
 
 static fv_status run_rounds(race *r, const fv_measure_limits *limits)
 {
-    const double start = now_us(), min_seconds = limits->min_seconds * r->num_plans;
+    const double start = fv_now_us(), min_seconds = limits->min_seconds * r->num_plans;
     r->num_rounds = 0;
     for (int32_t round = 0; round < MAX_SAMPLES; round++) {
-        const double elapsed = (now_us() - start) * 1e-6;
+        const double elapsed = (fv_now_us() - start) * 1e-6;
         if (elapsed >= min_seconds && round >= limits->min_runs) break;
         if (elapsed >= 10 * min_seconds && round > 0) break;
         for (int32_t i = 0; i < r->num_plans; i++) {
@@ -214,11 +194,11 @@ static fv_status run_race(race *r, const fv_measure_limits *limits)
 
 static void fill_measurement(fv_measurement *m, const race *r, timed_plan *timed)
 {
-    describe(m, timed->plan);
+    fv_measure_describe(m, timed->plan);
     m->update_us = median_update(timed->plan, &r->workload->batch);
-    m->run = summarize(timed->run_us, r->num_rounds);
-    m->read_us = summarize(r->read_us, r->num_rounds).quartile_us;
-    m->flops_per_us = r->operations / summarize(r->compute_us, r->num_rounds).quartile_us;
+    m->run = fv_samples_of(timed->run_us, r->num_rounds);
+    m->read_us = fv_samples_of(r->read_us, r->num_rounds).quartile_us;
+    m->flops_per_us = r->operations / fv_samples_of(r->compute_us, r->num_rounds).quartile_us;
 }
 
 /* The contenders whose plans can be made are plans[0 .. num_plans); places[i] is the contender of plan i. */
@@ -270,9 +250,9 @@ fv_status fv_measure_once(double *seconds, fv_workload *workload, const fv_plan_
     if (status != FV_OK) return status;
     status = alloc_workspace(&workspace, &timed, 1);
     if (status == FV_OK) {
-        const double start = now_us();
+        const double start = fv_now_us();
         status = fv_plan_run(timed->plan, &timed->layers[0], workspace, NULL);
-        *seconds = (now_us() - start) * 1e-6;
+        *seconds = (fv_now_us() - start) * 1e-6;
     }
     free(workspace);
     timed_plan_destroy(timed);

@@ -3,21 +3,21 @@
 #ifndef FV_TOOLS_BENCH_MEASURE_H
 #define FV_TOOLS_BENCH_MEASURE_H
 
+#include "bench/device_ceilings.h"
+#include "bench/samples.h"
 #include "bench/workload.h"
 
-typedef struct fv_samples {
-    double median_us;
-    double min_us;
-    double quartile_us; /* the first */
-    double spread;      /* (third quartile - first quartile) / median */
-    int32_t count;
-} fv_samples;
-
 typedef struct fv_measurement {
-    fv_samples run;      /* fv_plan_run */
-    double update_us;    /* fv_plan_update, median */
-    double read_us;      /* a pure read of the same pages, first quartile: a ceiling is the machine undisturbed */
-    double flops_per_us; /* of the multiply-add loop, likewise */
+    fv_samples run;      /* fv_plan_run; on a device a graph of it on the static grid, replayed */
+    double update_us;    /* fv_plan_update on the host, median; on a device that of the static grid */
+    double read_us;      /* a pure read of the same pages: the first quartile, a ceiling is the machine undisturbed;
+                          * on a device the median of a graph of it */
+    double flops_per_us; /* of the multiply-add loop, likewise; on a device of a GEMM, 0: it has none */
+    fv_samples list;     /* on a device: a graph of the schedule for this step's lengths */
+    fv_samples plain;    /* that schedule launched without a graph */
+    fv_samples graph_latency,
+        plain_latency; /* of run and plain into an idle stream, until the host knows; wall clock */
+    double list_update_us;
     size_t workspace_bytes;
     size_t buffer_bytes; /* that the plan holds */
     char backend[48];
@@ -41,10 +41,21 @@ typedef struct fv_contender {
     fv_measurement measured; /* where status is FV_OK */
 } fv_contender;
 
-/* Creates the plans that the contenders' options ask for, and times them in turn. A plan that cannot be made
+/* Creates the plans that the contenders' options ask for, on the workload's device, and times them in turn. A plan that cannot be made
  * is left out: its status and text say why. Fails where a run does. */
 fv_status fv_measure(fv_contender *contenders, int32_t num_contenders, fv_workload *workload,
                      const fv_measure_limits *limits);
+
+/* The same on a device other than the CPU. */
+fv_status fv_measure_on_device(fv_contender *contenders, int32_t num_contenders, fv_workload *workload,
+                               const fv_measure_limits *limits, fv_device_clock *clock,
+                               const fv_device_ceilings *ceilings);
+
+/* The problem of a workload as its plans take it. */
+fv_problem fv_measured_problem(const fv_workload *workload);
+
+/* Fills in what the plan says of itself. */
+void fv_measure_describe(fv_measurement *measurement, fv_plan *plan);
 
 /* Seconds that one run took: the first, with cold code, for an estimate. */
 fv_status fv_measure_once(double *seconds, fv_workload *workload, const fv_plan_options *options);

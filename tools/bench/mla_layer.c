@@ -2,7 +2,7 @@
  * hidden state to the output projection. The cache keeps keys unrotated, each is rotated at reading; no norms.
  *
  * A stage's ceiling is the larger of its bytes over the measured read bandwidth and its operations over the
- * measured peak of the multiply-add units. The weights together are many times a processor's caches, so each
+ * measured peak of the multiply-add units, on a device of a GEMM. The weights together are many times a processor's caches, so each
  * run finds them in memory. */
 #include "bench/mla_layer.h"
 
@@ -12,8 +12,9 @@
 
 #include "args.h"
 #include "bench/ceilings.h"
-#include "bench/mla_report.h"
+#include "bench/mla_device.h"
 #include "bench/mla_workload.h"
+#include "bench/samples.h"
 #include "core/compiler.h"
 #include "core/error.h"
 
@@ -21,6 +22,7 @@
 #define MAX_LENGTHS 16
 #define MAX_REPEAT 100
 #define READ_RANGE_BYTES (1 << 20)
+#define ACCEPTED_ERROR 0.03 /* of --check: each stage rounds to 16 bits, in another order */
 
 static char command[] = "bench mla-layer";
 
@@ -28,8 +30,9 @@ typedef struct options {
     fv_mla_sizes sizes;
     int32_t lengths[MAX_LENGTHS]; /* of the cache before the new token */
     int32_t num_lengths;
-    int32_t num_threads, repeat, json, help;
-    const char *backend;
+    int32_t num_threads, repeat, check, json, help;
+    const char *device, *backend;
+    int32_t has_dtype;
 } options;
 
 /* --- options --------------------------------------------------------------------------------------------------- */
@@ -45,14 +48,18 @@ static void print_help(void)
            "  --dim N           hidden size (7168)\n"
            "  --heads N         query heads (128)\n"
            "  --length LIST     cached tokens before the new one (512,2048,4096,6144)\n"
-           "  --dtype NAME      of weights and activations; the engine's products take float32 (float32)\n"
+           "  --dtype NAME      of weights and activations (bfloat16; on the CPU float32, which the engine's\n"
+           "                    products take)\n"
+           "  --rotated         keys are rotated when they are written, as in models\n"
+           "  --device NAME     cpu, cuda, cuda:1 (cpu)\n"
            "  --backend NAME    (the one that auto takes)\n"
            "  --threads N       (all CPUs)\n"
            "  --repeat N        runs for each length, the median counts (3)\n"
+           "  --check           on a GPU: compare the output with the CPU's instead; for small sizes\n"
            "  --json            print that instead of tables\n");
 }
 
-enum { BATCH = 1000, DIM, HEADS, LENGTH, DTYPE, BACKEND, THREADS, REPEAT, JSON, HELP };
+enum { BATCH = 1000, DIM, HEADS, LENGTH, DTYPE, ROTATED, DEVICE, BACKEND, THREADS, REPEAT, CHECK, JSON, HELP };
 
 static fv_status read_lengths(options *opts, const char *text)
 {
@@ -77,7 +84,10 @@ static fv_status set_option(options *opts, int value, const char *text)
     case DIM: return fv_args_i32(&opts->sizes.dim, "--dim", text, 1, 1 << 16);
     case HEADS: return fv_args_i32(&opts->sizes.mla.num_heads, "--heads", text, 1, 1024);
     case LENGTH: return read_lengths(opts, text);
-    case DTYPE: return fv_args_dtype(&opts->sizes.dtype, "--dtype", text);
+    case DTYPE: opts->has_dtype = 1; return fv_args_dtype(&opts->sizes.dtype, "--dtype", text);
+    case ROTATED: opts->sizes.mla.rotate_at_reading = 0; return FV_OK;
+    case DEVICE: opts->device = text; return FV_OK;
+    case CHECK: opts->check = 1; return FV_OK;
     case BACKEND: opts->backend = text; return FV_OK;
     case THREADS: return fv_args_i32(&opts->num_threads, "--threads", text, 1, 4096);
     case REPEAT: return fv_args_i32(&opts->repeat, "--repeat", text, 1, MAX_REPEAT);
@@ -94,9 +104,12 @@ static fv_status read_options(options *opts, int argc, char **argv)
         {"heads", required_argument, NULL, HEADS},
         {"length", required_argument, NULL, LENGTH},
         {"dtype", required_argument, NULL, DTYPE},
+        {"rotated", no_argument, NULL, ROTATED},
+        {"device", required_argument, NULL, DEVICE},
         {"backend", required_argument, NULL, BACKEND},
         {"threads", required_argument, NULL, THREADS},
         {"repeat", required_argument, NULL, REPEAT},
+        {"check", no_argument, NULL, CHECK},
         {"json", no_argument, NULL, JSON},
         {"help", no_argument, NULL, HELP},
         {NULL, 0, NULL, 0},
@@ -105,6 +118,7 @@ static fv_status read_options(options *opts, int argc, char **argv)
         .sizes = {128, 7168, Q_LORA, {128, 512, 64, 128, 128, 1, 0}, FV_DTYPE_F32, FV_DTYPE_BF16},
         .lengths = {512, 2048, 4096, 6144},
         .num_lengths = 4,
+        .device = "cpu",
         .repeat = 3,
     };
     opterr = 0;
@@ -114,7 +128,11 @@ static fv_status read_options(options *opts, int argc, char **argv)
         const fv_status status = is_refused ? fv_args_refuse(value, argc, argv) : set_option(opts, value, optarg);
         if (status != FV_OK) return status;
     }
-    return optind < argc ? fv_args_refuse_operand(argv[optind], command) : FV_OK;
+    if (optind < argc) return fv_args_refuse_operand(argv[optind], command);
+    const int32_t is_cpu = strcmp(opts->device, "cpu") == 0;
+    if (!opts->has_dtype && !is_cpu) opts->sizes.dtype = FV_DTYPE_BF16;
+    if (!opts->check || !is_cpu) return FV_OK;
+    return fv_fail(FV_ERR_INVALID, "--check compares a device with the CPU, and --device is 'cpu'; accepted: cuda");
 }
 
 /* --- measuring --------------------------------------------------------------------------------------------------- */
@@ -135,23 +153,23 @@ static fv_status sample_ceilings(samples all, const fv_mla_workload *w, int32_t 
         ranges[i] = (fv_read_range){offset, fv_min_i64(READ_RANGE_BYTES, bytes - offset)};
     }
     fv_ceiling_compute(w->context); /* wakes workers that a kernel of one thread let sleep */
-    const double start = fv_mla_now_us();
+    const double start = fv_now_us();
     const double operations = fv_ceiling_compute(w->context);
-    const double middle = fv_mla_now_us();
+    const double middle = fv_now_us();
     volatile uint64_t sink = fv_ceiling_read(w->context, o->data, ranges, num_ranges);
     (void)sink;
     all[COMPUTE][run] = operations / (middle - start);
-    all[READ][run] = (double)bytes / (fv_mla_now_us() - middle);
+    all[READ][run] = (double)bytes / (fv_now_us() - middle);
     free(ranges);
     return FV_OK;
 }
 
 static fv_status sample_run(samples all, fv_mla_workload *w, int32_t run)
 {
-    memset(w->timer.stage_us, 0, sizeof(w->timer.stage_us));
-    const double start = fv_mla_now_us();
+    fv_mla_timer_begin(&w->timer);
+    const double start = fv_now_us();
     const fv_status status = fv_mla_run(w->plan, &w->layer, w->workspace, NULL);
-    const double total = fv_mla_now_us() - start;
+    const double total = fv_now_us() - start;
     double products = 0;
     for (int32_t stage = 0; stage < FV_MLA_NUM_STAGES; stage++) products += w->timer.stage_us[stage];
     w->timer.stage_us[FV_MLA_ATTENTION] = total - products;
@@ -160,37 +178,24 @@ static fv_status sample_run(samples all, fv_mla_workload *w, int32_t run)
     return status;
 }
 
-static int compare_doubles(const void *a, const void *b)
-{
-    const double x = *(const double *)a, y = *(const double *)b;
-    return (x > y) - (x < y);
-}
-
-static double median(double *values, int32_t count)
-{
-    qsort(values, (size_t)count, sizeof(*values), compare_doubles);
-    return values[count / 2];
-}
+static double median(double *values, int32_t count) { return fv_samples_of(values, count).median_us; }
 
 /* What the machine can do: neighbours only ever slow it down. */
 static double upper_quartile(double *values, int32_t count)
 {
-    qsort(values, (size_t)count, sizeof(*values), compare_doubles);
+    fv_samples_of(values, count); /* sorts */
     return values[count * 3 / 4];
 }
 
-static fv_status measure(fv_mla_result *result, fv_mla_workload *w, int32_t length, const options *opts)
+static fv_status measure_on_cpu(fv_mla_result *result, fv_mla_workload *w, const options *opts)
 {
     samples all;
-    fv_status status = fv_mla_workload_plan(w, length, opts->backend);
-    if (status == FV_OK) status = sample_run(all, w, 0); /* touches code and workspace */
+    fv_status status = sample_run(all, w, 0); /* touches code and workspace */
     for (int32_t run = 0; run < opts->repeat && status == FV_OK; run++) {
         status = sample_run(all, w, run);
         if (status == FV_OK) status = sample_ceilings(all, w, run);
     }
     if (status != FV_OK) return status;
-    result->length = length;
-    snprintf(result->plan, sizeof(result->plan), "%s", fv_plan_describe(w->plan));
     for (int32_t i = 0; i < FV_MLA_NUM_STAGES; i++) result->stage_us[i] = median(all[i], opts->repeat);
     result->total_us = median(all[TOTAL], opts->repeat);
     result->bytes_per_us = upper_quartile(all[READ], opts->repeat);
@@ -198,23 +203,89 @@ static fv_status measure(fv_mla_result *result, fv_mla_workload *w, int32_t leng
     return FV_OK;
 }
 
-static fv_status run_lengths(const options *opts)
-{
-    fv_mla_result results[MAX_LENGTHS];
+/* The workload, and what a device other than the CPU is timed with. */
+typedef struct bench {
+    const options *opts;
     fv_mla_workload workload;
-    int32_t max_length = 0, num_results = 0;
-    for (int32_t i = 0; i < opts->num_lengths; i++) max_length = fv_max_i32(max_length, opts->lengths[i]);
-    fv_status status = fv_mla_workload_init(&workload, &opts->sizes, max_length, opts->num_threads);
-    const int32_t num_threads = status == FV_OK ? fv_context_num_workers(workload.context) : 0;
-    if (status == FV_OK && !opts->json) fv_mla_print_heading(&opts->sizes, num_threads);
-    for (; num_results < opts->num_lengths && status == FV_OK; num_results++) {
-        fv_mla_result *result = &results[num_results];
-        status = measure(result, &workload, opts->lengths[num_results], opts);
-        if (status == FV_OK && !opts->json) fv_mla_print_result(&opts->sizes, result);
+    fv_device_clock *clock; /* NULL on the CPU */
+    fv_device_ceilings ceilings;
+    fv_mla_setting setting;
+    fv_mla_result results[MAX_LENGTHS];
+    int32_t max_length;
+} bench;
+
+static fv_status open_bench(bench *b)
+{
+    const fv_mla_machine machine = {.device = b->opts->device, .num_threads = b->opts->num_threads};
+    fv_mla_workload *w = &b->workload;
+    fv_status status = fv_mla_workload_init(w, &b->opts->sizes, b->max_length, &machine);
+    if (status != FV_OK) return status;
+    b->setting.num_threads = fv_context_num_workers(w->context);
+    if (w->device->host_is_device) return FV_OK;
+    b->setting.device = fv_device_describe(w->device);
+    status = fv_device_clock_create(&b->clock, w->device);
+    return status == FV_OK ? fv_device_ceilings_measure(&b->ceilings, b->clock) : status;
+}
+
+static fv_status measure(fv_mla_result *result, bench *b, int32_t length)
+{
+    const options *opts = b->opts;
+    fv_status status = fv_mla_workload_plan(&b->workload, length, opts->backend, b->clock != NULL);
+    if (status != FV_OK) return status;
+    *result = (fv_mla_result){.length = length};
+    snprintf(result->plan, sizeof(result->plan), "%s", fv_plan_describe(b->workload.plan));
+    if (!b->clock) return measure_on_cpu(result, &b->workload, opts);
+    return fv_mla_measure_on_device(result, &b->workload, b->clock, &b->ceilings, opts->repeat);
+}
+
+static fv_status compare_length(bench *b, fv_mla_workload *cpu, int32_t length)
+{
+    double error = 0;
+    fv_status status = fv_mla_workload_plan(&b->workload, length, b->opts->backend, 1);
+    if (status == FV_OK) status = fv_mla_workload_plan(cpu, length, NULL, 0);
+    if (status == FV_OK) status = fv_mla_compare(&error, &b->workload, cpu);
+    if (status != FV_OK) return status;
+    printf("length %d: largest relative error of a row of the output against the CPU's %.5f\n", length, error);
+    if (error <= ACCEPTED_ERROR) return FV_OK;
+    return fv_fail(FV_ERR_DEVICE, "length %d: an error of %g; accepted: %g", length, error, ACCEPTED_ERROR);
+}
+
+static fv_status compare_lengths(bench *b)
+{
+    const fv_mla_machine machine = {.device = "cpu", .num_threads = b->opts->num_threads, .plain_products = 1};
+    fv_mla_workload cpu;
+    fv_status status = fv_mla_workload_init(&cpu, &b->opts->sizes, b->max_length, &machine);
+    for (int32_t i = 0; i < b->opts->num_lengths && status == FV_OK; i++) {
+        status = compare_length(b, &cpu, b->opts->lengths[i]);
+    }
+    fv_mla_workload_deinit(&cpu);
+    return status;
+}
+
+static fv_status measure_lengths(bench *b)
+{
+    const options *opts = b->opts;
+    fv_status status = FV_OK;
+    if (!opts->json) fv_mla_print_heading(&opts->sizes, &b->setting);
+    for (int32_t i = 0; i < opts->num_lengths && status == FV_OK; i++) {
+        status = measure(&b->results[i], b, opts->lengths[i]);
+        if (status == FV_OK && !opts->json) fv_mla_print_result(&opts->sizes, &b->results[i]);
         fflush(stdout);
     }
-    if (status == FV_OK && opts->json) fv_mla_print_json(&opts->sizes, num_threads, results, num_results);
-    fv_mla_workload_deinit(&workload);
+    if (status == FV_OK && opts->json) {
+        fv_mla_print_json(&opts->sizes, &b->setting, b->results, opts->num_lengths);
+    }
+    return status;
+}
+
+static fv_status run(bench *b)
+{
+    const options *opts = b->opts;
+    for (int32_t i = 0; i < opts->num_lengths; i++) b->max_length = fv_max_i32(b->max_length, opts->lengths[i]);
+    fv_status status = open_bench(b);
+    if (status == FV_OK) status = opts->check ? compare_lengths(b) : measure_lengths(b);
+    fv_device_clock_destroy(b->clock);
+    fv_mla_workload_deinit(&b->workload);
     return status;
 }
 
@@ -227,5 +298,15 @@ int fv_bench_mla_layer(int argc, char **argv)
         print_help();
         return 0;
     }
-    return run_lengths(&opts) == FV_OK ? 0 : fv_run_fail(command);
+    bench *b = calloc(1, sizeof(*b));
+    if (!b) {
+        fv_fail(FV_ERR_NO_MEMORY, "no memory for the results");
+        return fv_run_fail(command);
+    }
+    b->opts = &opts;
+    b->setting.argc = argc;
+    b->setting.argv = argv;
+    const int code = run(b) == FV_OK ? 0 : fv_run_fail(command);
+    free(b);
+    return code;
 }

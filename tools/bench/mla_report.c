@@ -4,6 +4,7 @@
 #include <stdio.h>
 
 #include "bench/ceilings.h"
+#include "bench/origin.h"
 #include "json.h"
 
 typedef struct ceiling {
@@ -13,7 +14,8 @@ typedef struct ceiling {
 
 static ceiling ceiling_of(const fv_mla_result *result, fv_mla_work work)
 {
-    const double read_us = work.bytes / result->bytes_per_us, peak_us = work.operations / result->operations_per_us;
+    const double read_us = work.bytes / result->bytes_per_us;
+    const double peak_us = result->operations_per_us > 0 ? work.operations / result->operations_per_us : 0;
     return read_us >= peak_us ? (ceiling){read_us, "read"} : (ceiling){peak_us, "peak"};
 }
 
@@ -27,14 +29,20 @@ static double total_ceiling_us(const fv_mla_sizes *sizes, const fv_mla_result *r
     return sum;
 }
 
-void fv_mla_print_heading(const fv_mla_sizes *sizes, int32_t num_threads)
+void fv_mla_print_heading(const fv_mla_sizes *sizes, const fv_mla_setting *setting)
 {
     const fv_mla_shape *mla = &sizes->mla;
     printf("MLA layer: %d sequences x 1 new token, dim %d, %d heads, q_lora %d, kv_lora %d, rope %d, nope %d, v %d\n",
            sizes->batch, sizes->dim, mla->num_heads, sizes->q_lora, mla->kv_lora_rank, mla->qk_rope_head_dim,
            mla->qk_nope_head_dim, mla->v_head_dim);
-    printf("Weights and activations %s, cache %s with unrotated keys, rotated at reading; %d threads, %s\n",
-           fv_dtype_name(sizes->dtype), fv_dtype_name(sizes->kv_dtype), num_threads, fv_ceiling_isa());
+    printf("Weights and activations %s, cache %s with %s\n", fv_dtype_name(sizes->dtype),
+           fv_dtype_name(sizes->kv_dtype),
+           mla->rotate_at_reading ? "unrotated keys, rotated at reading" : "rotated keys");
+    if (setting->device) {
+        printf("%s; the layer as a graph, the stages without one\n", setting->device);
+        return;
+    }
+    printf("%d threads, %s\n", setting->num_threads, fv_ceiling_isa());
     if (sizes->dtype != FV_DTYPE_F32) return;
     printf("The engine multiplies these products in float32: weights and activations are twice the bytes of the "
            "problem's bfloat16.\n");
@@ -87,6 +95,7 @@ static void print_length(fv_json *json, const fv_mla_sizes *sizes, const fv_mla_
     fv_json_double(json, "read_gb_per_s", result->bytes_per_us * 1e-3);
     fv_json_double(json, "peak_gflop_per_s", result->operations_per_us * 1e-3);
     fv_json_double(json, "median_us", result->total_us);
+    if (result->plain_us > 0) fv_json_double(json, "plain_us", result->plain_us);
     fv_json_double(json, "ceiling_us", total_ceiling_us(sizes, result));
     fv_json_begin_array(json, "stages");
     for (int32_t stage = 0; stage < FV_MLA_NUM_STAGES; stage++) print_stage(json, sizes, result, (fv_mla_stage)stage);
@@ -94,20 +103,26 @@ static void print_length(fv_json *json, const fv_mla_sizes *sizes, const fv_mla_
     fv_json_end_object(json);
 }
 
-void fv_mla_print_json(const fv_mla_sizes *sizes, int32_t num_threads, const fv_mla_result *results,
+void fv_mla_print_json(const fv_mla_sizes *sizes, const fv_mla_setting *setting, const fv_mla_result *results,
                        int32_t num_results)
 {
     fv_json json;
     fv_json_init(&json, stdout);
     fv_json_begin_object(&json, NULL);
+    fv_json_origin(&json, setting->argc, setting->argv);
     fv_json_int(&json, "batch", sizes->batch);
     fv_json_int(&json, "dim", sizes->dim);
     fv_json_int(&json, "heads", sizes->mla.num_heads);
     fv_json_int(&json, "q_lora", sizes->q_lora);
     fv_json_string(&json, "dtype", fv_dtype_name(sizes->dtype));
     fv_json_string(&json, "kv_dtype", fv_dtype_name(sizes->kv_dtype));
-    fv_json_int(&json, "threads", num_threads);
-    fv_json_string(&json, "isa", fv_ceiling_isa());
+    fv_json_int(&json, "rotated_at_reading", sizes->mla.rotate_at_reading);
+    if (setting->device) {
+        fv_json_string(&json, "device", setting->device);
+    } else {
+        fv_json_int(&json, "threads", setting->num_threads);
+        fv_json_string(&json, "isa", fv_ceiling_isa());
+    }
     fv_json_begin_array(&json, "lengths");
     for (int32_t i = 0; i < num_results; i++) print_length(&json, sizes, &results[i]);
     fv_json_end_array(&json);

@@ -1,8 +1,10 @@
 /* Work of the stages by the sizes of their matrices, and a GEMM that is timed by the weights it reads. */
 #include "bench/mla_stages.h"
 
-#include <time.h>
+#include <string.h>
 
+#include "bench/samples.h"
+#include "core/device_probes.h"
 #include "core/error.h"
 
 const char *fv_mla_stage_name(fv_mla_stage stage)
@@ -52,13 +54,6 @@ fv_mla_work fv_mla_stage_work(const fv_mla_sizes *sizes, fv_mla_stage stage, int
     return (fv_mla_work){0};
 }
 
-double fv_mla_now_us(void)
-{
-    struct timespec time;
-    clock_gettime(CLOCK_MONOTONIC, &time);
-    return (double)time.tv_sec * 1e6 + (double)time.tv_nsec * 1e-3;
-}
-
 /* kv_up is read by both of its products, as it lies and transposed. */
 static fv_mla_stage stage_of(const fv_mla_layer *layer, const fv_gemm *gemm)
 {
@@ -69,11 +64,55 @@ static fv_mla_stage stage_of(const fv_mla_layer *layer, const fv_gemm *gemm)
     return gemm->b_is_transposed ? FV_MLA_PROJECT : FV_MLA_ABSORB;
 }
 
+/* Two events around a product on a device. */
+static fv_status add_span(fv_mla_timer *timer, const fv_gemm *gemm, fv_stream stream)
+{
+    fv_device *device = timer->device;
+    if (timer->num_spans == FV_MLA_MAX_SPANS) {
+        return fv_fail(FV_ERR_NO_SPACE, "a run with more than %d products", FV_MLA_MAX_SPANS);
+    }
+    const int32_t i = timer->num_spans++;
+    fv_status status = FV_OK;
+    if (!timer->spans[i].start) status = device->probes->timer_create(&timer->spans[i].start, device);
+    if (status == FV_OK && !timer->spans[i].end) status = device->probes->timer_create(&timer->spans[i].end, device);
+    timer->spans[i].stage = stage_of(timer->layer, gemm);
+    if (status == FV_OK) status = fv_event_record(device, timer->spans[i].start, stream);
+    if (status == FV_OK) status = timer->gemm(timer->gemm_user, gemm, stream);
+    return status == FV_OK ? fv_event_record(device, timer->spans[i].end, stream) : status;
+}
+
 fv_status fv_mla_timer_gemm(void *user, const fv_gemm *gemm, fv_stream stream)
 {
     fv_mla_timer *timer = user;
-    const double start = fv_mla_now_us();
+    if (!timer->device->host_is_device) return add_span(timer, gemm, stream);
+    const double start = fv_now_us();
     const fv_status status = timer->gemm(timer->gemm_user, gemm, stream);
-    timer->stage_us[stage_of(timer->layer, gemm)] += fv_mla_now_us() - start;
+    timer->stage_us[stage_of(timer->layer, gemm)] += fv_now_us() - start;
     return status;
+}
+
+void fv_mla_timer_begin(fv_mla_timer *timer)
+{
+    memset(timer->stage_us, 0, sizeof(timer->stage_us));
+    timer->num_spans = 0;
+}
+
+fv_status fv_mla_timer_end(fv_mla_timer *timer)
+{
+    for (int32_t i = 0; i < timer->num_spans; i++) {
+        double us = 0;
+        const fv_status status = timer->device->probes->timer_elapsed(&us, timer->device, timer->spans[i].start,
+                                                                      timer->spans[i].end);
+        if (status != FV_OK) return status;
+        timer->stage_us[timer->spans[i].stage] += us;
+    }
+    return FV_OK;
+}
+
+void fv_mla_timer_deinit(fv_mla_timer *timer)
+{
+    for (int32_t i = 0; i < FV_MLA_MAX_SPANS; i++) {
+        if (timer->spans[i].start) fv_event_destroy(timer->device, timer->spans[i].start);
+        if (timer->spans[i].end) fv_event_destroy(timer->device, timer->spans[i].end);
+    }
 }

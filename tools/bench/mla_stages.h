@@ -36,18 +36,29 @@ typedef struct fv_mla_work {
 /* `num_keys` counts the new one. */
 fv_mla_work fv_mla_stage_work(const fv_mla_sizes *sizes, fv_mla_stage stage, int32_t num_keys);
 
-/* Times the products of a layer by the weights that they read. */
+#define FV_MLA_MAX_SPANS 64
+
+/* Times the products of a layer by the weights that they read: on the CPU by the clock, on a device by events around
+ * each product in the stream. */
 typedef struct fv_mla_timer {
     const fv_mla_layer *layer; /* whose weights are told apart */
-    fv_gemm_fn gemm;           /* multiplies */
+    fv_device *device;
+    fv_gemm_fn gemm; /* multiplies */
     void *gemm_user;
-    double stage_us[FV_MLA_NUM_STAGES]; /* of this run; the caller clears it */
+    double stage_us[FV_MLA_NUM_STAGES]; /* of this run */
+    struct {
+        fv_event start, end; /* made when first needed */
+        fv_mla_stage stage;
+    } spans[FV_MLA_MAX_SPANS]; /* on a device: products of this run */
+    int32_t num_spans;
 } fv_mla_timer;
 
 /* An fv_gemm_fn; `user` is an fv_mla_timer. */
 fv_status fv_mla_timer_gemm(void *user, const fv_gemm *gemm, fv_stream stream);
 
-/* Monotonic clock. */
-double fv_mla_now_us(void);
+/* Before a run, and after it, when the stream has passed: fills in stage_us. */
+void fv_mla_timer_begin(fv_mla_timer *timer);
+fv_status fv_mla_timer_end(fv_mla_timer *timer);
+void fv_mla_timer_deinit(fv_mla_timer *timer);
 
 #endif

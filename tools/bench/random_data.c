@@ -3,11 +3,15 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "bench/bench_memory.h"
+#include "core/compiler.h"
+#include "core/device_probes.h"
 #include "core/error.h"
 #include "core/float.h"
 
 #define POOL_ELEMENTS (1 << 20)
 #define PIECE_BYTES 8192
+#define DEVICE_ALIGNMENT 16
 
 uint64_t fv_random_next(uint64_t *state)
 {
@@ -45,18 +49,37 @@ void fv_random_pool_scale(fv_random_pool *pool, fv_dtype dtype, float factor)
         fv_float_store(at, factor * fv_float_load(at, dtype), dtype);
 }
 
-void fv_random_fill(fv_random_pool *pool, void *data, size_t bytes)
+fv_status fv_random_pool_send(fv_random_pool *pool, fv_device *device)
 {
+    if (device->host_is_device) return FV_OK;
+    pool->device = device;
+    return fv_bench_send(&pool->on_device, device, pool->data, pool->bytes);
+}
+
+static fv_status fill_on_device(fv_random_pool *pool, void *data, size_t bytes)
+{
+    const size_t whole = (size_t)fv_round_up((int64_t)bytes, DEVICE_ALIGNMENT);
+    const uint64_t seed = fv_random_next(&pool->state);
+    const fv_status status = pool->device->probes->fill_random(pool->device, data, whole, pool->on_device, pool->bytes,
+                                                               seed, NULL);
+    return status == FV_OK ? fv_stream_synchronize(pool->device, NULL) : status;
+}
+
+fv_status fv_random_fill(fv_random_pool *pool, void *data, size_t bytes)
+{
+    if (pool->on_device) return fill_on_device(pool, data, bytes);
     for (size_t at = 0; at < bytes; at += PIECE_BYTES) {
         const size_t size = bytes - at < PIECE_BYTES ? bytes - at : PIECE_BYTES;
         const size_t from = (size_t)(fv_random_next(&pool->state) % ((pool->bytes - PIECE_BYTES) / pool->element)) *
                             pool->element;
         memcpy((char *)data + at, pool->data + from, size);
     }
+    return FV_OK;
 }
 
 void fv_random_pool_deinit(fv_random_pool *pool)
 {
+    if (pool->on_device) fv_bench_free(pool->device, pool->on_device);
     free(pool->data);
     *pool = (fv_random_pool){0};
 }

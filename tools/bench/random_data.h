@@ -2,6 +2,7 @@
 #ifndef FV_TOOLS_BENCH_RANDOM_DATA_H
 #define FV_TOOLS_BENCH_RANDOM_DATA_H
 
+#include "fovea/device.h"
 #include "fovea/dtype.h"
 
 typedef struct fv_random_pool {
@@ -9,6 +10,8 @@ typedef struct fv_random_pool {
     size_t bytes;
     size_t element;
     uint64_t state;
+    fv_device *device; /* that fills; NULL: the CPU */
+    void *on_device;   /* the pool there */
 } fv_random_pool;
 
 /* xorshift64* (Vigna, 2016). The state is not 0. */
@@ -16,12 +19,16 @@ uint64_t fv_random_next(uint64_t *state);
 
 /* Values of mean 0 and variance 1. */
 fv_status fv_random_pool_init(fv_random_pool *pool, fv_dtype dtype);
+void fv_random_pool_deinit(fv_random_pool *pool); /* takes a zeroed one */
 
 /* Multiplies the values of a pool of `dtype`. */
 void fv_random_pool_scale(fv_random_pool *pool, fv_dtype dtype, float factor);
-void fv_random_pool_deinit(fv_random_pool *pool); /* takes a zeroed one */
 
-/* Fills `bytes` from random places of the pool, a few KiB at a time: fast, and no two pages alike. */
-void fv_random_fill(fv_random_pool *pool, void *data, size_t bytes);
+/* Makes fv_random_fill fill memory of `device`; the CPU: nothing to do. */
+fv_status fv_random_pool_send(fv_random_pool *pool, fv_device *device);
+
+/* Fills `bytes` from random places of the pool, a few KiB at a time: fast, and no two pages alike. On a device the
+ * memory ends at a multiple of 16 bytes, which are filled. */
+fv_status fv_random_fill(fv_random_pool *pool, void *data, size_t bytes);
 
 #endif

@@ -3,9 +3,9 @@
 #include <errno.h>
 #include <stdlib.h>
 #include <string.h>
-#include <time.h>
 
 #include "bench/ceilings.h"
+#include "bench/origin.h"
 #include "bench/summary.h"
 #include "core/cpu.h"
 #include "core/error.h"
@@ -15,7 +15,8 @@
 
 double fv_bench_ceiling_us(const char **kind, const fv_bench_row *row)
 {
-    const double peak_us = row->flops / row->measured.flops_per_us;
+    const double flops_per_us = row->measured.flops_per_us;
+    const double peak_us = flops_per_us > 0 ? row->flops / flops_per_us : 0;
     *kind = row->measured.read_us >= peak_us ? "read" : "peak";
     return row->measured.read_us >= peak_us ? row->measured.read_us : peak_us;
 }
@@ -118,6 +119,22 @@ void fv_bench_print_csv(FILE *file, const fv_bench_row *rows, int32_t num_rows)
     }
 }
 
+static void print_json_samples(fv_json *json, const char *median, const char *spread, const fv_samples *samples)
+{
+    fv_json_double(json, median, samples->median_us);
+    fv_json_double(json, spread, samples->spread);
+}
+
+/* What is measured on a device alone. */
+static void print_json_timings(fv_json *json, const fv_measurement *m)
+{
+    fv_json_double(json, "list_update_us", m->list_update_us);
+    print_json_samples(json, "list_us", "list_spread", &m->list);
+    print_json_samples(json, "plain_us", "plain_spread", &m->plain);
+    print_json_samples(json, "graph_latency_us", "graph_latency_spread", &m->graph_latency);
+    print_json_samples(json, "plain_latency_us", "plain_latency_spread", &m->plain_latency);
+}
+
 static void print_json_row(fv_json *json, const fv_bench_row *row)
 {
     const fv_measurement *m = &row->measured;
@@ -137,6 +154,7 @@ static void print_json_row(fv_json *json, const fv_bench_row *row)
     fv_json_double(json, "spread", m->run.spread);
     fv_json_int(json, "runs", m->run.count);
     fv_json_double(json, "update_us", m->update_us);
+    if (m->list.count > 0) print_json_timings(json, m);
     fv_json_string(json, "variant", m->variant);
     fv_json_string(json, "path", m->path);
     fv_json_string(json, "state", row->is_cold ? "cold" : "warm");
@@ -187,35 +205,43 @@ static void print_json_summary(fv_json *json, const fv_bench_row *rows, int32_t 
     fv_json_end_array(json);
 }
 
-/* The command as it was typed, words joined with spaces. */
-static void join_command(char *text, size_t text_bytes, const fv_bench_setting *setting)
+/* The first line of a file without its end; "" where there is none. */
+static void read_line(char *text, size_t text_bytes, const char *path)
 {
-    size_t used = (size_t)snprintf(text, text_bytes, "fovea");
-    for (int32_t i = 0; i < setting->argc && used < text_bytes; i++) {
-        used += (size_t)snprintf(text + used, text_bytes - used, " %s", setting->argv[i]);
-    }
+    text[0] = '\0';
+    FILE *file = fopen(path, "r");
+    if (!file) return;
+    if (fgets(text, (int)text_bytes, file)) text[strcspn(text, "\n")] = '\0';
+    fclose(file);
+}
+
+static void print_json_device(fv_json *json, const fv_bench_setting *setting)
+{
+    const fv_device_ceilings *c = setting->ceilings;
+    char driver[64];
+    read_line(driver, sizeof(driver), "/sys/module/nvidia/version");
+    fv_json_string(json, "device", fv_device_describe(setting->device));
+    fv_json_string(json, "driver", driver);
+    fv_json_double(json, "empty_graph_us", c->empty_us);
+    fv_json_double(json, "read_gb_per_s", c->read_bytes_per_us * 1e-3);
+    fv_json_double(json, "copy_gb_per_s", c->copy_bytes_per_us * 1e-3);
+    fv_json_double(json, "gemm_bf16_tflops", c->bf16_flops_per_us * 1e-6);
+    fv_json_double(json, "gemm_fp8_tflops", c->fp8_flops_per_us * 1e-6);
 }
 
 void fv_bench_print_json(FILE *file, const fv_bench_setting *setting, const fv_bench_row *rows, int32_t num_rows)
 {
-    char command[1024], model[128], date[32];
-    const time_t now = time(NULL);
-    struct tm utc;
-    gmtime_r(&now, &utc);
-    strftime(date, sizeof(date), "%Y-%m-%dT%H:%M:%SZ", &utc);
-    join_command(command, sizeof(command), setting);
+    char model[128];
     fv_cpu_model(model, sizeof(model));
 
     fv_json json;
     fv_json_init(&json, file);
     fv_json_begin_object(&json, NULL);
-    fv_json_string(&json, "command", command);
-    fv_json_string(&json, "date", date);
-    fv_json_string(&json, "version", fv_version());
-    fv_json_string(&json, "commit", getenv("FOVEA_COMMIT")); /* scripts/bench.sh sets it */
+    fv_json_origin(&json, setting->argc, setting->argv);
     fv_json_string(&json, "cpu", model);
     fv_json_string(&json, "ceiling_isa", fv_ceiling_isa());
     fv_json_int(&json, "threads", setting->num_threads);
+    if (setting->ceilings) print_json_device(&json, setting);
     fv_json_string(&json, "problem", setting->problem);
     fv_json_int(&json, "shared_prefix", setting->shared_prefix);
     fv_json_begin_array(&json, "rows");
@@ -228,23 +254,24 @@ void fv_bench_print_json(FILE *file, const fv_bench_setting *setting, const fv_b
 /* The value of a string member on a line of the file; 0 where it differs from `value`. */
 static int32_t line_has(const char *line, const char *key, const char *value)
 {
-    char member[160];
+    char member[400];
     snprintf(member, sizeof(member), "\"%s\": \"%s\"", key, value);
     return strstr(line, member) != NULL;
 }
 
-fv_status fv_bench_compare(fv_bench_row *rows, int32_t num_rows, const char *path)
+fv_status fv_bench_compare(fv_bench_row *rows, int32_t num_rows, const char *problem, const char *path)
 {
     FILE *file = fopen(path, "r");
     if (!file) return fv_fail(FV_ERR_IO, "--compare is '%s': %s", path, strerror(errno));
-    char line[4096]; /* a row of fv_bench_print_json is one line */
-    int32_t num_found = 0;
+    char line[4096]; /* a row of fv_bench_print_json is one line, and the problem one before them */
+    int32_t num_found = 0, is_same_problem = 1;
     while (fgets(line, sizeof(line), file)) {
+        if (strstr(line, "\"problem\": ")) is_same_problem = line_has(line, "problem", problem);
         const char *at = strstr(line, "\"median_us\": ");
         const double old_us = at ? strtod(at + strlen("\"median_us\": "), NULL) : 0;
         if (!(old_us > 0)) continue;
         num_found++;
-        for (int32_t i = 0; i < num_rows; i++) {
+        for (int32_t i = 0; i < num_rows && is_same_problem; i++) {
             fv_bench_row *row = &rows[i];
             if (row->skipped[0] || !line_has(line, "batch", row->batch) || !line_has(line, "backend", row->backend) ||
                 !line_has(line, "kernels", row->kernels)) {

@@ -26,15 +26,25 @@ typedef struct fv_bench_setting {
     const char *problem;   /* one line */
     int32_t shared_prefix; /* keys asked for */
     int32_t num_threads;
-    int32_t argc; /* the command */
+    fv_device *device;                  /* where the kernels run */
+    const fv_device_ceilings *ceilings; /* NULL on the CPU */
+    int32_t argc;                       /* the command */
     char **argv;
 } fv_bench_setting;
 
-/* The ceiling of a row: the time that it cannot beat, and what sets it ("read" or "peak"). */
+/* The ceiling of a row: the time that it cannot beat, and what sets it ("read" or "peak", which on a device is that
+ * of a GEMM). */
 double fv_bench_ceiling_us(const char **kind, const fv_bench_row *row);
 
 void fv_bench_print_heading(const fv_bench_setting *setting);
 void fv_bench_print_row(const fv_bench_row *row);
+
+/* The same of a device other than the CPU. */
+void fv_bench_print_device_heading(const fv_bench_setting *setting);
+void fv_bench_print_device_row(const fv_bench_row *row);
+
+/* Rows that follow each other as neighbours: where the ratio of time to ceiling changes most. */
+void fv_bench_print_cliffs(const fv_bench_row *rows, int32_t num_rows);
 
 /* Of each batch the best backend; of each backend its worst ratio, and where it is best or near. Prints nothing
  * for a single backend. */
@@ -42,8 +52,8 @@ void fv_bench_print_summary(const fv_bench_row *rows, int32_t num_rows);
 void fv_bench_print_csv(FILE *file, const fv_bench_row *rows, int32_t num_rows);
 void fv_bench_print_json(FILE *file, const fv_bench_setting *setting, const fv_bench_row *rows, int32_t num_rows);
 
-/* Reads a file that fv_bench_print_json wrote and fills in old_ratio where batch, backend and kernels
- * are the same. FV_ERR_IO. */
-fv_status fv_bench_compare(fv_bench_row *rows, int32_t num_rows, const char *path);
+/* Reads a file that fv_bench_print_json wrote, or several of these joined, and fills in old_ratio where problem,
+ * batch, backend and kernels are the same. FV_ERR_IO. */
+fv_status fv_bench_compare(fv_bench_row *rows, int32_t num_rows, const char *problem, const char *path);
 
 #endif

@@ -2,32 +2,30 @@
 #include "bench/workload.h"
 
 #include <stdlib.h>
-#include <sys/mman.h>
 #include <unistd.h>
 
+#include "bench/bench_memory.h"
 #include "bench/random_data.h"
+#include "core/device_probes.h"
 #include "core/error.h"
 #include "ops/attend_paged.h"
 
 #define RANGE_BYTES (64 << 10) /* longer pages are read in pieces, so that the workers get equal shares */
 #define COLD_CACHES 4          /* copies together: this many last-level caches */
 #define MAX_COPY_BYTES (2ll << 30)
-#define HUGE_PAGE_BYTES (2 << 20)
+#define UNKNOWN_CACHE_BYTES (32 << 20)
+#define ALIGNMENT 16 /* of the scales behind K and V */
 
-int64_t fv_last_level_cache_bytes(void)
+int64_t fv_last_level_cache_bytes(fv_device *device)
 {
+    int64_t bytes = 0;
+    if (!device->host_is_device) {
+        return device->probes->cache_bytes(&bytes, device) == FV_OK && bytes > 0 ? bytes : UNKNOWN_CACHE_BYTES;
+    }
     const long l3 = sysconf(_SC_LEVEL3_CACHE_SIZE);
     if (l3 > 0) return l3;
     const long l2 = sysconf(_SC_LEVEL2_CACHE_SIZE);
-    return l2 > 0 ? l2 : 32 << 20;
-}
-
-/* Cache memory on huge pages where the system gives them. */
-static void *alloc_cache(size_t bytes)
-{
-    void *memory = aligned_alloc(HUGE_PAGE_BYTES, (size_t)fv_round_up((int64_t)bytes, HUGE_PAGE_BYTES));
-    if (memory) madvise(memory, bytes, MADV_HUGEPAGE);
-    return memory;
+    return l2 > 0 ? l2 : UNKNOWN_CACHE_BYTES;
 }
 
 static int32_t is_packed(fv_kv_layout layout)
@@ -201,32 +199,34 @@ fv_status fv_workload_list_ranges(fv_workload *w, fv_kv_layout layout)
 static fv_status make_per_head(fv_workload *w, fv_layer *layer)
 {
     const int32_t heads = w->problem.mha.num_heads;
-    w->per_head = malloc(4 * (size_t)heads * sizeof(float));
-    if (!w->per_head) return fv_fail(FV_ERR_NO_MEMORY, "no memory for %d heads", heads);
+    const size_t bytes = 4 * (size_t)heads * sizeof(float);
+    float *host = malloc(bytes);
+    if (!host) return fv_fail(FV_ERR_NO_MEMORY, "no memory for %d heads", heads);
     for (int32_t i = 0; i < heads; i++) {
-        w->per_head[i] = 0.5f;                                                           /* sinks */
-        w->per_head[heads + i] = 1.0f / (float)(1 << fv_min_i32(20, 1 + 8 * i / heads)); /* slopes */
-        w->per_head[2 * heads + i] = w->per_head[3 * heads + i] = 0.75f;                 /* scales */
+        host[i] = 0.5f;                                                           /* sinks */
+        host[heads + i] = 1.0f / (float)(1 << fv_min_i32(20, 1 + 8 * i / heads)); /* slopes */
+        host[2 * heads + i] = host[3 * heads + i] = 0.75f;                        /* scales */
     }
-    layer->sinks = w->problem.sinks ? w->per_head : NULL;
-    layer->alibi_slopes = w->problem.alibi ? w->per_head + heads : NULL;
+    const fv_status status = fv_bench_send(&w->per_head, w->device, host, bytes);
+    free(host);
+    const float *values = w->per_head;
+    layer->sinks = w->problem.sinks ? values : NULL;
+    layer->alibi_slopes = w->problem.alibi ? values + heads : NULL;
     const fv_kv_scaling scaling = w->problem.kv_scaling;
     if (scaling == FV_KV_SCALING_PER_TENSOR || scaling == FV_KV_SCALING_PER_HEAD) {
-        layer->k_scale = w->per_head + 2 * heads;
-        layer->v_scale = w->per_head + 3 * heads;
+        layer->k_scale = values + 2 * heads;
+        layer->v_scale = values + 3 * heads;
     }
-    return FV_OK;
+    return status;
 }
 
-static fv_status make_tensor(fv_tensor *tensor, void **memory, fv_random_pool *pool, fv_dtype dtype, int64_t tokens,
-                             int64_t heads, int64_t elements)
+static fv_status make_tensor(fv_tensor *tensor, void **memory, fv_device *device, fv_random_pool *pool, fv_dtype dtype,
+                             int64_t tokens, int64_t heads, int64_t elements)
 {
     const size_t bytes = (size_t)(tokens * heads * elements) * fv_dtype_bytes(dtype);
-    *memory = aligned_alloc(256, (size_t)fv_round_up((int64_t)bytes, 256));
-    if (!*memory) return fv_fail(FV_ERR_NO_MEMORY, "no memory for a tensor of %zu bytes", bytes);
-    fv_random_fill(pool, *memory, bytes);
+    const fv_status status = fv_bench_alloc(memory, device, bytes);
     *tensor = fv_tensor_3d(*memory, dtype, tokens, heads, elements);
-    return FV_OK;
+    return status == FV_OK ? fv_random_fill(pool, *memory, bytes) : status;
 }
 
 static fv_status make_tensors(fv_workload *w, fv_layer *layer)
@@ -241,74 +241,139 @@ static fv_status make_tensors(fv_workload *w, fv_layer *layer)
     const int64_t dq = has_weights ? mla->qk_nope_head_dim + mla->qk_rope_head_dim : d;
     fv_random_pool pool;
     fv_status status = fv_random_pool_init(&pool, problem->q_dtype);
-    if (status == FV_OK) status = make_tensor(&layer->q, &w->tensors[0], &pool, problem->q_dtype, tokens, heads, dq);
+    if (status == FV_OK) status = fv_random_pool_send(&pool, w->device);
+    if (status == FV_OK)
+        status = make_tensor(&layer->q, &w->tensors[0], w->device, &pool, problem->q_dtype, tokens, heads, dq);
     const int32_t has_new = problem->type != FV_ATTENTION_CROSS; /* its keys are in the cache already */
     if (status == FV_OK && has_new) {
-        status = make_tensor(&layer->k, &w->tensors[1], &pool, problem->q_dtype, tokens, kv_heads, d);
+        status = make_tensor(&layer->k, &w->tensors[1], w->device, &pool, problem->q_dtype, tokens, kv_heads, d);
     }
     if (status == FV_OK && has_new && !is_mla) {
-        status = make_tensor(&layer->v, &w->tensors[2], &pool, problem->q_dtype, tokens, kv_heads, dv);
+        status = make_tensor(&layer->v, &w->tensors[2], w->device, &pool, problem->q_dtype, tokens, kv_heads, dv);
     }
     if (status == FV_OK)
-        status = make_tensor(&layer->out, &w->tensors[3], &pool, problem->out_dtype, tokens, heads, dv);
+        status = make_tensor(&layer->out, &w->tensors[3], w->device, &pool, problem->out_dtype, tokens, heads, dv);
     if (status == FV_OK && has_weights) {
-        status = make_tensor(&layer->kv_up, &w->tensors[4], &pool, problem->q_dtype, heads,
+        status = make_tensor(&layer->kv_up, &w->tensors[4], w->device, &pool, problem->q_dtype, heads,
                              mla->qk_nope_head_dim + mla->v_head_dim, mla->kv_lora_rank);
     }
-    if (status == FV_OK && has_weights) status = fv_mla_products_create(&w->products, layer, w->context);
+    if (status == FV_OK && has_weights)
+        status = fv_mla_products_create(&w->products, &layer->gemm, &layer->gemm_user, w->device);
     fv_random_pool_deinit(&pool);
     return status;
 }
 
-static fv_status check_memory(size_t bytes)
+/* What is there, as far as it may be taken. */
+static int64_t memory_limit(fv_device *device)
 {
-    const int64_t physical = (int64_t)sysconf(_SC_PHYS_PAGES) * sysconf(_SC_PAGESIZE);
-    if ((int64_t)bytes <= physical / 4 * 3) return FV_OK;
+    size_t free_bytes, total_bytes;
+    if (!device->host_is_device && fv_device_memory(&free_bytes, &total_bytes, device) == FV_OK) {
+        return (int64_t)(free_bytes / 8 * 7);
+    }
+    return (int64_t)sysconf(_SC_PHYS_PAGES) * sysconf(_SC_PAGESIZE) / 4 * 3;
+}
+
+static fv_status check_memory(const fv_workload *w)
+{
+    const int64_t limit = memory_limit(w->device);
+    if ((int64_t)w->cache_bytes <= limit) return FV_OK;
     return fv_fail(FV_ERR_NO_MEMORY, "the batch needs a cache of %.1f GiB; accepted here: up to %.1f GiB",
-                   (double)bytes / (1 << 30), (double)(physical / 4 * 3) / (1 << 30));
+                   (double)w->cache_bytes / (1 << 30), (double)limit / (1 << 30));
+}
+
+/* Scales of all tokens and heads, of K and of V: behind these. */
+static fv_status send_scales(const fv_workload *w, char *cache)
+{
+    const int64_t bytes = 2 * scale_plane_bytes(w);
+    if (bytes == 0) return FV_OK;
+    float *scales = malloc((size_t)bytes);
+    if (!scales) return fv_fail(FV_ERR_NO_MEMORY, "no memory for %lld bytes of scales", (long long)bytes);
+    for (int64_t i = 0; i < bytes / (int64_t)sizeof(float); i++) scales[i] = 0.5f + (float)(i % 7) * 0.125f;
+    const fv_status status = fv_bench_copy_in(w->device, cache + w->kv_bytes, scales, (size_t)bytes);
+    free(scales);
+    return status;
 }
 
 static fv_status make_cache(void **cache, const fv_workload *w, fv_random_pool *pool)
 {
-    *cache = alloc_cache(w->cache_bytes);
-    if (!*cache) return fv_fail(FV_ERR_NO_MEMORY, "no memory for a cache of %zu bytes", w->cache_bytes);
-    fv_random_fill(pool, *cache, w->kv_bytes);
-    float *scales = (float *)(void *)((char *)*cache + w->kv_bytes);
-    for (int64_t i = 0; i < 2 * scale_plane_bytes(w) / (int64_t)sizeof(float); i++) {
-        scales[i] = 0.5f + (float)(i % 7) * 0.125f;
-    }
-    return FV_OK;
+    fv_status status = fv_bench_alloc(cache, w->device, w->cache_bytes);
+    if (status == FV_OK) status = fv_random_fill(pool, *cache, w->kv_bytes);
+    return status == FV_OK ? send_scales(w, *cache) : status;
+}
+
+/* On a device two at least, so that what the end of one copy left in the cache is not read again. */
+static int32_t count_copies(const fv_workload *w, int64_t cold_bytes)
+{
+    const int64_t copy_bytes = (int64_t)w->cache_bytes;
+    const int32_t on_device = !w->device->host_is_device;
+    const int64_t most_bytes = on_device ? memory_limit(w->device) : MAX_COPY_BYTES;
+    const int64_t wanted = fv_max_i64(1 + on_device, fv_ceil_div(cold_bytes, copy_bytes));
+    return (int32_t)fv_min_i64(fv_min_i64(wanted, fv_max_i64(1, most_bytes / copy_bytes)), FV_WORKLOAD_MAX_COPIES);
 }
 
 static fv_status make_caches(fv_workload *w, int32_t warm)
 {
     int64_t k_bytes, v_bytes;
     token_bytes(&k_bytes, &v_bytes, w, w->problem.kv_layout);
-    w->kv_bytes = (size_t)fv_round_up((k_bytes + v_bytes) * w->num_blocks * w->problem.block_size, sizeof(float));
+    w->kv_bytes = (size_t)fv_round_up((k_bytes + v_bytes) * w->num_blocks * w->problem.block_size, ALIGNMENT);
     w->cache_bytes = w->kv_bytes + 2 * (size_t)scale_plane_bytes(w);
-    const fv_status status = check_memory(w->cache_bytes);
+    const fv_status status = check_memory(w);
     if (status != FV_OK) return status;
 
-    const int64_t cold_bytes = COLD_CACHES * fv_last_level_cache_bytes();
-    const int64_t wanted = warm ? 1 : fv_ceil_div(cold_bytes, (int64_t)w->cache_bytes);
-    const int64_t most = fv_max_i64(1, MAX_COPY_BYTES / (int64_t)w->cache_bytes);
-    w->num_copies = (int32_t)fv_min_i64(fv_min_i64(wanted, most), FV_WORKLOAD_MAX_COPIES);
-    w->is_cold = (int64_t)w->cache_bytes * w->num_copies >= cold_bytes / 2;
+    const int64_t cold_bytes = COLD_CACHES * fv_last_level_cache_bytes(w->device);
+    w->num_copies = warm ? 1 : count_copies(w, cold_bytes);
+    w->is_cold = !warm && (int64_t)w->cache_bytes * w->num_copies >= cold_bytes / 2;
 
     fv_random_pool pool;
     fv_status made = fv_random_pool_init(&pool, w->problem.kv_dtype);
+    if (made == FV_OK) made = fv_random_pool_send(&pool, w->device);
     for (int32_t i = 0; i < w->num_copies && made == FV_OK; i++) made = make_cache(&w->caches[i], w, &pool);
     fv_random_pool_deinit(&pool);
     return made;
 }
 
-fv_status fv_workload_init(fv_workload *w, fv_context *context, const fv_problem *problem, const char *spec_text,
-                           int32_t shared_prefix, int32_t warm)
+/* The batch's arrays go to the device; the host keeps those that a schedule reads. */
+static fv_status send_batch(fv_workload *w)
+{
+    fv_batch *batch = &w->batch;
+    if (w->device->host_is_device) return FV_OK;
+    const size_t seqs = (size_t)batch->num_seqs, tokens = (size_t)batch->num_tokens;
+    const struct {
+        const void *host;
+        size_t bytes;
+    } arrays[] = {
+        {w->query_start, (seqs + 1) * sizeof(int32_t)},
+        {w->spec.seq_lens, seqs * sizeof(int32_t)},
+        {w->block_table, seqs * (size_t)batch->block_table_stride * sizeof(int32_t)},
+        {w->slot_mapping, tokens * sizeof(int64_t)},
+        {w->causal, seqs},
+        {w->tree_mask, tokens * sizeof(uint64_t)},
+    };
+    for (int32_t i = 0; i < FV_ARRAY_LEN(arrays); i++) {
+        const fv_status status = fv_bench_send(&w->sent[i], w->device, arrays[i].host, arrays[i].bytes);
+        if (status != FV_OK) return status;
+    }
+    batch->query_start = w->sent[0];
+    batch->seq_lens = w->sent[1];
+    batch->block_table = w->sent[2];
+    batch->slot_mapping = w->sent[3];
+    batch->causal = w->sent[4];
+    batch->tree_mask = w->sent[5];
+    batch->host_query_start = w->query_start;
+    batch->host_seq_lens = w->spec.seq_lens;
+    batch->host_causal = w->causal;
+    return FV_OK;
+}
+
+fv_status fv_workload_init(fv_workload *w, fv_context *context, fv_device *device, const fv_problem *problem,
+                           const char *spec_text, int32_t shared_prefix, int32_t warm)
 {
     fv_status status = fv_workload_init_batch(w, context, problem, spec_text, shared_prefix);
     if (status != FV_OK) return status;
+    w->device = device;
     w->layer.struct_size = sizeof(w->layer);
-    status = make_per_head(w, &w->layer);
+    status = send_batch(w);
+    if (status == FV_OK) status = make_per_head(w, &w->layer);
     if (status == FV_OK) status = make_tensors(w, &w->layer);
     if (status == FV_OK) status = make_caches(w, warm);
     if (status != FV_OK) fv_workload_deinit(w);
@@ -317,8 +382,10 @@ fv_status fv_workload_init(fv_workload *w, fv_context *context, const fv_problem
 
 void fv_workload_deinit(fv_workload *w)
 {
-    for (int32_t i = 0; i < w->num_copies; i++) free(w->caches[i]);
-    for (int32_t i = 0; i < FV_ARRAY_LEN(w->tensors); i++) free(w->tensors[i]);
+    for (int32_t i = 0; i < w->num_copies; i++) fv_bench_free(w->device, w->caches[i]);
+    for (int32_t i = 0; i < FV_ARRAY_LEN(w->tensors); i++) fv_bench_free(w->device, w->tensors[i]);
+    for (int32_t i = 0; i < FV_ARRAY_LEN(w->sent); i++) fv_bench_free(w->device, w->sent[i]);
+    fv_bench_free(w->device, w->per_head);
     free(w->ranges);
     free(w->query_start);
     free(w->block_table);
@@ -326,7 +393,6 @@ void fv_workload_deinit(fv_workload *w)
     free(w->shared_blocks);
     free(w->tree_mask);
     free(w->causal);
-    free(w->per_head);
     fv_mla_products_destroy(w->products);
     fv_batch_spec_deinit(&w->spec);
     *w = (fv_workload){0};

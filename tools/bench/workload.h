@@ -9,11 +9,11 @@
 #include "bench/mla_products.h"
 #include "fovea/plan.h"
 
-#define FV_WORKLOAD_MAX_COPIES 64
+#define FV_WORKLOAD_MAX_COPIES 256
 
 typedef struct fv_workload {
     fv_context *context;
-    fv_device *device;
+    fv_device *device;  /* where the kernels run */
     fv_problem problem; /* normal */
     fv_batch_spec spec;
     fv_batch batch;
@@ -34,27 +34,28 @@ typedef struct fv_workload {
     int64_t num_ranges;
     int64_t read_bytes; /* sum of the ranges: K and V of every key that some token sees, shared ones once */
 
-    int32_t *query_start;
+    int32_t *query_start; /* on the host, as all up to `causal` */
     int32_t *block_table;
     int64_t *slot_mapping;
     int32_t *shared_blocks;    /* [num_seqs]: first blocks that are those of the sequence before it */
     uint64_t *tree_mask;       /* NULL: the problem has none */
     uint8_t *causal;           /* NULL: all are */
+    void *sent[6];             /* copies of the batch's arrays on a device */
     void *tensors[5];          /* q, k, v, out, kv_up */
     fv_mla_products *products; /* MLA with weights: the GEMM; else NULL */
-    float *per_head;           /* slopes, sinks, scales */
+    void *per_head;            /* slopes, sinks, scales */
 } fv_workload;
 
-/* The batch alone: what fv_plan_update takes. `spec_text` as in batch_spec.h. The sequences of a group of
+/* The batch alone, on the host: what fv_plan_update takes for the CPU. `spec_text` as in batch_spec.h. The sequences of a group of
  * the text have the blocks of their first `shared_prefix` keys in common, as far as these are whole blocks
  * before the new tokens. */
 fv_status fv_workload_init_batch(fv_workload *workload, fv_context *context, const fv_problem *problem,
                                  const char *spec_text, int32_t shared_prefix);
 
-/* The batch and its data, on the context's CPU. warm: one copy of the cache only. FV_ERR_NO_MEMORY says how
+/* The batch and its data, on `device` of the context. warm: one copy of the cache only. FV_ERR_NO_MEMORY says how
  * much was needed. */
-fv_status fv_workload_init(fv_workload *workload, fv_context *context, const fv_problem *problem, const char *spec_text,
-                           int32_t shared_prefix, int32_t warm);
+fv_status fv_workload_init(fv_workload *workload, fv_context *context, fv_device *device, const fv_problem *problem,
+                           const char *spec_text, int32_t shared_prefix, int32_t warm);
 void fv_workload_deinit(fv_workload *workload); /* takes a zeroed one */
 
 /* The layer of copy `copy` as a plan with `layout` wants it. Random bytes are random in any layout, so every
@@ -67,7 +68,7 @@ fv_status fv_workload_list_ranges(fv_workload *workload, fv_kv_layout layout);
 /* 1: a token sees no key after its own. */
 int32_t fv_workload_is_causal(const fv_workload *workload);
 
-/* Bytes of the last-level cache, as the system says it; 32 MiB where it does not. */
-int64_t fv_last_level_cache_bytes(void);
+/* Bytes of the device's last-level cache, as the system says it; 32 MiB where it does not. */
+int64_t fv_last_level_cache_bytes(fv_device *device);
 
 #endif

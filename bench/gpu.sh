@@ -1,0 +1,94 @@
+#!/usr/bin/env bash
+# shellcheck disable=SC2086 # lists of batches are split into words
+# gpu.sh OUTPUT.json [PART...]: the shapes that attention on a GPU is judged by, in a few minutes, with
+# build/fovea (or $FOVEA) on device cuda (or $FOVEA_DEVICE). Tables go to stdout, the rows of all parts but `cliffs`
+# to OUTPUT.json, which `fovea bench --compare` reads. Parts: decode, graphs, fp8, verify, prefill, mla, layer, cliffs (all).
+set -euo pipefail
+cd "$(dirname "$0")/.."
+output=${1:?usage: gpu.sh OUTPUT.json [PART...]}
+shift
+parts=${*:-decode graphs fp8 verify prefill mla layer cliffs}
+fovea=${FOVEA:-build/fovea} device=${FOVEA_DEVICE:-cuda}
+min_time=${FOVEA_MIN_TIME:-0.2}
+FOVEA_COMMIT=${FOVEA_COMMIT:-$(git describe --always --dirty 2>/dev/null || echo unknown)}
+export FOVEA_COMMIT
+work=$(mktemp -d)
+trap 'rm -rf "$work"' EXIT
+count=0
+
+run() { # run OPTION... SPEC...
+    count=$((count + 1))
+    "$fovea" bench --device "$device" --min-time "$min_time" --output "$work/$(printf %03d $count).json" "$@"
+    echo
+}
+
+gqa="1q1s1k 1q1s8k 1q1s64k 8q1s1k 8q1s8k 32q1s1k 32q1s8k 128q1s1k 128q1s8k 256q1s4k"
+
+decode() {
+    for block_size in 16 64; do run --block-size $block_size $gqa; done
+    for shape in "64/8 128" "32/4 128" "32/8 64" "16/8 256"; do
+        read -r heads head_size <<<"$shape"
+        run --heads "$heads" --head-size "$head_size" 1q1s8k 8q1s8k 32q1s8k 128q1s1k
+    done
+}
+
+# The same schedule with a graph and without one.
+graphs() { run --static-grid 1q1s512 1q1s1k 2q1s1k 4q1s1k 8q1s1k 16q1s1k; }
+
+fp8() { run --kv-cache-dtype fp8_e4m3 --block-size 64 $gqa; }
+
+verify() { run 8q1s8k 8q4s8k 32q1s8k 32q4s8k; }
+
+prefill() { run q1k q4k q16k 4q4k 16q128s8k; }
+
+mla() {
+    run --mla --heads 128 --block-size 64 96q1s1k 96q1s2k 96q1s3k 96q1s4k 96q1s6k 96q1s16k \
+        96q2s1k 96q2s4k 96q2s16k 1q1s4k 1q1s32k 4q1s8k
+    for heads in 16 64; do run --mla --heads $heads --block-size 64 64q1s8k; done
+    for block_size in 1 16; do run --mla --heads 128 --block-size $block_size 96q1s4k; done
+}
+
+layer() {
+    count=$((count + 1))
+    "$fovea" bench mla-layer --device "$device" --repeat 15
+    "$fovea" bench mla-layer --device "$device" --repeat 15 --rotated
+    "$fovea" bench mla-layer --device "$device" --repeat 15 --json >"$work/$(printf %03d $count).json"
+    count=$((count + 1))
+    "$fovea" bench mla-layer --device "$device" --repeat 15 --rotated --json >"$work/$(printf %03d $count).json"
+    echo
+}
+
+# Neighbours: batches of 1, 2, 3 ... 64, and lengths from 512 to 32k by 6%.
+cliffs() {
+    local length batch specs
+    for length in 1k 4k 32k; do
+        specs=$(for batch in $(seq 64); do echo "${batch}q1s$length"; done)
+        "$fovea" bench --device "$device" --min-time 0.02 --cliffs $specs
+        echo
+    done
+    for batch in 1 8 64; do
+        specs=$(awk -v batch=$batch 'BEGIN {for (x = 512; x <= 32768; x *= 1.06) printf "%dq1s%d ", batch, x}')
+        "$fovea" bench --device "$device" --min-time 0.02 --cliffs $specs
+        echo
+    done
+}
+
+for part in $parts; do
+    case $part in
+    decode | graphs | fp8 | verify | prefill | mla | layer | cliffs) "$part" ;;
+    *) echo "gpu.sh: no part '$part'; accepted: decode, graphs, fp8, verify, prefill, mla, layer, cliffs" >&2 && exit 2 ;;
+    esac
+done
+
+{ # an array of what each run wrote
+    separator="["
+    for file in "$work"/*.json; do
+        [ -e "$file" ] || continue
+        echo "$separator"
+        sed 's| --output [^ "]*||' "$file" # of this script
+        separator=","
+    done
+    [ "$separator" = "[" ] && echo "["
+    echo "]"
+} >"$output"
+echo "kept in $output"
