@@ -42,6 +42,8 @@ typedef struct fv_mla_layer {
     const float *k_scale; /* [1], fv_layer.k_scale */
     fv_gemm_fn gemm;      /* multiplies with all weights */
     void *gemm_user;      /* its first argument */
+    fv_tensor attended;   /* [T', H, V], out_dtype of the problem; given with lse [T', H], fp32, the run ends there: */
+    fv_tensor lse;        /* `out` and `o` are not looked at. The problem returns_lse. Data NULL: not given */
 } fv_mla_layer;
 
 /* Device memory that a run needs: the plan's own workspace, and what lies between the products, for
@@ -49,9 +51,14 @@ typedef struct fv_mla_layer {
 FV_API size_t fv_mla_workspace_bytes(const fv_plan *plan, int32_t q_lora_rank);
 
 /* One layer over the batch of the plan's last update. Decides, allocates and synchronises nothing.
- * FV_ERR_INVALID: a tensor of wrong shape, or a plan whose problem is no MLA, comes absorbed, or is one rank
- * of a context-parallel group (its outputs must be merged before `o`). FV_ERR_UNSUPPORTED: the device has no
- * rope or no rms_norm and the layer needs it. */
+ *
+ * A rank of a context-parallel group gives `attended` and `lse`: all ranks get the same x and run the same
+ * tokens, each writes and attends the keys that are its own, the caller merges what they attended
+ * (fv_merge_ranks) and multiplies by `o` once. An out_dtype of fp32 keeps what a rank attended unrounded.
+ *
+ * FV_ERR_INVALID: a tensor of wrong shape, a plan whose problem is no MLA or comes absorbed, or one rank of
+ * a context-parallel group without attended and lse. FV_ERR_UNSUPPORTED: the device has no rope or no rms_norm
+ * and the layer needs it. */
 FV_API fv_status fv_mla_run(fv_plan *plan, const fv_mla_layer *layer, void *workspace, fv_stream stream);
 
 #ifdef __cplusplus

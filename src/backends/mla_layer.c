@@ -6,6 +6,7 @@
 #include "fovea/mla.h"
 
 #include "core/error.h"
+#include "ops/ops_check.h"
 #include "planner/plan.h"
 
 #define ALIGNMENT 256
@@ -63,9 +64,14 @@ static fv_status check_plan(const fv_plan *plan, const fv_mla_layer *layer, cons
         return fv_fail(FV_ERR_INVALID, "the plan's problem is %s; accepted: MLA that is not absorbed",
                        problem->kind == FV_ATTENTION_MLA ? "absorbed" : "MHA");
     }
-    if (problem->context_parallel.world > 1) {
-        return fv_fail(FV_ERR_INVALID, "context_parallel.world is %d; accepted: 1, ranks merge before o",
+    if (problem->context_parallel.world > 1 && !layer->attended.data) {
+        return fv_fail(FV_ERR_INVALID,
+                       "context_parallel.world is %d and attended has no data; accepted: 1, or a rank "
+                       "that ends with attended and lse",
                        problem->context_parallel.world);
+    }
+    if (!layer->attended.data != !layer->lse.data) {
+        return fv_fail(FV_ERR_INVALID, "only one of attended and lse is given");
     }
     if (!plan->updated) return fv_fail(FV_ERR_INVALID, "fv_mla_run before a successful fv_plan_update");
     if (!layer->gemm) return fv_fail(FV_ERR_INVALID, "fv_mla_layer.gemm is NULL");
@@ -126,7 +132,6 @@ static fv_status check_weights(const fv_plan *plan, const fv_mla_layer *layer)
     if (status == FV_OK) status = check_matrix("q_up", &layer->q_up, q_size(mla), q_lora ? q_lora : hidden, 0);
     if (status == FV_OK) status = check_matrix("kv_down", &layer->kv_down, entry_size(mla), hidden, 0);
     if (status == FV_OK) status = check_norm("kv_norm", &layer->kv_norm, mla->kv_lora_rank, plan);
-    if (status == FV_OK) status = check_matrix("o", &layer->o, hidden, (int64_t)mla->num_heads * mla->v_head_dim, 0);
     if (status == FV_OK && !(layer->rms_epsilon >= 0)) {
         status = fv_fail(FV_ERR_INVALID, "rms_epsilon is %g; accepted: 0 or more", (double)layer->rms_epsilon);
     }
@@ -157,13 +162,33 @@ static fv_status check_rotation(const fv_plan *plan, const fv_rotation *rotation
     return FV_OK;
 }
 
+/* Where the run ends: with the layer's output ... */
+static fv_status check_output(const fv_problem *problem, const fv_mla_layer *layer, int64_t num_rows)
+{
+    const int64_t hidden = layer->x.shape[1], attended_size = (int64_t)problem->mla.num_heads * problem->mla.v_head_dim;
+    fv_status status = check_matrix("out", &layer->out, num_rows, hidden, 1);
+    if (status == FV_OK) status = check_dtype("out", &layer->out, problem->out_dtype);
+    return status == FV_OK ? check_matrix("o", &layer->o, hidden, attended_size, 0) : status;
+}
+
+/* ... or with what its heads attended. */
+static fv_status check_attended(const fv_problem *problem, const fv_mla_layer *layer, int64_t num_rows)
+{
+    const fv_mla_shape *mla = &problem->mla;
+    const fv_status status = fv_ops_check_rows("attended", &layer->attended, problem->out_dtype, num_rows,
+                                               mla->num_heads, mla->v_head_dim);
+    if (status != FV_OK) return status;
+    return fv_ops_check_rows("lse", &layer->lse, FV_DTYPE_F32, num_rows, mla->num_heads, 0);
+}
+
 static fv_status check_layer(const fv_plan *plan, const fv_mla_layer *layer, int64_t num_rows)
 {
     const fv_problem *problem = &plan->problem;
     fv_status status = check_matrix("x", &layer->x, num_rows, layer->x.shape[1], 1);
     if (status == FV_OK) status = check_dtype("x", &layer->x, problem->q_dtype);
-    if (status == FV_OK) status = check_matrix("out", &layer->out, num_rows, layer->x.shape[1], 1);
-    if (status == FV_OK) status = check_dtype("out", &layer->out, problem->out_dtype);
+    if (status == FV_OK)
+        status = layer->attended.data ? check_attended(problem, layer, num_rows)
+                                      : check_output(problem, layer, num_rows);
     if (status == FV_OK) status = check_weights(plan, layer);
     return status == FV_OK ? check_rotation(plan, &layer->rotation) : status;
 }
@@ -299,7 +324,8 @@ static fv_status attend(const mla_run *run, char *workspace)
         .q = heads_of(&run->q, num_heads),
         .k = heads_of(&run->latent, 1),
         .kv_cache = layer->kv_cache,
-        .out = heads_of(&run->attended, num_heads),
+        .out = layer->attended.data ? layer->attended : heads_of(&run->attended, num_heads),
+        .lse = layer->lse,
         .k_scale = layer->k_scale,
         .kv_up = layer->kv_up,
         .gemm = layer->gemm,
@@ -325,5 +351,6 @@ fv_status fv_mla_run(fv_plan *plan, const fv_mla_layer *layer, void *workspace, 
     if (status == FV_OK) status = make_latents(&run);
     if (status == FV_OK) status = rotate(&run);
     if (status == FV_OK) status = attend(&run, workspace);
+    if (layer->attended.data) return status;
     return status == FV_OK ? multiply(&run, &layer->out, &run.attended, &layer->o) : status;
 }

@@ -6,6 +6,7 @@
  * MLA has two more, absorbed queries and attended latents, of an eighth, which its states give. */
 #include "backends/strategy.h"
 
+#include <math.h>
 #include <stdio.h>
 #include <string.h>
 
@@ -250,18 +251,19 @@ static size_t scratch_bytes(const fv_plan *plan)
 static int64_t lane_segments(const fv_plan *plan, int64_t most)
 {
     const int64_t blocks = (int64_t)plan->bounds.max_num_seqs * plan->problem.mha.num_kv_heads;
-    const int64_t keys = plan->bounds.max_seq_len, lanes = plan->rule.num_lanes;
-    const int64_t rows = fv_ceil_div(plan->bounds.max_num_tokens, plan->bounds.max_num_seqs) * plan->group;
-    int64_t best = 1, best_time = INT64_MAX;
-    for (int64_t segments = 1; segments <= fv_min_i64(most, fv_max_i64(1, keys / FV_MIN_LANE_SEGMENT_KEYS));
-         segments++) {
-        const int64_t merged = segments > 1 ? FV_LANE_MERGE_KEYS * rows : 0;
-        const int64_t rounds = fv_ceil_div(blocks * segments, lanes);
-        const int64_t time = rounds * (fv_ceil_div(keys, segments) + FV_LANE_ITEM_KEYS + merged);
-        if (time >= best_time) continue;
-        best_time = time;
-        best = segments;
-        if (blocks * segments > 16 * lanes) break;
+    const int64_t keys = plan->bounds.max_seq_len, longest = fv_max_i64(1, keys / FV_MIN_LANE_SEGMENT_KEYS);
+    const int32_t rows = (int32_t)fv_ceil_div(plan->bounds.max_num_tokens, plan->bounds.max_num_seqs) * plan->group;
+    int64_t best = 1;
+    float best_time = INFINITY;
+    for (int64_t segments = 1; segments <= fv_min_i64(most, longest); segments++) {
+        const float item = (float)(fv_ceil_div(keys, segments) + fv_lane_item_keys(rows, segments > 1));
+        const float time = item *
+                           fv_lane_rounds((float)(blocks * segments), plan->rule.num_lanes, plan->rule.num_workers);
+        if (time < best_time) {
+            best_time = time;
+            best = segments;
+        }
+        if (blocks * segments > 8 * (int64_t)plan->rule.num_lanes) break;
     }
     return best;
 }

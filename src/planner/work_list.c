@@ -5,7 +5,7 @@
  * with the length: there is no batch size or length where the schedule jumps. Pieces are runs of keys
  * first, as long as those are worth a reduction, then runs of KV heads, which need none.
  *
- * A device with lanes (a GPU: the blocks of threads that it holds at once) gets an item for each KV head, and then the
+ * A device with lanes (a GPU: the blocks of threads that it holds at once) deals the KV heads of an item out, and gets the
  * pieces that a model of its time finds best: whole rounds of items, against what each item costs beside its keys. */
 #include "planner/work_list.h"
 
@@ -100,6 +100,12 @@ static int32_t takes_several_heads(const fv_split_rule *rule, int32_t num_tokens
     return !rule->num_lanes && (int64_t)num_tokens * fv_group_of(rule->problem) <= FV_DECODE_ROWS;
 }
 
+/* KV heads of an item that is not cut for them. Lanes take one each: a device knows to deal an item's heads out. */
+static int32_t whole_head_run(const fv_split_rule *rule, int32_t num_tokens)
+{
+    return rule->num_lanes || takes_several_heads(rule, num_tokens) ? rule->problem->mha.num_kv_heads : 1;
+}
+
 /* Keys of the shortest piece that is worth a reduction. */
 static int32_t min_segment_keys(const fv_split_rule *rule)
 {
@@ -113,7 +119,7 @@ static block_cut choose_cut(const fv_split_rule *rule, const q_block *block, int
     const int32_t span = block->end_key - block->first_key;
     const int64_t cost = block_cost(rule, block) / (several_heads ? 1 : num_kv_heads);
     const int64_t pieces = fv_max_i64(1, fv_ceil_div(cost, share));
-    int32_t head_run = several_heads ? num_kv_heads : 1;
+    int32_t head_run = whole_head_run(rule, block->num_tokens);
 
     int64_t segments = fv_min_i64(pieces, fv_max_i32(1, span / min_segment_keys(rule)));
     int64_t segment_keys = 0; /* 0: equal shares of the span */
@@ -258,7 +264,6 @@ static group_cut cut_group(const fv_split_rule *rule, const fv_step *step, const
 static void append_shared_keys(fv_work_list *list, const fv_split_rule *rule, const fv_query_run *first,
                                const fv_prefix_group *group, const group_cut *cut)
 {
-    const int32_t num_kv_heads = rule->problem->mha.num_kv_heads;
     for (int32_t token = 0; token < cut->num_tokens; token += cut->block_tokens) {
         const q_block block = {
             .seq = first->seq,
@@ -266,7 +271,7 @@ static void append_shared_keys(fv_work_list *list, const fv_split_rule *rule, co
             .num_tokens = fv_min_i32(cut->block_tokens, cut->num_tokens - token),
             .end_key = group->num_keys,
         };
-        const int32_t head_run = takes_several_heads(rule, cut->num_tokens) ? num_kv_heads : 1;
+        const int32_t head_run = whole_head_run(rule, cut->num_tokens);
         append_items(list, rule, &block, (block_cut){cut->prefix_segments, cut->prefix_keys, head_run},
                      list->num_slots + token, cut->num_tokens);
     }
@@ -282,7 +287,7 @@ static void append_own_keys(fv_work_list *list, const fv_split_rule *rule, const
             const q_block block = block_at(rule, step, &run, token);
             const int32_t span = block.end_key - block.first_key;
             const int64_t keys = fv_round_up(fv_max_i64(1, fv_ceil_div(span, cut->suffix_segments)), rule->tile_keys);
-            const int32_t head_run = takes_several_heads(rule, block.num_tokens) ? rule->problem->mha.num_kv_heads : 1;
+            const int32_t head_run = whole_head_run(rule, block.num_tokens);
             append_items(list, rule, &block, (block_cut){cut->suffix_segments, (int32_t)keys, head_run},
                          first_slot + done + token, cut->num_tokens);
             token += block.num_tokens;
@@ -329,9 +334,10 @@ static int64_t max_shares(const fv_split_rule *rule)
 
 /* A Q block as the lanes see it: of one KV head. */
 typedef struct lane_block {
-    float cost;   /* of its keys */
-    float most;   /* pieces */
-    float merged; /* what a piece takes beside its keys where there are several */
+    float cost;  /* of its keys */
+    float most;  /* pieces */
+    float whole; /* what it takes beside its keys */
+    float part;  /* what a piece of it takes */
 } lane_block;
 
 /* The pass's Q blocks; more than LANE_BLOCKS: 0, there are enough for each to stay whole. */
@@ -347,7 +353,8 @@ static int32_t list_lane_blocks(lane_block *blocks, const fv_split_rule *rule, c
             blocks[num_blocks++] = (lane_block){
                 .cost = (float)(block_cost(rule, &block) / rule->problem->mha.num_kv_heads),
                 .most = (float)fv_max_i32(1, (block.end_key - block.first_key) / FV_MIN_LANE_SEGMENT_KEYS),
-                .merged = (float)(FV_LANE_ITEM_KEYS + FV_LANE_MERGE_KEYS * rows) * LANE_KEY_COST,
+                .whole = (float)(fv_lane_item_keys(rows, 0) * LANE_KEY_COST),
+                .part = (float)(fv_lane_item_keys(rows, 1) * LANE_KEY_COST),
             };
             token += block.num_tokens;
         }
@@ -359,20 +366,20 @@ static int32_t list_lane_blocks(lane_block *blocks, const fv_split_rule *rule, c
  * well they fill rounds of the lanes. */
 static float lane_time(const fv_split_rule *rule, const lane_block *blocks, int32_t num_blocks, float share)
 {
-    const float per_share = 1.0f / share, whole = (float)(FV_LANE_ITEM_KEYS * LANE_KEY_COST);
+    const float per_share = 1.0f / share;
     float total = 0, largest = 0, num_items = 0;
     for (int32_t i = 0; i < num_blocks; i++) {
         const lane_block *block = &blocks[i];
         const float wanted = block->cost * per_share, up = (float)(int32_t)wanted;
         const float rounded = up < wanted ? up + 1 : up;
         const float pieces = rounded < block->most ? rounded : block->most;
-        const float item = pieces > 1 ? block->cost / pieces + block->merged : block->cost + whole;
+        const float item = pieces > 1 ? block->cost / pieces + block->part : block->cost + block->whole;
         total += item * pieces;
         num_items += pieces;
         largest = item > largest ? item : largest;
     }
     const float num_kv_heads = (float)rule->problem->mha.num_kv_heads, lanes = (float)rule->num_lanes;
-    const float rounds = (float)fv_ceil_div((int64_t)(num_items * num_kv_heads), rule->num_lanes);
+    const float rounds = fv_lane_rounds(num_items * num_kv_heads, rule->num_lanes, rule->num_workers);
     const float in_rounds = largest * rounds;                                         /* exact for equal items */
     const float dealt_out = total * num_kv_heads / lanes + largest * (1 - 1 / lanes); /* never longer than this */
     return in_rounds < dealt_out ? in_rounds : dealt_out;
@@ -382,7 +389,8 @@ static float lane_time(const fv_split_rule *rule, const lane_block *blocks, int3
 static int64_t choose_lane_share(const fv_split_rule *rule, const fv_step *step, const fv_pass *pass, int64_t total)
 {
     static const uint8_t eighths[] = {4, 6, 7, 8, 10, 12, 14, 16, 20, 24, 28, 32}; /* of total / lanes: 8 / eighths */
-    const int64_t whole = fv_max_i64(1, total / rule->num_lanes);
+    const int64_t whole = fv_max_i64(1, total / rule->num_lanes), num_heads = rule->problem->mha.num_kv_heads;
+    if (pass->num_runs * num_heads > 4 * (int64_t)rule->num_lanes) return whole;
     lane_block blocks[LANE_BLOCKS];
     const int32_t num_blocks = list_lane_blocks(blocks, rule, step, pass);
     int64_t best = whole;

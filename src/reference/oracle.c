@@ -23,6 +23,7 @@ typedef struct row_sums {
     double p_error2;     /* sum of (p_j e_j)^2, e_j the error of the score */
     double value_error2; /* sum of (p_j e_j |v_j|)^2 */
     double value2;       /* sum of (p_j |v_j|)^2 */
+    double rounded2;     /* the same over the p_j that are not 1: those that are rounded */
     int32_t num_keys;
 } row_sums;
 
@@ -141,6 +142,7 @@ static void add_value(fv_oracle_row *row, row_sums *sums, const double *value, d
     }
     sums->p += p;
     sums->value2 += p * p * value_norm2;
+    if (p < 1) sums->rounded2 += p * p * value_norm2;
     sums->p_error2 += p * p * error * error;
     sums->value_error2 += p * p * error * error * value_norm2;
 }
@@ -163,12 +165,36 @@ static void add_values(const oracle_scratch *scratch, row_sums *sums, fv_oracle_
     }
 }
 
+/* Rounding moves m 2^e, 1 <= m < 2, by up to half a step u of the dtype at 1, uniformly: by u / (m sqrt(3)) of it in
+ * root mean square, and by u / sqrt(8 ln 2) where the logarithms of the numbers are spread evenly. */
+double fv_oracle_rounding(fv_dtype dtype)
+{
+    const double half_step = dtype == FV_DTYPE_BF16 ? 0x1p-8 : dtype == FV_DTYPE_F16 ? 0x1p-11 : unit_roundoff;
+    return half_step / sqrt(8 * log(2));
+}
+
+/* The larger of the ideal's error and the expected one. The roundings of different keys are independent, so their
+ * squares add. */
+static double rounding_error(const fv_oracle_row *row, const row_sums *sums, double denominator,
+                             const fv_attend_params *params)
+{
+    double ideal2 = 0, out2 = 0;
+    for (int32_t d = 0; d < params->v_head_size; d++) {
+        const double ideal = row->ideal[d] - row->exact[d];
+        const double out = round_to(row->exact[d], params->out_dtype) - row->exact[d];
+        ideal2 += ideal * ideal;
+        out2 += out * out;
+    }
+    const double rounding = fv_oracle_rounding(params->q_dtype) / denominator;
+    return sqrt(fmax(ideal2, rounding * rounding * sums->rounded2 + out2));
+}
+
 /* Divides by the denominator, sink included, and turns the sums into the floors. */
 static void finish_row(fv_oracle_row *row, row_sums *sums, const fv_attend_params *params)
 {
     if (sums->num_keys == 0) {
         row->lse = -INFINITY;
-        row->out_floor = row->lse_floor = 0;
+        row->error = row->out_floor = row->lse_floor = 0;
         return;
     }
     double denominator = sums->p;
@@ -184,6 +210,7 @@ static void finish_row(fv_oracle_row *row, row_sums *sums, const fv_attend_param
         row->ideal[d] = round_to(row->ideal[d] / denominator, params->out_dtype);
     }
     row->lse = sums->max + log(denominator);
+    row->error = rounding_error(row, sums, denominator, params);
 
     const double out_norm = sqrt(norm2(row->exact, params->v_head_size));
     const double score_part = (sqrt(sums->value_error2) + sqrt(sums->p_error2) * out_norm) / denominator;

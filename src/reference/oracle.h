@@ -2,12 +2,14 @@
  * the given dtypes, and how much fp32 arithmetic may honestly add to it. docs/numerics.md derives the
  * formulas; tools/check compares every kernel with them.
  *
- *   exact   sum_j p_j v_j / (sum_j p_j + sink),  p_j = e^(s_j - max s), all in double
- *   ideal   the same with p_j rounded to q_dtype in the numerator, and the result to out_dtype
- *   floors  what rounding in scores, exponentials and sums may move the result by, all in fp32
+ *   exact     sum_j p_j v_j / (sum_j p_j + sink),  p_j = e^(s_j - max s), all in double
+ *   ideal     the same with p_j rounded to q_dtype in the numerator, and the result to out_dtype
+ *   expected  the root mean square of |ideal - exact| over all p_j that would be rounded so: what a kernel
+ *             that meets the keys in another order, and so rounds other numbers, may be off by as well
+ *   floors    what rounding in scores, exponentials and sums may move the result by, all in fp32
  *
- * A row passes when  |out - exact| <= 2 |ideal - exact| + out_floor  (2-norms over the row) and
- * |lse - exact lse| <= lse_floor. */
+ * A row passes when  |out - exact| <= 2 max(|ideal - exact|, expected) + out_floor  (2-norms over the row)
+ * and |lse - exact lse| <= lse_floor. */
 #ifndef FV_REFERENCE_ORACLE_H
 #define FV_REFERENCE_ORACLE_H
 
@@ -22,9 +24,13 @@ typedef struct fv_oracle_row {
     double *exact;     /* in: where to put [Dv] */
     double *ideal;     /* in: where to put [Dv] */
     double lse;        /* out; -inf: no key, then exact and ideal are 0 */
+    double error;      /* out: max(|ideal - exact|, expected) */
     double out_floor;
     double lse_floor;
 } fv_oracle_row;
+
+/* By how much rounding to `dtype` moves a number of unknown size, relative, in root mean square. */
+double fv_oracle_rounding(fv_dtype dtype);
 
 /* Doubles of scratch that rows over at most `num_keys` keys need. */
 size_t fv_oracle_scratch_doubles(const fv_attend_params *params, int32_t num_keys);

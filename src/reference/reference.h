@@ -5,8 +5,10 @@
 #define FV_REFERENCE_REFERENCE_H
 
 #include "ops/kernel_table.h"
+#include "ops/layer_table.h"
 
 extern const fv_kernel_table fv_reference_kernels;
+extern const fv_layer_table fv_reference_layers; /* of an engine's forward pass */
 
 /* The largest head size of the reference kernels: their rows live on the stack. */
 #define FV_REFERENCE_MAX_HEAD_SIZE 1024
@@ -24,5 +26,8 @@ fv_status fv_reference_rope(const fv_launch *launch, const fv_rope_params *param
 fv_status fv_reference_rope_kv_write(const fv_launch *launch, const fv_rope_kv_write_params *params);
 fv_status fv_reference_merge_states(const fv_launch *launch, const fv_merge_params *params);
 fv_status fv_reference_merge_ranks(const fv_launch *launch, const fv_merge_ranks_params *params);
+
+/* As fovea/gemm.h says, any dtypes, in double. */
+void fv_reference_gemm(const fv_gemm *gemm);
 
 #endif

@@ -14,7 +14,7 @@
 #include "core/float.h"
 #include "fovea/fovea.h"
 
-enum { MAX_SEQS = 16, MAX_POSITIONS = 2048 };
+enum { MAX_SEQS = 16, MAX_POSITIONS = 2048, MAX_WORLD = 4 };
 
 typedef struct lens {
     int32_t query_len, seq_len;
@@ -113,6 +113,16 @@ static void fill_tables(scene *s)
     }
 }
 
+/* -1: the key is another rank's. */
+static int64_t slot_of(const scene *s, int32_t seq, int32_t key)
+{
+    int64_t slot = -1;
+    const fv_status status = fv_context_parallel_slot(&slot, key, s->block_table + seq * s->width, s->width,
+                                                      s->problem.block_size, &s->problem.context_parallel);
+    assert_int_equal(status, FV_OK);
+    return slot;
+}
+
 static void fill_sequences(scene *s, const lens *all)
 {
     const int32_t bs = s->problem.block_size;
@@ -132,10 +142,11 @@ static void fill_sequences(scene *s, const lens *all)
     s->num_blocks = 1;
     for (int32_t seq = 0; seq < s->num_seqs; seq++) {
         int32_t *row = s->block_table + seq * s->width;
-        for (int32_t i = 0; i < s->width; i++) row[i] = i * bs < s->seq_lens[seq] ? s->num_blocks++ : 1 << 30;
+        const int32_t local_len = fv_context_parallel_local_len(s->seq_lens[seq], &s->problem.context_parallel);
+        for (int32_t i = 0; i < s->width; i++) row[i] = i * bs < local_len ? s->num_blocks++ : 1 << 30;
         for (int32_t token = s->query_start[seq]; token < s->query_start[seq + 1]; token++) {
             const int32_t position = s->seq_lens[seq] - (s->query_start[seq + 1] - token);
-            s->slots[token] = position < 0 ? -1 : (int64_t)row[position / bs] * bs + position % bs;
+            s->slots[token] = position < 0 ? -1 : slot_of(s, seq, position);
         }
     }
 }
@@ -210,7 +221,7 @@ static void teardown_scene(scene *s)
 static void write_context(scene *s)
 {
     const fv_dtype dtype = s->problem.q_dtype;
-    const int32_t bs = s->problem.block_size, size = entry_size(s);
+    const int32_t size = entry_size(s);
     float *entry = allocate(sizeof(float) * (size_t)size);
     char *row = allocate((size_t)size * 4);
     fv_device *device = NULL;
@@ -220,7 +231,7 @@ static void write_context(scene *s)
         for (int32_t key = 0; key < context; key++) {
             entry_of(entry, s, seq, key);
             for (int32_t d = 0; d < size; d++) fv_float_store(row + (size_t)d * fv_dtype_bytes(dtype), entry[d], dtype);
-            const int64_t slot = (int64_t)s->block_table[seq * s->width + key / bs] * bs + key % bs;
+            const int64_t slot = slot_of(s, seq, key);
             const fv_tensor k = fv_tensor_3d(row, dtype, 1, 1, size),
                             v = fv_tensor_3d(row, dtype, 1, 1, s->problem.mla.kv_lora_rank);
             assert_int_equal(fv_kv_write(device, &s->view, &k, &v, &slot, 1, NULL, NULL, 0, NULL), FV_OK);
@@ -451,6 +462,55 @@ static void test_least_workspace(void **state)
     }
 }
 
+/* The ranks' results, each over its own cache, into out and lse of rank 0. */
+static void merge_ranks(scene *ranks, int32_t world)
+{
+    const scene *first = &ranks[0];
+    fv_tensor rank_out = {.dtype = first->layer.out.dtype, .num_dims = 4, .shape = {world}};
+    fv_tensor rank_lse = fv_tensor_3d(NULL, FV_DTYPE_F32, world, first->num_tokens, first->problem.mla.num_heads);
+    const size_t out_bytes = (size_t)(first->num_tokens * first->layer.out.stride_bytes[0]);
+    const size_t lse_bytes = (size_t)rank_lse.stride_bytes[0];
+    rank_out.stride_bytes[0] = (int64_t)out_bytes;
+    memcpy(rank_out.shape + 1, first->layer.out.shape, 3 * sizeof(int64_t));
+    memcpy(rank_out.stride_bytes + 1, first->layer.out.stride_bytes, 3 * sizeof(int64_t));
+    rank_out.data = allocate((size_t)world * out_bytes);
+    rank_lse.data = allocate((size_t)world * lse_bytes);
+    for (int32_t rank = 0; rank < world; rank++) {
+        memcpy((char *)rank_out.data + (size_t)rank * out_bytes, ranks[rank].out, out_bytes);
+        memcpy((char *)rank_lse.data + (size_t)rank * lse_bytes, ranks[rank].lse, lse_bytes);
+    }
+    fv_device *device = NULL;
+    assert_int_equal(fv_device_find(&device, first->context, "cpu"), FV_OK);
+    const fv_status status = fv_merge_ranks(device, &first->layer.out, &first->layer.lse, &rank_out, &rank_lse, NULL,
+                                            NULL);
+    if (status != FV_OK) fail_msg("%s", fv_last_error());
+    free(rank_out.data);
+    free(rank_lse.data);
+}
+
+/* Context parallelism: the formula of one rank with all keys holds for what the ranks make together. */
+static void test_context_parallel(void **state)
+{
+    (void)state;
+    static const fv_context_parallel groups[] = {{2, 0, 1}, {3, 0, 16}, {4, 0, 5}};
+    for (int32_t i = 0; i < FV_ARRAY_LEN(backends) * FV_ARRAY_LEN(groups); i++) {
+        const int32_t backend = i / FV_ARRAY_LEN(groups), world = groups[i % FV_ARRAY_LEN(groups)].world;
+        fv_problem problem = for_backend(backend, &small);
+        scene ranks[MAX_WORLD];
+        problem.mla.rotate_at_reading = i & 1;
+        problem.context_parallel = groups[i % FV_ARRAY_LEN(groups)];
+        for (int32_t rank = 0; rank < world; rank++) {
+            problem.context_parallel.rank = rank;
+            random_state = 1;
+            setup_scene(&ranks[rank], &problem, mixed, FV_ARRAY_LEN(mixed));
+            run(&ranks[rank], backends[backend], &(fv_plan_options){.path = i & 2 ? FV_PATH_3D : FV_PATH_AUTO});
+        }
+        merge_ranks(ranks, world);
+        check_rows(&ranks[0], backends[backend]);
+        for (int32_t rank = 0; rank < world; rank++) teardown_scene(&ranks[rank]);
+    }
+}
+
 static void test_refusals(void **state)
 {
     (void)state;
@@ -478,11 +538,9 @@ static void test_refusals(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_mixed_batch),
-        cmocka_unit_test(test_rotation_at_reading),
-        cmocka_unit_test(test_thresholds_and_grid),
-        cmocka_unit_test(test_least_workspace),
-        cmocka_unit_test(test_refusals),
+        cmocka_unit_test(test_mixed_batch),         cmocka_unit_test(test_rotation_at_reading),
+        cmocka_unit_test(test_thresholds_and_grid), cmocka_unit_test(test_least_workspace),
+        cmocka_unit_test(test_context_parallel),    cmocka_unit_test(test_refusals),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

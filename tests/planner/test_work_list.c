@@ -90,7 +90,7 @@ static void check_cover(const fixture *f)
     for (int32_t i = 0; i < f->list.num_items; i++) {
         const fv_work_item *item = &f->list.items[i];
         assert_true(item->num_tokens > 0 && item->num_kv_heads > 0);
-        assert_true(item->num_kv_heads == 1 || item->num_tokens * group(f) <= FV_DECODE_ROWS);
+        assert_true(item->num_kv_heads == 1 || f->rule.num_lanes || item->num_tokens * group(f) <= FV_DECODE_ROWS);
         if (!f->rule.cascade) assert_int_equal(item->first_key % f->rule.tile_keys, 0);
         for (int32_t t = 0; t < item->num_tokens; t++) {
             for (int32_t h = 0; h < item->num_kv_heads; h++) {
@@ -152,6 +152,8 @@ static void test_random_steps_are_covered(void **state)
         const int32_t heads = kv_heads * (1 + (int32_t)(next_random(&random) % 12));
         fixture *f = make(heads, kv_heads, 1 + (int32_t)(next_random(&random) % 16));
         f->problem.window = next_random(&random) % 3 == 0 ? 1 + (int32_t)(next_random(&random) % 3000) : 0;
+        if (next_random(&random) % 3 == 0)
+            f->rule.num_lanes = f->rule.num_workers * (1 + (int32_t)(next_random(&random) % 3));
         f->rule.batch_invariant = next_random(&random) % 3 == 0;
         f->rule.path = (fv_softmax_path)(next_random(&random) % 3);
         if (f->rule.path == FV_PATH_3D && next_random(&random) % 2) f->rule.segment_keys = 512;
@@ -231,6 +233,38 @@ static void test_nothing_jumps(void **state)
         if (batch > 1) assert_true(share < before * 2.1);
         before = share;
         destroy(f);
+    }
+}
+
+/* Segments of each of `batch` decodes over `keys` keys on a device of 132 workers with 3 lanes each. */
+static int32_t lane_segments(int32_t batch, int32_t keys)
+{
+    fixture *f = make(32, 8, 132);
+    f->rule.num_lanes = 3 * 132;
+    allocate(f);
+    for (int32_t i = 0; i < batch; i++) add(f, 1, keys);
+    build(f);
+    check_cover(f);
+    for (int32_t i = 0; i < f->list.num_items; i++) assert_int_equal(f->list.items[i].num_kv_heads, 8);
+    const int32_t num_segments = f->list.num_items / batch;
+    assert_int_equal(f->list.num_items, num_segments * batch);
+    destroy(f);
+    return num_segments;
+}
+
+/* Few sequences are cut for the lanes to have work, many are left whole. */
+static void test_lanes_have_work(void **state)
+{
+    (void)state;
+    const int32_t one = lane_segments(1, 32768);
+    assert_true(one * 8 > 396 / 3 && one * 8 <= 396);
+    assert_true(lane_segments(1, 1024) <= 8); /* no piece below 128 keys */
+    assert_int_equal(lane_segments(48, 1024), 1);
+    for (int32_t batch = 1; batch <= 48; batch++) {
+        const int32_t items = batch * 8 * lane_segments(batch, 4096);
+        assert_true(items >= 396 / 3);
+        assert_true(items <= 396 || items % 396 == 0 || items % 396 > 396 / 5 ||
+                    items > 3 * 396); /* no round for a few */
     }
 }
 
@@ -317,7 +351,7 @@ int main(void)
         cmocka_unit_test(test_random_steps_are_covered),  cmocka_unit_test(test_one_long_sequence_among_short_ones),
         cmocka_unit_test(test_short_queries_are_cut_too), cmocka_unit_test(test_nothing_jumps),
         cmocka_unit_test(test_batch_invariant_cuts),      cmocka_unit_test(test_grid_search),
-        cmocka_unit_test(test_shared_keys_are_read_once),
+        cmocka_unit_test(test_shared_keys_are_read_once), cmocka_unit_test(test_lanes_have_work),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

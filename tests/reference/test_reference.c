@@ -12,6 +12,7 @@
 
 #include "reference/oracle.h"
 #include "reference/scene.h"
+#include "support/attend_run.h"
 
 static void test_one_key_gives_its_value(void **state)
 {
@@ -110,32 +111,6 @@ static void test_features_match_dense(void **state)
     }
 }
 
-static void reduce(scene *s)
-{
-    const fv_attend_params *p = &s->params;
-    const fv_reduce_params params = {
-        .out = p->out,
-        .out_token_stride = p->out_token_stride,
-        .out_head_stride = p->out_head_stride,
-        .out_dtype = p->out_dtype,
-        .lse = p->lse,
-        .lse_token_stride = p->lse_token_stride,
-        .lse_head_stride = p->lse_head_stride,
-        .sinks = p->sinks,
-        .num_heads = p->num_heads,
-        .v_head_size = p->v_head_size,
-        .num_seqs = p->num_seqs,
-        .query_start = p->query_start,
-        .block_q = p->block_q,
-        .num_q_blocks = p->num_q_blocks,
-        .num_segments = p->num_segments,
-        .partial_out = p->partial_out,
-        .partial_max = p->partial_max,
-        .partial_sum = p->partial_sum,
-    };
-    assert_int_equal(fv_reference_reduce_segments(NULL, &params), FV_OK);
-}
-
 static void test_segments_match_whole(void **state)
 {
     (void)state;
@@ -148,7 +123,7 @@ static void test_segments_match_whole(void **state)
             s->params.block_q = block_q;
             scene_write_cache(s);
             scene_attend(s);
-            if (segments > 1) reduce(s);
+            if (segments > 1) attend_run_reduce(&s->params, NULL, 0, fv_reference_reduce_segments);
             scene_assert_dense(s, 2e-6);
             scene_destroy(s);
         }
@@ -169,24 +144,7 @@ static void test_items_match_grid(void **state)
     s->params.num_items = FV_ARRAY_LEN(items);
     scene_write_cache(s);
     scene_attend(s);
-    const fv_attend_params *p = &s->params;
-    const fv_reduce_params params = {
-        .out = p->out,
-        .out_token_stride = p->out_token_stride,
-        .out_head_stride = p->out_head_stride,
-        .out_dtype = p->out_dtype,
-        .lse = p->lse,
-        .lse_token_stride = p->lse_token_stride,
-        .lse_head_stride = p->lse_head_stride,
-        .num_heads = p->num_heads,
-        .v_head_size = p->v_head_size,
-        .items = &reduce_item,
-        .num_items = 1,
-        .partial_out = p->partial_out,
-        .partial_max = p->partial_max,
-        .partial_sum = p->partial_sum,
-    };
-    assert_int_equal(fv_reference_reduce_segments(NULL, &params), FV_OK);
+    attend_run_reduce(&s->params, &reduce_item, 1, fv_reference_reduce_segments);
     scene_assert_dense(s, 2e-6);
     scene_destroy(s);
 }
@@ -223,6 +181,47 @@ static void test_oracle_matches_reference(void **state)
     }
     free(scratch);
     scene_destroy(s);
+}
+
+/* Two keys with p = 1 and 1/2, which bf16 holds: the ideal errs by nothing, a kernel that rounds 1/2 at another
+ * maximum by r / 2 of a value. */
+static void test_oracle_expects_more_than_luck(void **state)
+{
+    (void)state;
+    enum { SIZE = 32 };
+    const uint16_t q[SIZE] = {0x3f80};                                /* 1 in bf16 */
+    float cache[2][2][SIZE] = {{{0}, {-0.69314718f}}, {{1}, {0, 1}}}; /* k, then v: [slot, element] */
+    const int32_t query_start[2] = {0, 1}, seq_len = 2, table = 0;
+    fv_attend_params params = {
+        .q = q,
+        .q_dtype = FV_DTYPE_BF16,
+        .out_dtype = FV_DTYPE_F32,
+        .num_heads = 1,
+        .num_kv_heads = 1,
+        .head_size = SIZE,
+        .v_head_size = SIZE,
+        .scale = 1,
+        .context_parallel = {1, 0, 1},
+        .num_seqs = 1,
+        .query_start = query_start,
+        .seq_lens = &seq_len,
+        .block_table = &table,
+        .block_table_stride = 1,
+        .block_table_width = 1,
+    };
+    assert_int_equal(fv_kv_view_init(&params.cache, cache, FV_KV_LAYOUT_NB_2_BS_H_D, FV_DTYPE_F32, 1, 2, 1, SIZE),
+                     FV_OK);
+    const fv_kv_reader reader = fv_kv_reader_of(&params);
+    double exact[SIZE], ideal[SIZE];
+    double *scratch = malloc(fv_oracle_scratch_doubles(&params, 2) * sizeof(double));
+    assert_non_null(scratch);
+    fv_oracle_row row = {.row = fv_attend_row_of(&params, 0, 0, 0), .exact = exact, .ideal = ideal};
+    fv_oracle_attend(&row, 1, &params, &reader, 0, scratch);
+    assert_near(exact[0], 2.0 / 3, 1e-7);
+    assert_near(ideal[1], exact[1], 1e-7);
+    assert_near(fv_oracle_rounding(FV_DTYPE_BF16), 0x1p-8 / sqrt(8 * log(2)), 1e-12);
+    assert_near(row.error, fv_oracle_rounding(FV_DTYPE_BF16) * 0.5 / 1.5, 1e-6);
+    free(scratch);
 }
 
 /* Ranks of a context-parallel group, merged, are the whole. */
@@ -432,19 +431,13 @@ static void test_all_keys_may_be_dense(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_one_key_gives_its_value),
-        cmocka_unit_test(test_equal_keys_give_the_mean),
-        cmocka_unit_test(test_no_key_gives_zero),
-        cmocka_unit_test(test_features_match_dense),
-        cmocka_unit_test(test_segments_match_whole),
-        cmocka_unit_test(test_items_match_grid),
-        cmocka_unit_test(test_oracle_matches_reference),
-        cmocka_unit_test(test_ranks_merge_to_whole),
-        cmocka_unit_test(test_merge_of_empty_sides),
-        cmocka_unit_test(test_merge_counts_a_sink),
-        cmocka_unit_test(test_kv_gather_returns_what_was_written),
-        cmocka_unit_test(test_new_tokens_may_be_dense),
-        cmocka_unit_test(test_all_keys_may_be_dense),
+        cmocka_unit_test(test_one_key_gives_its_value),  cmocka_unit_test(test_equal_keys_give_the_mean),
+        cmocka_unit_test(test_no_key_gives_zero),        cmocka_unit_test(test_features_match_dense),
+        cmocka_unit_test(test_segments_match_whole),     cmocka_unit_test(test_items_match_grid),
+        cmocka_unit_test(test_oracle_matches_reference), cmocka_unit_test(test_oracle_expects_more_than_luck),
+        cmocka_unit_test(test_ranks_merge_to_whole),     cmocka_unit_test(test_merge_of_empty_sides),
+        cmocka_unit_test(test_merge_counts_a_sink),      cmocka_unit_test(test_kv_gather_returns_what_was_written),
+        cmocka_unit_test(test_new_tokens_may_be_dense),  cmocka_unit_test(test_all_keys_may_be_dense),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

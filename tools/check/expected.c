@@ -138,30 +138,24 @@ static int32_t compare_lse(double *share, char *text, size_t text_bytes, const f
     return 0;
 }
 
-/* How many times the ideal's error a row may have. AMLA rounds s P where the ideal rounds P: as large an error, but
- * another one, and a row of few keys may be lucky in one of the two. */
-static double allowed_errors(fv_rescaling rescaling) { return rescaling == FV_RESCALING_ADD ? 2.5 : 2; }
-
 static int32_t compare_out(double *share, char *text, size_t text_bytes, const fv_oracle_row *expected,
-                           fv_rescaling rescaling, const check_scene *scene)
+                           const check_scene *scene)
 {
     const fv_attend_row *row = &expected->row;
     const char *at = (const char *)scene->out.data + row->token * scene->out.stride_bytes[0] +
                      row->head * scene->out.stride_bytes[1];
-    double error2 = 0, ideal2 = 0, exact2 = 0;
+    double error2 = 0, exact2 = 0;
     for (int32_t d = 0; d < scene->out.shape[2]; d++) {
         const double value = fv_float_load(at + d * scene->out.stride_bytes[2], scene->out.dtype);
         error2 += (value - expected->exact[d]) * (value - expected->exact[d]);
-        ideal2 += (expected->ideal[d] - expected->exact[d]) * (expected->ideal[d] - expected->exact[d]);
         exact2 += expected->exact[d] * expected->exact[d];
     }
-    const double allowed = allowed_errors(rescaling);
-    const double tolerance = allowed * sqrt(ideal2) + expected->out_floor;
+    const double tolerance = 2 * expected->error + expected->out_floor;
     *share = tolerance > 0 ? sqrt(error2) / tolerance : 0;
     if (sqrt(error2) <= tolerance) return 1;
     const double norm = exact2 > 0 ? sqrt(exact2) : 1;
-    snprintf(text, text_bytes, "relative error %.3g > %.3g (%g times the ideal %.3g, floor %.3g)", sqrt(error2) / norm,
-             tolerance / norm, allowed, sqrt(ideal2) / norm, expected->out_floor / norm);
+    snprintf(text, text_bytes, "relative error %.3g > %.3g (twice the ideal's %.3g, floor %.3g)", sqrt(error2) / norm,
+             tolerance / norm, expected->error / norm, expected->out_floor / norm);
     return 0;
 }
 
@@ -206,7 +200,7 @@ int32_t check_expected_compare(double *worst, char *text, size_t text_bytes, con
     for (int32_t r = 0; r < expected->num_rows; r++) {
         const fv_oracle_row *row = &expected->rows[r];
         double share = 0, lse_share = 0;
-        int32_t good = compare_out(&share, finding, sizeof(finding), row, expected->rescaling, scene);
+        int32_t good = compare_out(&share, finding, sizeof(finding), row, scene);
         if (good && scene->lse.data) {
             good = compare_lse(&lse_share, finding, sizeof(finding), row, load_lse(scene, &row->row));
         }

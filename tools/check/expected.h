@@ -12,16 +12,7 @@
 typedef struct check_expected {
     fv_oracle_row *rows;
     int32_t num_rows;
-    fv_rescaling rescaling; /* of the kernel that is judged */
 } check_expected;
-
-/* The same rows, for a kernel that rescales so. */
-static inline check_expected check_expected_for(const check_expected *expected, fv_rescaling rescaling)
-{
-    check_expected judged = *expected;
-    judged.rescaling = rescaling;
-    return judged;
-}
 
 /* Computes the rows from the scene's `cache` as it is now, in the scene's memory. Where there are too
  * many, a random sample, with the last token of each sequence in it. Queries of new_min_query_len tokens and

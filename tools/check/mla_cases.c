@@ -1,7 +1,7 @@
 /* The published grids of MLA decoding, absorbed: test_triton_decode_attention.py, test_mla_decode_cpu.py,
  * test_flashmla.py, test_rocm_aiter_mla_*.py, test_mla_backends.py, and FlashMLA's own correctness grid. The
- * batches are smaller, the shapes and lengths are theirs. Prefill and extend on expanded latents are checked
- * in tests/backends/test_mla.c: they need weights and a GEMM. */
+ * batches are smaller, the shapes and lengths are theirs. Prefill and extend on expanded latents, which need
+ * weights and a GEMM, are the group mla_weights (run_mla_weights.c). */
 #include "check/grid.h"
 
 static check_case mla_case(int32_t num_heads, int32_t block_size, fv_dtype dtype)

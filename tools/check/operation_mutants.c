@@ -1,8 +1,11 @@
 /* Mutants of the operations: the reference's kernel behind a wrong parameter. */
 #include "check/cache_ops.h"
 #include "check/merges.h"
+#include "check/mla_weights.h"
 #include "check/operations.h"
+#include "check/row_ops.h"
 #include "core/compiler.h"
+#include "planner/plan.h"
 #include "reference/reference.h"
 
 #define MUTANT_SEED 77
@@ -172,6 +175,98 @@ static fv_status reduce_without_sinks(const fv_launch *launch, const fv_reduce_p
     return fv_reference_reduce_segments(launch, &wrong);
 }
 
+/* --- rows --------------------------------------------------------------------------------------------------- */
+
+static fv_status norm_without_epsilon(const fv_launch *launch, const fv_rms_norm_params *params)
+{
+    fv_rms_norm_params wrong = *params;
+    wrong.epsilon = 0;
+    return fv_reference_rms_norm(launch, &wrong);
+}
+
+static fv_status norm_less_elements(const fv_launch *launch, const fv_rms_norm_params *params)
+{
+    fv_rms_norm_params wrong = *params;
+    wrong.size--;
+    return fv_reference_rms_norm(launch, &wrong);
+}
+
+static fv_status norm_less_rows(const fv_launch *launch, const fv_rms_norm_params *params)
+{
+    fv_rms_norm_params wrong = *params;
+    if (wrong.num_rows > 0) wrong.num_rows--;
+    return fv_reference_rms_norm(launch, &wrong);
+}
+
+static fv_status copy_less_bytes(const fv_launch *launch, const fv_copy_rows_params *params)
+{
+    fv_copy_rows_params wrong = *params;
+    wrong.row_bytes--;
+    return fv_reference_copy_rows(launch, &wrong);
+}
+
+static fv_status copy_more_bytes(const fv_launch *launch, const fv_copy_rows_params *params)
+{
+    fv_copy_rows_params wrong = *params;
+    if (wrong.row_bytes < wrong.src_head_stride && wrong.row_bytes < wrong.dst_head_stride) wrong.row_bytes++;
+    return fv_reference_copy_rows(launch, &wrong);
+}
+
+static fv_status copy_less_pieces(const fv_launch *launch, const fv_copy_rows_params *params)
+{
+    fv_copy_rows_params wrong = *params;
+    wrong.num_heads--;
+    return fv_reference_copy_rows(launch, &wrong);
+}
+
+/* --- MLA with weights ----------------------------------------------------------------------------------------- */
+
+static void expand_less_keys(fv_plan *plan, fv_layer *layer)
+{
+    (void)layer;
+    for (int32_t i = 0; i < plan->num_calls; i++)
+        if (plan->calls[i].operation == FV_OP_EXPAND) plan->calls[i].num_rows--;
+}
+
+static void use_first_weights(fv_plan *plan, fv_layer *layer)
+{
+    (void)plan;
+    layer->kv_up.stride_bytes[0] = 0;
+}
+
+static void rotate_one_further(fv_plan *plan, fv_layer *layer)
+{
+    const int32_t half = plan->problem.mla.qk_rope_head_dim / 2;
+    if (!layer->rope_cos) return;
+    layer->rope_cos += half;
+    layer->rope_sin += half;
+}
+
+/* The sound run is that of the reference's own table. */
+static void run_spoiled(check_result *result, const check_lane *lane, const fv_kernel_table *table, uint64_t seed,
+                        int32_t index, check_mla_fault fault)
+{
+    check_run_mla_weights_spoiled(result, lane, seed, index, table == &fv_reference_kernels ? NULL : fault);
+}
+
+static void run_less_keys(check_result *result, const check_lane *lane, const fv_kernel_table *table, uint64_t seed,
+                          int32_t index)
+{
+    run_spoiled(result, lane, table, seed, index, expand_less_keys);
+}
+
+static void run_first_weights(check_result *result, const check_lane *lane, const fv_kernel_table *table, uint64_t seed,
+                              int32_t index)
+{
+    run_spoiled(result, lane, table, seed, index, use_first_weights);
+}
+
+static void run_one_further(check_result *result, const check_lane *lane, const fv_kernel_table *table, uint64_t seed,
+                            int32_t index)
+{
+    run_spoiled(result, lane, table, seed, index, rotate_one_further);
+}
+
 /* --- running them ------------------------------------------------------------------------------------------- */
 
 typedef struct operation_mutant {
@@ -203,6 +298,15 @@ static const operation_mutant mutants[] = {
     {"LSE of the ranks not set", check_run_merge_ranks, {.merge_ranks = merge_without_lse}},
     {"sink of a merge ignored", check_run_merge_states, {.merge_states = merge_states_without_sinks}},
     {"one state merged with itself", check_run_merge_states, {.merge_states = merge_first_state}},
+    {"epsilon of a norm ignored", check_run_rms_norm, {.rms_norm = norm_without_epsilon}},
+    {"last element not normed", check_run_rms_norm, {.rms_norm = norm_less_elements}},
+    {"last row not normed", check_run_rms_norm, {.rms_norm = norm_less_rows}},
+    {"last byte of a piece not copied", check_run_copy_rows, {.copy_rows = copy_less_bytes}},
+    {"a byte too many copied", check_run_copy_rows, {.copy_rows = copy_more_bytes}},
+    {"last head's piece not copied", check_run_copy_rows, {.copy_rows = copy_less_pieces}},
+    {"last key of a chunk not expanded", run_less_keys, {0}},
+    {"weights of head 0 for all", run_first_weights, {0}},
+    {"keys rotated one position further", run_one_further, {0}},
     {"sink of a reduction ignored", check_run_reduce_segments, {.reduce_segments = reduce_without_sinks}},
 };
 

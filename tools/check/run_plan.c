@@ -237,8 +237,7 @@ static void judge(check_result *result, const plan_run *run, check_scene *scene,
     const int32_t invariant = scene->test->options.batch_invariant && cuts_rows;
     const mates_test mates = invariant ? keep_bits(scene) : (mates_test){0};
     char text[400];
-    const check_expected judged = check_expected_for(expected, run->plan->paged->rescaling);
-    if (!check_expected_compare(&result->worst, text, sizeof(text), &judged, scene)) {
+    if (!check_expected_compare(&result->worst, text, sizeof(text), expected, scene)) {
         check_result_fail(result, "%s", text);
     } else if (!check_arena_fences_whole(&scene->arena)) {
         check_result_fail(result, "out, lse or the workspace is written beyond its end");

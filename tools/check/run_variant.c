@@ -35,8 +35,7 @@ void check_run_variant(check_result *result, check_scene *scene, const check_exp
         return;
     }
     char text[400];
-    const check_expected judged = check_expected_for(expected, variant->rescaling);
-    if (!check_expected_compare(&result->worst, text, sizeof(text), &judged, scene)) {
+    if (!check_expected_compare(&result->worst, text, sizeof(text), expected, scene)) {
         check_result_fail(result, "%s", text);
     } else if (memcmp(scene->cache, scene->cache_after, scene->cache_bytes) != 0) {
         check_result_fail(result, "the kernel changed the cache");

@@ -1,19 +1,13 @@
-/* attend_paged and attend_dense on the GPU: the variants, and the way from parameters to a kernel. One block
- * of threads for each work item, or cell of the static grid. They are one code: each key has a row, in the
- * cache or among the dense ones.
+/* attend_paged, attend_dense and mla_decode on the GPU: the way from parameters to a kernel. One block of threads
+ * for each work item, or cell of the static grid. They are one code: each key has a row, in the cache or among the
+ * dense ones.
  *
  * The tensor cores serve where entries are exact in the queries' dtype: the same dtype, or one byte. */
 #include <string.h>
 
 #include "kernels/cuda/attend.cuh"
 #include "kernels/cuda/hopper/attend.cuh"
-#include "kernels/cuda/launch.cuh"
-
-enum {
-    FEW_ROWS = 16,
-    MANY_ROWS = 64,       /* head sizes above 128 */
-    MANY_SHORT_ROWS = 128 /* head sizes up to 128 */
-};
+#include "kernels/cuda/overlap.cuh"
 
 /* --- from parameters to a kernel ------------------------------------------------------------------------ */
 
@@ -188,11 +182,12 @@ static const fv_cuda_attend_kernel *find_hopper_kernel(const attend_args *args, 
                                                         : &fv_cuda_hopper.amla[is_half];
     }
     const int32_t head_size = fv_max_i32(params->head_size, params->v_head_size);
-    if (block_m <= FEW_ROWS || head_size > 128) return NULL;
+    if (block_m <= FV_CUDA_FEW_ROWS || head_size > 128) return NULL;
     return head_size <= 64 ? &fv_cuda_hopper.rows_64[is_half] : &fv_cuda_hopper.rows_128[is_half];
 }
 
-static fv_cuda_attend_kernel choose_kernel(const fv_launch *launch, const attend_args *args, int32_t block_m)
+static fv_cuda_attend_kernel choose_kernel(const fv_launch *launch, const attend_args *args, int32_t block_m,
+                                           bool may_be_hopper)
 {
     const fv_attend_params *params = &args->params;
     fv_cuda_attend_kernel kernel = fv_cuda_attend_f32;
@@ -201,21 +196,21 @@ static fv_cuda_attend_kernel choose_kernel(const fv_launch *launch, const attend
     if (!kernels) return kernel;
     const fv_cuda_state *state = fv_cuda_state_of(launch->device);
     const int32_t is_half = params->q_dtype == FV_DTYPE_F16;
-    const fv_cuda_attend_kernel *tuned = state->is_hopper ? find_hopper_kernel(args, block_m) : NULL;
+    const fv_cuda_attend_kernel *tuned = may_be_hopper ? find_hopper_kernel(args, block_m) : NULL;
     if (!tuned && args->rescaling != FV_RESCALING_MULTIPLY) return kernel;
-    if (!tuned && block_m <= FEW_ROWS) tuned = find_few_kernel(args);
+    if (!tuned && block_m <= FV_CUDA_FEW_ROWS) tuned = find_few_kernel(args);
     if (tuned && tuned->shared_bytes <= state->max_shared) return *tuned;
-    const bool takes_many = block_m > FEW_ROWS && kernels->many[is_half].shared_bytes <= state->max_shared;
+    const bool takes_many = block_m > FV_CUDA_FEW_ROWS && kernels->many[is_half].shared_bytes <= state->max_shared;
     return takes_many ? kernels->many[is_half] : kernels->few[is_half];
 }
 
-static fv_status launch_rows(const fv_launch *launch, const fv_attend_params *params, int32_t block_m,
-                             fv_rescaling rescaling)
+fv_status fv_cuda_attend_launch(const fv_launch *launch, const fv_attend_params *params, int32_t block_m,
+                                fv_rescaling rescaling, bool may_be_hopper)
 {
     const fv_cuda_state *state = fv_cuda_state_of(launch->device);
     attend_args args;
     set_args(&args, params, rescaling);
-    const fv_cuda_attend_kernel kernel = choose_kernel(launch, &args, block_m);
+    const fv_cuda_attend_kernel kernel = choose_kernel(launch, &args, block_m, may_be_hopper);
     if (kernel.shared_bytes > state->max_shared) {
         return state->host.fail(FV_ERR_UNSUPPORTED,
                                 "%s: attention over heads of %d needs %d bytes of shared memory; the GPU has %d",
@@ -224,11 +219,11 @@ static fv_status launch_rows(const fv_launch *launch, const fv_attend_params *pa
     const int32_t group = params->num_heads / params->num_kv_heads;
     if (kernel.takes_row_parts) args.row_parts = (int32_t)fv_ceil_div(group, kernel.block_m);
     const uint32_t parts = (uint32_t)args.row_parts;
-    const dim3 grid = params->items ? dim3((uint32_t)params->num_items * parts)
+    const dim3 grid = params->items ? dim3((uint32_t)(params->num_items * params->num_kv_heads) * parts)
                                     : dim3((uint32_t)params->num_q_blocks * parts, (uint32_t)params->num_kv_heads,
                                            (uint32_t)params->num_segments);
-    return fv_cuda_launch(launch, "attend_paged", kernel.kernel, grid, (uint32_t)kernel.num_threads,
-                          (size_t)kernel.shared_bytes, args);
+    return fv_cuda_launch_overlapped(launch, "attend_paged", kernel.kernel, grid, (uint32_t)kernel.num_threads,
+                                     (size_t)kernel.shared_bytes, args);
 }
 
 /* Shared memory above 48 KiB is for kernels that ask for it. */
@@ -264,147 +259,4 @@ extern "C" fv_status fv_cuda_attend_open(const fv_device *device)
     }
     fv_cuda_leave(device, previous);
     return status;
-}
-
-/* --- variants ------------------------------------------------------------------------------------------- */
-
-static fv_status launch_16(const fv_launch *launch, const fv_attend_params *params)
-{
-    return launch_rows(launch, params, FEW_ROWS, FV_RESCALING_MULTIPLY);
-}
-
-static fv_status launch_many(const fv_launch *launch, const fv_attend_params *params)
-{
-    return launch_rows(launch, params, MANY_ROWS, FV_RESCALING_MULTIPLY);
-}
-
-static fv_status launch_amla(const fv_launch *launch, const fv_attend_params *params)
-{
-    return launch_rows(launch, params, MANY_ROWS, FV_RESCALING_ADD);
-}
-
-static fv_status launch_amla_uncompensated(const fv_launch *launch, const fv_attend_params *params)
-{
-    return launch_rows(launch, params, MANY_ROWS, FV_RESCALING_ADD_UNCOMPENSATED);
-}
-
-static fv_status launch_amla_multiply(const fv_launch *launch, const fv_attend_params *params)
-{
-    return launch_rows(launch, params, MANY_ROWS, FV_RESCALING_MULTIPLY_BF16);
-}
-
-/* Without the cache, whose dtype and scales would have a say in how dense rows are read. */
-static fv_attend_params without_cache(const fv_attend_params *params)
-{
-    fv_attend_params dense = *params;
-    memset(&dense.cache, 0, sizeof(dense.cache));
-    dense.block_table = NULL;
-    dense.k_scale = dense.v_scale = NULL;
-    dense.num_kv_scales = 0;
-    return dense;
-}
-
-static fv_status launch_dense_16(const fv_launch *launch, const fv_attend_params *params)
-{
-    const fv_attend_params dense = without_cache(params);
-    return launch_rows(launch, &dense, FEW_ROWS, FV_RESCALING_MULTIPLY);
-}
-
-static fv_status launch_dense_many(const fv_launch *launch, const fv_attend_params *params)
-{
-    const fv_attend_params dense = without_cache(params);
-    return launch_rows(launch, &dense, MANY_ROWS, FV_RESCALING_MULTIPLY);
-}
-
-static size_t scratch_bytes(const fv_attend_params *params)
-{
-    (void)params;
-    return 0;
-}
-
-static int32_t largest_head(const fv_problem *problem)
-{
-    return fv_max_i32(problem->mha.head_size, problem->mha.v_head_size);
-}
-
-static const char *why_not(const fv_problem *problem)
-{
-    if (problem->kind != FV_ATTENTION_MHA) return "the kernel serves MHA, GQA and MQA, not MLA";
-    if (problem->mha.head_size % 8 != 0 || problem->mha.v_head_size % 8 != 0) return "head_size is not a multiple of 8";
-    if (largest_head(problem) > 512) return "head_size is above 512";
-    return NULL;
-}
-
-static const char *why_not_many(const fv_problem *problem)
-{
-    const char *reason = why_not(problem);
-    if (reason) return reason;
-    if (problem->q_dtype == FV_DTYPE_F32) return "blocks of many rows are for bf16 and fp16";
-    return NULL;
-}
-
-static const char *why_not_64(const fv_problem *problem)
-{
-    const char *reason = why_not_many(problem);
-    if (reason) return reason;
-    return largest_head(problem) > 128 ? NULL : "64 rows are for head sizes above 128";
-}
-
-static const char *why_not_128(const fv_problem *problem)
-{
-    const char *reason = why_not_many(problem);
-    if (reason) return reason;
-    return largest_head(problem) <= 128 ? NULL : "128 rows are for head sizes up to 128";
-}
-
-static const char *why_not_mla(const fv_problem *problem)
-{
-    if (problem->kind != FV_ATTENTION_MLA) return "the kernel serves MLA";
-    if (problem->mla.kv_lora_rank % 8 != 0) return "kv_lora_rank is not a multiple of 8";
-    if (problem->mla.qk_rope_head_dim % 8 != 0) return "qk_rope_head_dim is not a multiple of 8";
-    if (problem->mla.kv_lora_rank > 512) return "kv_lora_rank is above 512";
-    if (problem->mla.kv_lora_rank + problem->mla.qk_rope_head_dim > 576)
-        return "the latent entry is above 576 elements";
-    return NULL;
-}
-
-static const char *why_not_mla_64(const fv_problem *problem)
-{
-    const char *reason = why_not_mla(problem);
-    if (reason) return reason;
-    if (problem->q_dtype == FV_DTYPE_F32) return "blocks of many rows are for bf16 and fp16";
-    return NULL;
-}
-
-static const char *amla_why_not(const fv_problem *problem)
-{
-    const fv_dtype out_dtype = problem->out_dtype ? problem->out_dtype : problem->q_dtype;
-    if (problem->q_dtype != FV_DTYPE_F32 && out_dtype == FV_DTYPE_F32)
-        return "AMLA compensates to the precision of q_dtype, and out_dtype float32 is wider";
-    return why_not_mla(problem);
-}
-
-extern "C" {
-
-/* "amla_multiply" is the paper's Base, to compare with, chosen by name only. */
-const fv_attend_variant fv_cuda_mla_decode[FV_CUDA_NUM_MLA_DECODE] = {
-    {"rows16_keys64", FEW_ROWS, 64, why_not_mla, scratch_bytes, launch_16, FV_RESCALING_MULTIPLY, 1},
-    {"rows64_keys64", MANY_ROWS, 64, why_not_mla_64, scratch_bytes, launch_many, FV_RESCALING_MULTIPLY, 1},
-    {"amla", MANY_ROWS, 64, amla_why_not, scratch_bytes, launch_amla, FV_RESCALING_ADD, 1},
-    {"amla_uncompensated", MANY_ROWS, 64, amla_why_not, scratch_bytes, launch_amla_uncompensated,
-     FV_RESCALING_ADD_UNCOMPENSATED, 1},
-    {"amla_multiply", MANY_ROWS, 64, why_not_mla, scratch_bytes, launch_amla_multiply, FV_RESCALING_MULTIPLY_BF16, 1},
-};
-
-const fv_attend_variant fv_cuda_attend_paged[FV_CUDA_NUM_ATTEND] = {
-    {"rows16_keys64", FEW_ROWS, 64, why_not, scratch_bytes, launch_16, FV_RESCALING_MULTIPLY, 3},
-    {"rows64_keys64", MANY_ROWS, 64, why_not_64, scratch_bytes, launch_many, FV_RESCALING_MULTIPLY, 1},
-    {"rows128_keys64", MANY_SHORT_ROWS, 64, why_not_128, scratch_bytes, launch_many, FV_RESCALING_MULTIPLY, 1},
-};
-
-const fv_attend_variant fv_cuda_attend_dense[FV_CUDA_NUM_ATTEND] = {
-    {"rows16_keys64", FEW_ROWS, 64, why_not, scratch_bytes, launch_dense_16, FV_RESCALING_MULTIPLY, 2},
-    {"rows64_keys64", MANY_ROWS, 64, why_not_64, scratch_bytes, launch_dense_many, FV_RESCALING_MULTIPLY, 1},
-    {"rows128_keys64", MANY_SHORT_ROWS, 64, why_not_128, scratch_bytes, launch_dense_many, FV_RESCALING_MULTIPLY, 1},
-};
 }

@@ -3,6 +3,14 @@
 #define FV_KERNELS_CUDA_ATTEND_CUH
 
 #include "kernels/cuda/attend_job.cuh"
+#include "kernels/cuda/overlap.cuh"
+#include "ops/kernel_table.h"
+
+enum {
+    FV_CUDA_FEW_ROWS = 16,
+    FV_CUDA_MANY_ROWS = 64,       /* head sizes above 128 */
+    FV_CUDA_MANY_SHORT_ROWS = 128 /* head sizes up to 128 */
+};
 
 typedef struct fv_cuda_attend_kernel {
     void (*kernel)(attend_args args);
@@ -36,5 +44,10 @@ extern const fv_cuda_attend_few_kernels fv_cuda_attend_few[FV_CUDA_NUM_ATTEND_FE
 /* fp32 arithmetic without tensor cores, for every dtype and head size; its shared memory is by head size. */
 extern const fv_cuda_attend_kernel fv_cuda_attend_f32;
 size_t fv_cuda_attend_f32_bytes(const fv_attend_params *params);
+
+/* Launches the kernel that serves the call best: of blocks of block_m rows, or of fewer; Hopper's own only where
+ * may_be_hopper. */
+fv_status fv_cuda_attend_launch(const fv_launch *launch, const fv_attend_params *params, int32_t block_m,
+                                fv_rescaling rescaling, bool may_be_hopper);
 
 #endif

@@ -242,25 +242,23 @@ static __global__ void __launch_bounds__(THREADS, 2) attend_f32_kernel(const __g
 {
     extern __shared__ __align__(16) char shared[];
     f32_memory *memory = (f32_memory *)shared;
-    fv_work_item item;
-    if (!find_item(&item, &args)) return;
-    for (int32_t head = item.first_kv_head; head < item.first_kv_head + item.num_kv_heads; head++) {
-        const attend_job job = job_of(&args, &item, head);
-        for (int32_t row0 = 0; row0 < job.num_rows; row0 += BLOCK_M) {
-            const int32_t num_rows = fv_min_i32(BLOCK_M, job.num_rows - row0);
-            float out[BLOCK_M][VALUE_STEPS] = {};
-            row_sums sums;
+    attend_job job;
+    overlap_begin();
+    if (!find_job(&job, &args)) return;
+    for (int32_t row0 = 0; row0 < job.num_rows; row0 += BLOCK_M) {
+        const int32_t num_rows = fv_min_i32(BLOCK_M, job.num_rows - row0);
+        float out[BLOCK_M][VALUE_STEPS] = {};
+        row_sums sums;
 #pragma unroll
-            for (int r = 0; r < WARP_ROWS; r++) {
-                sums.max[r] = -INFINITY;
-                sums.sum[r] = 0;
-                sums.scale[r] = amla_scale_at_first();
-            }
-            find_rows<BLOCK_M>(memory->rows, &memory->keys, &args, &job, row0);
-            load_queries(memory->numbers, memory, &args, num_rows);
-            attend_tiles(out, &sums, memory, &args, &job);
-            store_rows(out, &sums, memory, &args, &job, num_rows);
+        for (int r = 0; r < WARP_ROWS; r++) {
+            sums.max[r] = -INFINITY;
+            sums.sum[r] = 0;
+            sums.scale[r] = amla_scale_at_first();
         }
+        find_rows<BLOCK_M>(memory->rows, &memory->keys, &args, &job, row0);
+        load_queries(memory->numbers, memory, &args, num_rows);
+        attend_tiles(out, &sums, memory, &args, &job);
+        store_rows(out, &sums, memory, &args, &job, num_rows);
     }
 }
 

@@ -34,7 +34,6 @@ template <class S> struct few_memory {
     attend_row rows[S::BLOCK_M];
     attend_keys keys;
     int32_t has_item;
-    fv_work_item item;
     attend_job job;
 };
 
@@ -386,16 +385,11 @@ static __global__ void __launch_bounds__(S::THREADS, S::BLOCKS)
 {
     extern __shared__ __align__(16) char shared[];
     few_memory<S> *memory = (few_memory<S> *)shared;
-    if (threadIdx.x == 0) memory->has_item = find_item(&memory->item, &args);
+    overlap_begin();
+    if (threadIdx.x == 0) memory->has_item = find_job(&memory->job, &args);
     __syncthreads();
     if (!memory->has_item) return;
-    for (int32_t head = 0; head < memory->item.num_kv_heads; head++) {
-        __syncthreads(); /* the job before this one is read to the end */
-        if (threadIdx.x == 0) memory->job = job_of(&args, &memory->item, memory->item.first_kv_head + head);
-        __syncthreads();
-        for (int32_t row0 = 0; row0 < memory->job.num_rows; row0 += S::BLOCK_M)
-            attend_few_block<S>(memory, &args, row0);
-    }
+    for (int32_t row0 = 0; row0 < memory->job.num_rows; row0 += S::BLOCK_M) attend_few_block<S>(memory, &args, row0);
 }
 
 template <class S> constexpr fv_cuda_attend_kernel attend_few_of(void)

@@ -88,8 +88,12 @@ static __device__ __forceinline__ bool find_item(fv_work_item *item, const atten
 {
     const fv_attend_params *params = &args->params;
     const int32_t block = (int32_t)blockIdx.x / args->row_parts;
-    if (params->items) {
-        *item = params->items[block];
+    if (params->items) { /* heads of an item side by side */
+        const int32_t at = block / params->num_kv_heads, head = block - at * params->num_kv_heads;
+        *item = params->items[at];
+        if (head >= item->num_kv_heads) return false;
+        item->first_kv_head += head;
+        item->num_kv_heads = 1;
         return true;
     }
     /* Last Q blocks first: causal ones have the most keys. */
@@ -120,6 +124,15 @@ static __device__ __forceinline__ attend_job job_of(const attend_args *args, con
     job.v_head_scale = args->is_latent ? job.k_head_scale
                                        : fv_scale_of_head(params->v_scale, params->num_kv_scales, kv_head);
     return job;
+}
+
+/* The job of a block of threads; false: there is none for it. */
+static __device__ __forceinline__ bool find_job(attend_job *job, const attend_args *args)
+{
+    fv_work_item item;
+    if (!find_item(&item, args)) return false;
+    *job = job_of(args, &item, item.first_kv_head);
+    return true;
 }
 
 /* Fills the rows [row0, row0 + num_threads' share) of a block and what keys they have; two barriers. */

@@ -51,8 +51,7 @@ template <class S> struct attend_memory {
     attend_tile<S::TILE> tiles[3]; /* of tiles t, t + 1 and t + 2 */
     attend_keys keys;
     int32_t has_item;
-    fv_work_item item; /* here, as is the job: their two dozen numbers would take registers from the sums */
-    attend_job job;
+    attend_job job; /* here: its two dozen numbers would take registers from the sums */
 };
 
 /* The state of a warp: two rows of each row tile for each thread, l / 4 and the eighth after it. */
@@ -84,12 +83,22 @@ template <class T, fv_dtype DTYPE> static __device__ __forceinline__ uint4 widen
                       widen_two<T, DTYPE>((uint16_t)stored.y), widen_two<T, DTYPE>((uint16_t)(stored.y >> 16)));
 }
 
-/* Eight elements of a dtype that only the call knows. */
+/* Eight elements of a dtype that only the call knows: a branch for each two, for code of three kinds costs registers. */
 template <class T> static __device__ __forceinline__ uint4 widen_chunk(uint2 stored, fv_dtype dtype)
 {
-    if (dtype == FV_DTYPE_I8) return widen_eight<T, FV_DTYPE_I8>(stored);
-    if (dtype == FV_DTYPE_F8_E4M3) return widen_eight<T, FV_DTYPE_F8_E4M3>(stored);
-    return widen_eight<T, FV_DTYPE_F8_E5M2>(stored);
+    uint4 wide;
+    uint32_t *pairs = (uint32_t *)&wide;
+#pragma unroll
+    for (int i = 0; i < 4; i++) {
+        const uint16_t two = (uint16_t)((i < 2 ? stored.x : stored.y) >> (i % 2 * 16));
+        if (dtype == FV_DTYPE_I8)
+            pairs[i] = widen_two<T, FV_DTYPE_I8>(two);
+        else if (dtype == FV_DTYPE_F8_E4M3)
+            pairs[i] = widen_two<T, FV_DTYPE_F8_E4M3>(two);
+        else
+            pairs[i] = widen_two<T, FV_DTYPE_F8_E5M2>(two);
+    }
+    return wide;
 }
 
 /* Eight elements, one by one. */
@@ -785,19 +794,15 @@ static __global__ void __launch_bounds__(S::THREADS, S::THREADS <= 128 ? 2 : 1)
 {
     extern __shared__ __align__(16) char shared[];
     attend_memory<S> *memory = (attend_memory<S> *)shared;
-    if (threadIdx.x == 0) memory->has_item = find_item(&memory->item, &args);
+    overlap_begin();
+    if (threadIdx.x == 0) memory->has_item = find_job(&memory->job, &args);
     __syncthreads();
     if (!memory->has_item) return;
     for (int stage = 0; stage < S::STAGES; stage++) {
         clear_tails<S, S::K_ROW>(memory->k[stage], S::TILE, args.params.head_size);
         if constexpr (!S::SHARED_KV) clear_tails<S, S::V_ROW>(memory->v[stage], S::TILE, args.params.v_head_size);
     }
-    for (int32_t head = 0; head < memory->item.num_kv_heads; head++) {
-        __syncthreads(); /* the job before this one is read to the end */
-        if (threadIdx.x == 0) memory->job = job_of(&args, &memory->item, memory->item.first_kv_head + head);
-        __syncthreads();
-        for (int32_t row0 = 0; row0 < memory->job.num_rows; row0 += S::BLOCK_M) attend_rows<S>(memory, &args, row0);
-    }
+    for (int32_t row0 = 0; row0 < memory->job.num_rows; row0 += S::BLOCK_M) attend_rows<S>(memory, &args, row0);
 }
 
 /* The kernel of a shape as the launcher takes it. */

@@ -286,12 +286,12 @@ static void describe(fv_device *device, const struct cudaDeviceProp *gpu)
     snprintf(device->description, sizeof(device->description),
              "%.80s, compute capability %d.%d, %d multiprocessors, %.1f GiB, driver for CUDA %d.%d, kernels %s",
              gpu->name, gpu->major, gpu->minor, gpu->multiProcessorCount, (double)gpu->totalGlobalMem / (1 << 30),
-             driver / 1000, driver % 1000 / 10, fv_cuda_kernels.name);
+             driver / 1000, driver % 1000 / 10, device->tables[device->num_tables - 1]->name);
 }
 
 fv_status fv_cuda_device_open(fv_device **out, const fv_plugin_host *host, int32_t index)
 {
-    static const fv_kernel_table *const tables[] = {&fv_cuda_kernels};
+    static const fv_kernel_table *const tables[] = {&fv_cuda_kernels, &fv_hopper_kernels};
     struct cudaDeviceProp gpu;
     fv_status status = check_gpu(&gpu, host, index);
     if (status != FV_OK) return status;
@@ -313,7 +313,7 @@ fv_status fv_cuda_device_open(fv_device **out, const fv_plugin_host *host, int32
         .name = state->name,
         .ops = &cuda_ops,
         .tables = tables,
-        .num_tables = FV_ARRAY_LEN(tables),
+        .num_tables = state->is_hopper ? 2 : 1,
         .layers = &fv_cuda_layers,
         .num_workers = gpu.multiProcessorCount,
         .probes = &fv_cuda_probes,

@@ -1,4 +1,4 @@
-/* The operations of the CUDA plugin: one .cu file each. Portable: sm_80 and later, nothing newer. */
+/* The operations of the CUDA plugin: one .cu file each. Portable: sm_80 and later; what is Hopper's own is in hopper/. */
 #ifndef FV_KERNELS_CUDA_KERNELS_H
 #define FV_KERNELS_CUDA_KERNELS_H
 
@@ -9,14 +9,15 @@
 extern "C" {
 #endif
 
-extern const fv_kernel_table fv_cuda_kernels;
+/* The kernels of every GPU, and the same with Hopper's own where they serve a call. */
+extern const fv_kernel_table fv_cuda_kernels, fv_hopper_kernels;
 extern const fv_device_probes fv_cuda_probes;
 
 enum { FV_CUDA_NUM_ATTEND = 3, FV_CUDA_NUM_MLA_DECODE = 5 };
 
-extern const fv_attend_variant fv_cuda_attend_paged[FV_CUDA_NUM_ATTEND];
-extern const fv_attend_variant fv_cuda_attend_dense[FV_CUDA_NUM_ATTEND];
-extern const fv_attend_variant fv_cuda_mla_decode[FV_CUDA_NUM_MLA_DECODE];
+extern const fv_attend_variant fv_cuda_attend_paged[FV_CUDA_NUM_ATTEND], fv_hopper_attend_paged[FV_CUDA_NUM_ATTEND];
+extern const fv_attend_variant fv_cuda_attend_dense[FV_CUDA_NUM_ATTEND], fv_hopper_attend_dense[FV_CUDA_NUM_ATTEND];
+extern const fv_attend_variant fv_cuda_mla_decode[FV_CUDA_NUM_MLA_DECODE], fv_hopper_mla_decode[FV_CUDA_NUM_MLA_DECODE];
 
 /* Lets the attention kernels have the shared memory that they ask for; once for each device. */
 fv_status fv_cuda_attend_open(const fv_device *device);

@@ -1,11 +1,12 @@
 /* kv_write: a warp for each row, that is token, head, and K or V. */
 #include "kernels/cuda/kv_write_token.cuh"
-#include "kernels/cuda/launch.cuh"
+#include "kernels/cuda/overlap.cuh"
 
 #define WARPS 4
 
 static __global__ void __launch_bounds__(WARPS * 32, 1) kv_write(const __grid_constant__ fv_kv_write_params params)
 {
+    overlap_begin();
     const int64_t row = (int64_t)blockIdx.x * WARPS + threadIdx.x / 32;
     const int32_t rows_of_token = 2 * params.cache.num_kv_heads;
     const int32_t token = (int32_t)(row / rows_of_token);
@@ -19,5 +20,6 @@ static __global__ void __launch_bounds__(WARPS * 32, 1) kv_write(const __grid_co
 extern "C" fv_status fv_cuda_kv_write(const fv_launch *launch, const fv_kv_write_params *params)
 {
     const int64_t num_rows = (int64_t)params->num_tokens * params->cache.num_kv_heads * 2;
-    return fv_cuda_launch(launch, "kv_write", kv_write, dim3(fv_cuda_blocks(num_rows, WARPS)), WARPS * 32, 0, *params);
+    return fv_cuda_launch_overlapped(launch, "kv_write", kv_write, dim3(fv_cuda_blocks(num_rows, WARPS)), WARPS * 32, 0,
+                                     *params);
 }

@@ -4,25 +4,19 @@
 #include "kernels/cuda/device.h"
 #include "kernels/cuda/kernels.h"
 
-const fv_kernel_table fv_cuda_kernels = {
-    .name = "portable",
-    .attend_paged = fv_cuda_attend_paged,
-    .num_attend_paged = FV_CUDA_NUM_ATTEND,
-    .attend_dense = fv_cuda_attend_dense,
-    .num_attend_dense = FV_CUDA_NUM_ATTEND,
-    .mla_decode = fv_cuda_mla_decode,
-    .num_mla_decode = FV_CUDA_NUM_MLA_DECODE,
-    .reduce_segments = fv_cuda_reduce_segments,
-    .kv_write = fv_cuda_kv_write,
-    .kv_gather = fv_cuda_kv_gather,
-    .kv_copy = fv_cuda_kv_copy,
-    .copy_rows = fv_cuda_copy_rows,
-    .rms_norm = fv_cuda_rms_norm,
-    .rope = fv_cuda_rope,
-    .rope_kv_write = fv_cuda_rope_kv_write,
-    .merge_states = fv_cuda_merge_states,
-    .merge_ranks = fv_cuda_merge_ranks,
-};
+#define FV_CUDA_TABLE(NAME, PREFIX)                                                                               \
+    {                                                                                                             \
+        .name = NAME, .attend_paged = PREFIX##_attend_paged, .num_attend_paged = FV_CUDA_NUM_ATTEND,              \
+        .attend_dense = PREFIX##_attend_dense, .num_attend_dense = FV_CUDA_NUM_ATTEND,                            \
+        .mla_decode = PREFIX##_mla_decode, .num_mla_decode = FV_CUDA_NUM_MLA_DECODE,                              \
+        .reduce_segments = fv_cuda_reduce_segments, .kv_write = fv_cuda_kv_write, .kv_gather = fv_cuda_kv_gather, \
+        .kv_copy = fv_cuda_kv_copy, .copy_rows = fv_cuda_copy_rows, .rms_norm = fv_cuda_rms_norm,                 \
+        .rope = fv_cuda_rope, .rope_kv_write = fv_cuda_rope_kv_write, .merge_states = fv_cuda_merge_states,       \
+        .merge_ranks = fv_cuda_merge_ranks,                                                                       \
+    }
+
+const fv_kernel_table fv_cuda_kernels = FV_CUDA_TABLE("portable", fv_cuda);
+const fv_kernel_table fv_hopper_kernels = FV_CUDA_TABLE("hopper", fv_hopper);
 
 __attribute__((visibility("default"))) const fv_plugin *fv_plugin_entry(void);
 

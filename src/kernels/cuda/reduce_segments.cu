@@ -6,8 +6,8 @@
  *   groups         elements x groups of segments, a thread for each           loads that wait for nothing
  *   all threads    the groups' sums added up */
 #include "kernels/cuda/grid_item.cuh"
-#include "kernels/cuda/launch.cuh"
 #include "kernels/cuda/number.cuh"
+#include "kernels/cuda/overlap.cuh"
 
 enum {
     THREADS = 256,
@@ -119,10 +119,13 @@ static __global__ void __launch_bounds__(THREADS, 1) reduce_segments(const __gri
 {
     __shared__ reduce_memory memory;
     fv_reduce_item item;
+    bool has_item = true; /* found before the segments are there: the step is older than their kernel */
     if (params.items)
         item = params.items[blockIdx.x];
-    else if (!find_grid_reduce_item(&item, &params, (int32_t)blockIdx.x))
-        return;
+    else
+        has_item = find_grid_reduce_item(&item, &params, (int32_t)blockIdx.x);
+    overlap_begin();
+    if (!has_item) return;
     for (int32_t token = 0; token < item.num_tokens; token++)
         reduce_row(&memory, &params, &item, token, (int32_t)blockIdx.y);
 }
@@ -131,5 +134,5 @@ extern "C" fv_status fv_cuda_reduce_segments(const fv_launch *launch, const fv_r
 {
     const int32_t num_items = params->items ? params->num_items : params->num_q_blocks;
     const dim3 grid((uint32_t)num_items, (uint32_t)params->num_heads);
-    return fv_cuda_launch(launch, "reduce_segments", reduce_segments, grid, THREADS, 0, *params);
+    return fv_cuda_launch_overlapped(launch, "reduce_segments", reduce_segments, grid, THREADS, 0, *params);
 }

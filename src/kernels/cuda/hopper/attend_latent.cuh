@@ -37,7 +37,6 @@ struct latent_memory {
     float row_values[2][LATENT_ROWS]; /* maxima, then sums, of the two warpgroups */
     attend_keys keys;
     int32_t has_item;
-    fv_work_item item;
     attend_job job;
 };
 
@@ -260,11 +259,10 @@ static __global__ void __launch_bounds__(LATENT_THREADS, 1)
 #if FV_HAS_WGMMA
     extern __shared__ __align__(1024) char shared[];
     latent_memory *memory = (latent_memory *)shared;
-    if (threadIdx.x == 0) memory->has_item = find_item(&memory->item, &args);
+    overlap_begin();
+    if (threadIdx.x == 0) memory->has_item = find_job(&memory->job, &args);
     __syncthreads();
     if (!memory->has_item) return;
-    if (threadIdx.x == 0) memory->job = job_of(&args, &memory->item, memory->item.first_kv_head);
-    __syncthreads();
     const int32_t first_row = (int32_t)blockIdx.x % args.row_parts * LATENT_ROWS;
     for (int32_t row0 = first_row; row0 < memory->job.num_rows; row0 += args.row_parts * LATENT_ROWS)
         attend_latent_block<T, IS_AMLA>(memory, &args, row0);

@@ -1,6 +1,7 @@
 /* embed and add_norm: a block of threads for each row; activate: a thread for each element.
  *
- * add_norm keeps its row in shared memory between the two norms, so that it reads and writes each array once.
+ * add_norm keeps its row in registers, four elements to a chunk, so that it reads and writes each array once and all
+ * loads are on their way at once: a decode has a row or two, and then latency is all there is.
  * Each thread adds up its own elements and the warps' sums are added in their order, so that the bits of a row
  * depend on its size alone. */
 #include "kernels/cuda/layers/layers.h"
@@ -9,7 +10,8 @@
 
 #define THREADS 512
 #define WARPS (THREADS / 32)
-#define MAX_SHARED 49152 /* what a block has without asking */
+#define CHUNK 4      /* elements that a thread takes at a time */
+#define MAX_CHUNKS 4 /* of a row */
 
 static __global__ void __launch_bounds__(THREADS, 1) embed(const __grid_constant__ fv_embed_params params)
 {
@@ -36,65 +38,103 @@ static __device__ __forceinline__ float sum_over_block(float value, float *sums)
     if (threadIdx.x % 32 == 0) sums[threadIdx.x / 32] = warp_sum;
     __syncthreads();
     float sum = 0;
+#pragma unroll
     for (int32_t i = 0; i < WARPS; i++) sum += sums[i];
     return sum;
 }
 
-static __device__ __forceinline__ float added_element(const fv_add_norm_params *params, int64_t at)
+/* Element at which chunk `chunk` of this thread begins. */
+static __device__ __forceinline__ int32_t chunk_at(int32_t chunk)
 {
-    if (params->added_dtype == FV_DTYPE_F32) return ((const float *)params->added)[at];
-    return __bfloat162float(((const __nv_bfloat16 *)params->added)[at]);
+    return (chunk * THREADS + (int32_t)threadIdx.x) * CHUNK;
 }
 
-/* What is added, before its norm, to `kept`; returns what it is multiplied with. */
-static __device__ __forceinline__ float load_added(float *kept, float *sums, const fv_add_norm_params *params,
-                                                   int64_t row)
+static __device__ __forceinline__ float4 load_added(const fv_add_norm_params *params, int64_t at)
+{
+    if (params->added_dtype == FV_DTYPE_F32) return *(const float4 *)((const float *)params->added + at);
+    const uint2 words = *(const uint2 *)((const __nv_bfloat16 *)params->added + at);
+    return make_float4(__uint_as_float(words.x << 16), __uint_as_float(words.x & 0xffff0000u),
+                       __uint_as_float(words.y << 16), __uint_as_float(words.y & 0xffff0000u));
+}
+
+static __device__ __forceinline__ float squares_of(float sum, const float4 &x)
+{
+    return __fmaf_rn(x.w, x.w, __fmaf_rn(x.z, x.z, __fmaf_rn(x.y, x.y, __fmaf_rn(x.x, x.x, sum))));
+}
+
+/* a * factor * weight */
+static __device__ __forceinline__ float4 scaled(const float4 &a, float factor, const float4 &weight)
+{
+    return make_float4(a.x * factor * weight.x, a.y * factor * weight.y, a.z * factor * weight.z,
+                       a.w * factor * weight.w);
+}
+
+/* What is added, normed where it has a norm of its own. */
+static __device__ __forceinline__ void norm_added(float4 (&added)[MAX_CHUNKS], float *sums,
+                                                  const fv_add_norm_params *params)
 {
     float squares = 0;
-    for (int32_t i = threadIdx.x; i < params->size; i += THREADS) {
-        const float x = added_element(params, row * params->size + i);
-        kept[i] = x;
-        squares = __fmaf_rn(x, x, squares);
+#pragma unroll
+    for (int32_t i = 0; i < MAX_CHUNKS; i++) {
+        if (chunk_at(i) < params->size) squares = squares_of(squares, added[i]);
     }
-    if (!params->added_norm) return 1.0f;
-    return 1.0f / sqrtf(sum_over_block(squares, sums) / (float)params->size + params->epsilon);
+    const float factor = 1.0f / sqrtf(sum_over_block(squares, sums) / (float)params->size + params->epsilon);
+#pragma unroll
+    for (int32_t i = 0; i < MAX_CHUNKS; i++) {
+        if (chunk_at(i) >= params->size) continue;
+        added[i] = scaled(added[i], factor, *(const float4 *)(params->added_norm + chunk_at(i)));
+    }
 }
 
 static __global__ void __launch_bounds__(THREADS, 1) add_norm(const __grid_constant__ fv_add_norm_params params)
 {
-    overlap_let_next_start();
-    overlap_wait();
-    extern __shared__ float kept[]; /* [size]: each thread's elements are its own */
     __shared__ float sums[2][WARPS];
-    const int64_t out_row = blockIdx.x, row = params.rows ? params.rows[out_row] : out_row;
-    float *hidden = params.hidden + row * params.size;
-    const float added_factor = params.added ? load_added(kept, sums[0], &params, row) : 0.0f;
-    float squares = 0;
-    for (int32_t i = threadIdx.x; i < params.size; i += THREADS) {
-        float x = hidden[i];
-        if (params.added) x += params.added_norm ? kept[i] * added_factor * params.added_norm[i] : kept[i];
-        kept[i] = x;
-        if (params.added && !params.rows) hidden[i] = x;
-        squares = __fmaf_rn(x, x, squares);
+    const int64_t out_row = blockIdx.x, size = params.size;
+    float4 x[MAX_CHUNKS], added[MAX_CHUNKS], weight[MAX_CHUNKS];
+    overlap_let_next_start();
+#pragma unroll
+    for (int32_t i = 0; i < MAX_CHUNKS; i++) { /* weights do not wait for the kernel before */
+        if (chunk_at(i) < size) weight[i] = *(const float4 *)(params.weight + chunk_at(i));
     }
-    const float factor = 1.0f / sqrtf(sum_over_block(squares, sums[1]) / (float)params.size + params.epsilon);
-    __nv_bfloat16 *normed = (__nv_bfloat16 *)params.normed + out_row * params.size;
-    for (int32_t i = threadIdx.x; i < params.size; i += THREADS) {
-        const float y = kept[i] * factor * params.weight[i];
-        normed[i] = __float2bfloat16_rn(y);
-        if (params.normed_f32) params.normed_f32[out_row * params.size + i] = y;
+    overlap_wait();
+    const int64_t row = params.rows ? params.rows[out_row] : out_row;
+    float *hidden = params.hidden + row * size;
+#pragma unroll
+    for (int32_t i = 0; i < MAX_CHUNKS; i++) {
+        if (chunk_at(i) >= size) continue;
+        x[i] = *(const float4 *)(hidden + chunk_at(i));
+        if (params.added) added[i] = load_added(&params, row * size + chunk_at(i));
+    }
+    if (params.added && params.added_norm) norm_added(added, sums[0], &params);
+    float squares = 0;
+#pragma unroll
+    for (int32_t i = 0; i < MAX_CHUNKS; i++) {
+        if (chunk_at(i) >= size) continue;
+        if (params.added) {
+            x[i] = make_float4(x[i].x + added[i].x, x[i].y + added[i].y, x[i].z + added[i].z, x[i].w + added[i].w);
+            if (!params.rows) *(float4 *)(hidden + chunk_at(i)) = x[i];
+        }
+        squares = squares_of(squares, x[i]);
+    }
+    const float factor = 1.0f / sqrtf(sum_over_block(squares, sums[1]) / (float)size + params.epsilon);
+#pragma unroll
+    for (int32_t i = 0; i < MAX_CHUNKS; i++) {
+        if (chunk_at(i) >= size) continue;
+        const float4 y = scaled(x[i], factor, weight[i]);
+        const uint2 words = {fv_narrow_pair<__nv_bfloat16>(y.x, y.y), fv_narrow_pair<__nv_bfloat16>(y.z, y.w)};
+        *(uint2 *)((__nv_bfloat16 *)params.normed + out_row * size + chunk_at(i)) = words;
+        if (params.normed_f32) *(float4 *)(params.normed_f32 + out_row * size + chunk_at(i)) = y;
     }
 }
 
 extern "C" fv_status fv_cuda_add_norm(const fv_launch *launch, const fv_add_norm_params *params)
 {
-    const size_t shared = (size_t)params->size * sizeof(float);
-    if (shared > MAX_SHARED - 2 * WARPS * sizeof(float)) {
+    if (params->size % CHUNK != 0 || params->size > MAX_CHUNKS * CHUNK * THREADS) {
         return fv_cuda_state_of(launch->device)
-            ->host.fail(FV_ERR_UNSUPPORTED, "%s: rows of %d elements; accepted: up to %d", launch->device->name,
-                        params->size, (int)(MAX_SHARED / sizeof(float)) - 2 * WARPS);
+            ->host.fail(FV_ERR_UNSUPPORTED, "%s: rows of %d elements; accepted: multiples of %d up to %d",
+                        launch->device->name, params->size, CHUNK, MAX_CHUNKS * CHUNK * THREADS);
     }
-    return fv_cuda_launch_overlapped(launch, "add_norm", add_norm, dim3((uint32_t)params->num_rows), THREADS, shared,
+    return fv_cuda_launch_overlapped(launch, "add_norm", add_norm, dim3((uint32_t)params->num_rows), THREADS, 0,
                                      *params);
 }
 

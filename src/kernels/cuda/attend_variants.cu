@@ -1,0 +1,158 @@
+/* The variants of attention on the GPU: those of the portable kernels, and those that take Hopper's where they serve
+ * the call. */
+#include <string.h>
+
+#include "kernels/cuda/attend.cuh"
+#include "kernels/cuda/kernels.h"
+
+template <int32_t BLOCK_M, fv_rescaling RESCALING, bool IS_HOPPER>
+static fv_status launch_paged(const fv_launch *launch, const fv_attend_params *params)
+{
+    return fv_cuda_attend_launch(launch, params, BLOCK_M, RESCALING, IS_HOPPER);
+}
+
+/* Without the cache, whose dtype and scales would have a say in how dense rows are read. */
+static fv_attend_params without_cache(const fv_attend_params *params)
+{
+    fv_attend_params dense = *params;
+    memset(&dense.cache, 0, sizeof(dense.cache));
+    dense.block_table = NULL;
+    dense.k_scale = dense.v_scale = NULL;
+    dense.num_kv_scales = 0;
+    return dense;
+}
+
+template <int32_t BLOCK_M, bool IS_HOPPER>
+static fv_status launch_dense(const fv_launch *launch, const fv_attend_params *params)
+{
+    const fv_attend_params dense = without_cache(params);
+    return fv_cuda_attend_launch(launch, &dense, BLOCK_M, FV_RESCALING_MULTIPLY, IS_HOPPER);
+}
+
+static size_t scratch_bytes(const fv_attend_params *params)
+{
+    (void)params;
+    return 0;
+}
+
+static int32_t largest_head(const fv_problem *problem)
+{
+    return fv_max_i32(problem->mha.head_size, problem->mha.v_head_size);
+}
+
+static const char *why_not(const fv_problem *problem)
+{
+    if (problem->kind != FV_ATTENTION_MHA) return "the kernel serves MHA, GQA and MQA, not MLA";
+    if (problem->mha.head_size % 8 != 0 || problem->mha.v_head_size % 8 != 0) return "head_size is not a multiple of 8";
+    if (largest_head(problem) > 512) return "head_size is above 512";
+    return NULL;
+}
+
+static const char *why_not_many(const fv_problem *problem)
+{
+    const char *reason = why_not(problem);
+    if (reason) return reason;
+    if (problem->q_dtype == FV_DTYPE_F32) return "blocks of many rows are for bf16 and fp16";
+    return NULL;
+}
+
+static const char *why_not_64(const fv_problem *problem)
+{
+    const char *reason = why_not_many(problem);
+    if (reason) return reason;
+    return largest_head(problem) > 128 ? NULL : "64 rows are for head sizes above 128";
+}
+
+static const char *why_not_128(const fv_problem *problem)
+{
+    const char *reason = why_not_many(problem);
+    if (reason) return reason;
+    return largest_head(problem) <= 128 ? NULL : "128 rows are for head sizes up to 128";
+}
+
+static const char *why_not_mla(const fv_problem *problem)
+{
+    if (problem->kind != FV_ATTENTION_MLA) return "the kernel serves MLA";
+    if (problem->mla.kv_lora_rank % 8 != 0) return "kv_lora_rank is not a multiple of 8";
+    if (problem->mla.qk_rope_head_dim % 8 != 0) return "qk_rope_head_dim is not a multiple of 8";
+    if (problem->mla.kv_lora_rank > 512) return "kv_lora_rank is above 512";
+    if (problem->mla.kv_lora_rank + problem->mla.qk_rope_head_dim > 576)
+        return "the latent entry is above 576 elements";
+    return NULL;
+}
+
+static const char *why_not_mla_64(const fv_problem *problem)
+{
+    const char *reason = why_not_mla(problem);
+    if (reason) return reason;
+    if (problem->q_dtype == FV_DTYPE_F32) return "blocks of many rows are for bf16 and fp16";
+    return NULL;
+}
+
+static const char *amla_why_not(const fv_problem *problem)
+{
+    const fv_dtype out_dtype = problem->out_dtype ? problem->out_dtype : problem->q_dtype;
+    if (problem->q_dtype != FV_DTYPE_F32 && out_dtype == FV_DTYPE_F32)
+        return "AMLA compensates to the precision of q_dtype, and out_dtype float32 is wider";
+    return why_not_mla(problem);
+}
+
+template <int32_t BLOCK_M, bool IS_HOPPER>
+static constexpr fv_attend_variant paged(const char *name, const char *(*reason)(const fv_problem *),
+                                         int32_t items_at_once)
+{
+    return {name,
+            BLOCK_M,
+            64,
+            reason,
+            scratch_bytes,
+            launch_paged<BLOCK_M, FV_RESCALING_MULTIPLY, IS_HOPPER>,
+            FV_RESCALING_MULTIPLY,
+            items_at_once};
+}
+
+template <int32_t BLOCK_M, bool IS_HOPPER>
+static constexpr fv_attend_variant dense(const char *name, const char *(*reason)(const fv_problem *),
+                                         int32_t items_at_once)
+{
+    return {name,         BLOCK_M, 64, reason, scratch_bytes, launch_dense<BLOCK_M, IS_HOPPER>, FV_RESCALING_MULTIPLY,
+            items_at_once};
+}
+
+template <fv_rescaling RESCALING, bool IS_HOPPER>
+static constexpr fv_attend_variant amla(const char *name, const char *(*reason)(const fv_problem *))
+{
+    return {name,
+            FV_CUDA_MANY_ROWS,
+            64,
+            reason,
+            scratch_bytes,
+            launch_paged<FV_CUDA_MANY_ROWS, RESCALING, IS_HOPPER>,
+            RESCALING,
+            1};
+}
+
+/* "amla_multiply" is the paper's Base, to compare with, chosen by name only. */
+#define FV_CUDA_VARIANTS(PREFIX, IS_HOPPER)                                                  \
+    const fv_attend_variant PREFIX##_mla_decode[FV_CUDA_NUM_MLA_DECODE] = {                  \
+        paged<FV_CUDA_FEW_ROWS, IS_HOPPER>("rows16_keys64", why_not_mla, 1),                 \
+        paged<FV_CUDA_MANY_ROWS, IS_HOPPER>("rows64_keys64", why_not_mla_64, 1),             \
+        amla<FV_RESCALING_ADD, IS_HOPPER>("amla", amla_why_not),                             \
+        amla<FV_RESCALING_ADD_UNCOMPENSATED, IS_HOPPER>("amla_uncompensated", amla_why_not), \
+        amla<FV_RESCALING_MULTIPLY_BF16, IS_HOPPER>("amla_multiply", why_not_mla),           \
+    };                                                                                       \
+    const fv_attend_variant PREFIX##_attend_paged[FV_CUDA_NUM_ATTEND] = {                    \
+        paged<FV_CUDA_FEW_ROWS, IS_HOPPER>("rows16_keys64", why_not, 3),                     \
+        paged<FV_CUDA_MANY_ROWS, IS_HOPPER>("rows64_keys64", why_not_64, 1),                 \
+        paged<FV_CUDA_MANY_SHORT_ROWS, IS_HOPPER>("rows128_keys64", why_not_128, 1),         \
+    };                                                                                       \
+    const fv_attend_variant PREFIX##_attend_dense[FV_CUDA_NUM_ATTEND] = {                    \
+        dense<FV_CUDA_FEW_ROWS, IS_HOPPER>("rows16_keys64", why_not, 3),                     \
+        dense<FV_CUDA_MANY_ROWS, IS_HOPPER>("rows64_keys64", why_not_64, 1),                 \
+        dense<FV_CUDA_MANY_SHORT_ROWS, IS_HOPPER>("rows128_keys64", why_not_128, 1),         \
+    };
+
+extern "C" {
+FV_CUDA_VARIANTS(fv_cuda, false)
+FV_CUDA_VARIANTS(fv_hopper, true)
+}
