@@ -7,18 +7,22 @@ PREFIX ?= /usr/local
 PROMPT ?= Explain in three sentences why the sky is blue.
 BENCH ?= q1s8k 32q1s4k 4q4s8k q2k
 
-.PHONY: all setup run test bench install format clean help
+.PHONY: all program setup run test bench install format clean help
 
 all: # what is there to build with; `make setup` gets the rest
 	@scripts/setup.sh check
 	@cmake --preset release $(if $(wildcard $(BUILD)/CMakeCache.txt),>/dev/null,)
 	@cmake --build --preset release --parallel $(JOBS)
 
+program: # the program alone, without tests and plugins
+	@cmake --preset release $(if $(wildcard $(BUILD)/CMakeCache.txt),>/dev/null,)
+	@cmake --build --preset release --parallel $(JOBS) --target fovea
+
 setup:
 	@scripts/setup.sh packages
 
 run: setup
-	@$(MAKE) all
+	@$(MAKE) program
 	@FOVEA_MODEL="$$(scripts/setup.sh model)" && export FOVEA_MODEL && \
 	$(BUILD)/fovea generate "$(PROMPT)"
 

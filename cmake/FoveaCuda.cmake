@@ -1,6 +1,6 @@
 # libfovea-cuda.so, the plugin for NVIDIA GPUs: where nvcc is found. The CUDA run-time is linked statically and
 # loads the driver itself, so that the plugin needs libc alone.
-option(FOVEA_CUDA "Build the CUDA plugin where nvcc is found" OFF)
+option(FOVEA_CUDA "Build the CUDA plugin where nvcc is found" ON)
 set(FOVEA_CUDA_ARCHITECTURES "80;90a" CACHE STRING
   "GPUs that the plugin has machine code for, e.g. 80;86;89;90a; the last but letters is there as PTX too")
 
@@ -18,6 +18,12 @@ if(NOT CMAKE_CUDA_COMPILER)
 endif()
 if(NOT CMAKE_CUDA_COMPILER)
   message(STATUS "The CUDA plugin is left out; for it install: nvcc, 12.4 or later")
+  return()
+endif()
+execute_process(COMMAND ${CMAKE_CUDA_COMPILER} --version OUTPUT_VARIABLE nvcc_version ERROR_QUIET)
+string(REGEX REPLACE ".*release ([0-9.]+).*" "\\1" nvcc_version "${nvcc_version}")
+if(NOT nvcc_version VERSION_GREATER_EQUAL 12.4)
+  message(STATUS "The CUDA plugin is left out: nvcc is of release ${nvcc_version}, wanted is 12.4 or later")
   return()
 endif()
 enable_language(CUDA)

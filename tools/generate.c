@@ -9,6 +9,7 @@
 #include "args.h"
 #include "core/error.h"
 #include "generate/options.h"
+#include "generate/random_run.h"
 #include "generate/replies.h"
 #include "generate/report.h"
 
@@ -192,7 +193,8 @@ int fv_cmd_generate(int argc, char **argv)
         fprintf(stderr, "fovea generate: note: attention backend %s from VLLM_ATTENTION_BACKEND\n", options.backend);
     }
     generate_run run = {.options = &options};
-    if (run_generate(&run) != FV_OK) code = fv_run_fail("generate");
+    const fv_status status = options.engine.random_weights ? generate_random_run(&options) : run_generate(&run);
+    if (status != FV_OK) code = fv_run_fail("generate");
 
 done:
     generate_options_deinit(&options);

@@ -6,6 +6,9 @@
  *
  *   fv_engine_create -> fv_session_create -> fv_session_add ... -> fv_session_step until none is left
  *
+ * An engine runs on the CPU or on one GPU. There weights, activations and cache are in the GPU's memory and steps
+ * of decodes are launches of captured graphs; the host schedules, samples, and is what callers see.
+ *
  * Structures begin with struct_size, and zero means the default in every other field. */
 #ifndef FOVEA_ENGINE_H
 #define FOVEA_ENGINE_H
@@ -32,14 +35,22 @@ typedef struct fv_engine_options {
     void *log_user;
     fv_progress_fn progress;
     void *progress_user;
+    const char *device;         /* "cpu", "cuda", "cuda:1"; NULL = cpu. A GPU computes in bf16 */
+    const char *random_weights; /* a shape of fv_engine_random_shape: seeded random weights in place of a file, which
+                                   is not read; for measuring. There is no tokenizer then */
+    uint64_t random_seed;
 } fv_engine_options;
 
 /* Loads the model at `path`; `options` may be NULL. FV_ERR_IO: the file is not there or not sound;
- * FV_ERR_UNSUPPORTED: a model that this engine cannot run, with the reason. */
+ * FV_ERR_UNSUPPORTED: a model or device that this engine cannot run, with the reason; FV_ERR_NO_MEMORY: the
+ * weights do not fit, with their bytes. */
 FV_API fv_status fv_engine_create(fv_engine **engine, const char *path, const fv_engine_options *options);
 
 /* Takes NULL. Sessions go first. */
 FV_API void fv_engine_destroy(fv_engine *engine);
+
+/* The names that random_weights takes, from index 0: "tiny", "llama-8b"; NULL past the last. Static text. */
+FV_API const char *fv_engine_random_shape(int32_t index);
 
 typedef struct fv_engine_info {
     uint32_t struct_size;     /* sizeof(fv_engine_info) */
@@ -57,13 +68,23 @@ typedef struct fv_engine_info {
     double load_seconds;
     const char *gemm;         /* library and compute type; valid as long as the engine, like the next */
     const char *chat_why_not; /* "" or why there are no chats */
+    const char *device;       /* its name, valid as long as the engine, like the next */
+    const char *device_description;
+    uint64_t decode_weight_bytes; /* that a step of one token reads: without the embedding's other rows and the experts
+                                     that are not used */
 } fv_engine_info;
 
 /* Fills what `info->struct_size` says. */
 FV_API fv_status fv_engine_get_info(fv_engine_info *info, const fv_engine *engine);
 
+/* How fast the device reads memory, in bytes a second: up to 1 GiB of it, several times. A decode of one sequence
+ * cannot be faster than decode_weight_bytes and its cache at this speed. FV_ERR_UNSUPPORTED on the CPU. Not while
+ * a session runs a step. */
+FV_API fv_status fv_engine_measure_read(double *bytes_per_second, fv_engine *engine);
+
 /* The tokens of `bytes` bytes of plain text, after the BOS token if the model wants one. *tokens is
- * freed with fv_engine_free_tokens. Control tokens in the text stay text. */
+ * freed with fv_engine_free_tokens. Control tokens in the text stay text. FV_ERR_UNSUPPORTED where there is no
+ * tokenizer. */
 FV_API fv_status fv_engine_encode(int32_t **tokens, int32_t *num_tokens, const fv_engine *engine, const char *text,
                                   size_t bytes);
 
@@ -89,13 +110,16 @@ typedef struct fv_session_options {
     const char *attention_backend; /* a name of fv_backend_name; NULL or "auto" = the first that can */
     const char *kernels;           /* name of a kernel table as in fv_plan_options; NULL = the best */
     int32_t block_size;            /* tokens of a cache block; 0 = 16 */
-    fv_dtype kv_cache_dtype;       /* F32, F16, BF16, F8_E4M3, F8_E5M2; NONE = F16 */
+    fv_dtype kv_cache_dtype;       /* F32, F16, BF16, F8_E4M3, F8_E5M2; NONE = F16, on a GPU BF16 */
     int32_t cache_tokens;          /* tokens that the cache holds, rounded up to whole blocks; 0 = the context length.
                                       Layers with a window take no more than their window needs */
     int32_t max_batched_tokens;    /* of a step; longer prompts are cut into chunks; 0 = 512 */
     int32_t max_num_seqs;          /* requests that run at once, at most max_batched_tokens; 0 = 16 */
     int32_t batch_invariant;       /* 1: a request's results do not depend, bit for bit, on the others */
     uint64_t attention_workspace_bytes; /* 0 = chosen; less leads to more, smaller chunks of cached context */
+    int32_t
+        no_graphs; /* 1: plain launches on a GPU too. Graphs serve steps of decodes, captured at creation for 1, 2, 4,
+                          8, 16, 24, ... requests up to max_num_seqs; fewer requests take the next larger one */
 } fv_session_options;
 
 /* Creates the cache and chooses the attention. `options` may be NULL. The engine outlives the session.
@@ -173,7 +197,7 @@ typedef struct fv_session_stats {
     int64_t decode_tokens;  /* in steps of decodes only */
     double prefill_seconds;
     double decode_seconds;
-    double prefill_gemm_seconds; /* of prefill_seconds; the rest is everything else */
+    double prefill_gemm_seconds; /* of prefill_seconds; the rest is everything else. 0 on a GPU, as the next three */
     double prefill_attention_seconds;
     double decode_gemm_seconds;
     double decode_attention_seconds;
@@ -189,6 +213,9 @@ typedef struct fv_session_stats {
     fv_layer_group_stats groups[FV_MAX_LAYER_GROUPS];
     int64_t prompt_tokens_done; /* of prompts, so far, for progress */
     int64_t prompt_tokens_total;
+    int32_t num_graphs;      /* captured */
+    int32_t num_graph_steps; /* that were launches of one */
+    uint64_t graph_bytes;    /* device memory that they took, their plans included; 0: not known */
 } fv_session_stats;
 
 /* Fills what `stats->struct_size` says. */

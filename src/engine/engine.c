@@ -5,6 +5,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "core/device.h"
 #include "engine/clock.h"
 
 static fv_status open_file(fv_engine *engine, const char *path)
@@ -30,16 +31,35 @@ static fv_status open_file(fv_engine *engine, const char *path)
     return status;
 }
 
+static fv_status load_model(fv_engine *engine, const fv_engine_options *options)
+{
+    const fv_status status = engine->gguf
+                                 ? fv_model_load(&engine->model, engine->gguf, engine->gemm, options->progress,
+                                                 options->progress_user)
+                                 : fv_model_create_random(&engine->model, options->random_weights, options->random_seed,
+                                                          engine->gemm, options->progress, options->progress_user);
+    if (status != FV_OK || engine->device->host_is_device) return status;
+    return fv_device_model_init(&engine->device_model, engine->model, engine->device);
+}
+
+static fv_status open_model(fv_engine *engine, const char *path, const fv_engine_options *options)
+{
+    if (!options->random_weights) return open_file(engine, path);
+    fv_model_config config;
+    snprintf(engine->chat_why_not, sizeof(engine->chat_why_not), "random weights have no chat template");
+    return fv_model_config_of_shape(&config, options->random_weights);
+}
+
 fv_status fv_engine_create(fv_engine **engine, const char *path, const fv_engine_options *options)
 {
-    if (!engine || !path) return fv_fail(FV_ERR_INVALID, "engine or path is NULL");
-    *engine = NULL;
     const fv_engine_options defaults = {.struct_size = sizeof(defaults)};
     if (!options) options = &defaults;
     if (options->struct_size != sizeof(*options)) {
         return fv_fail(FV_ERR_INVALID, "fv_engine_options.struct_size is %u; this library knows %zu",
                        options->struct_size, sizeof(*options));
     }
+    if (!engine || (!path && !options->random_weights)) return fv_fail(FV_ERR_INVALID, "engine or path is NULL");
+    *engine = NULL;
     const fv_context_options context_options = {
         .struct_size = sizeof(context_options),
         .num_threads = options->num_threads,
@@ -50,12 +70,10 @@ fv_status fv_engine_create(fv_engine **engine, const char *path, const fv_engine
     const double start = fv_clock_seconds();
     fv_engine *made = calloc(1, sizeof(*made));
     if (!made) return fv_fail(FV_ERR_NO_MEMORY, "no memory for an engine");
-    fv_status status = open_file(made, path);
+    fv_status status = open_model(made, path, options);
     if (status == FV_OK) status = fv_context_create(&made->context, &context_options);
-    if (status == FV_OK) status = fv_gemm_create(&made->gemm, made->context, options->compute_dtype);
-    if (status == FV_OK) {
-        status = fv_model_load(&made->model, made->gguf, made->gemm, options->progress, options->progress_user);
-    }
+    if (status == FV_OK) status = fv_engine_open_device(made, options, path);
+    if (status == FV_OK) status = load_model(made, options);
     if (status != FV_OK) {
         fv_engine_destroy(made);
         return status;
@@ -65,9 +83,12 @@ fv_status fv_engine_create(fv_engine **engine, const char *path, const fv_engine
     return FV_OK;
 }
 
+const char *fv_engine_random_shape(int32_t index) { return fv_model_random_shape(index); }
+
 void fv_engine_destroy(fv_engine *engine)
 {
     if (!engine) return;
+    fv_device_model_deinit(&engine->device_model);
     fv_model_destroy(engine->model);
     fv_gemm_destroy(engine->gemm);
     fv_context_destroy(engine->context);
@@ -99,6 +120,9 @@ fv_status fv_engine_get_info(fv_engine_info *info, const fv_engine *engine)
         .load_seconds = engine->load_seconds,
         .gemm = fv_gemm_describe(engine->gemm),
         .chat_why_not = engine->chat_why_not,
+        .device = fv_device_name(engine->device),
+        .device_description = fv_device_describe(engine->device),
+        .decode_weight_bytes = fv_model_decode_bytes(engine->model),
     };
     return FV_OK;
 }
@@ -116,11 +140,17 @@ static fv_status hand_over(int32_t **tokens, int32_t *num_tokens, fv_token_list 
     return FV_OK;
 }
 
+static fv_status check_tokenizer(const fv_engine *engine)
+{
+    return engine->tokenizer ? FV_OK : fv_fail(FV_ERR_UNSUPPORTED, "random weights have no tokenizer");
+}
+
 fv_status fv_engine_encode(int32_t **tokens, int32_t *num_tokens, const fv_engine *engine, const char *text,
                            size_t bytes)
 {
     *tokens = NULL;
     *num_tokens = 0;
+    if (check_tokenizer(engine) != FV_OK) return FV_ERR_UNSUPPORTED;
     fv_token_list list = {0};
     const fv_status status = fv_tokenizer_encode(&list, NULL, engine->tokenizer, (fv_text){text, bytes},
                                                  FV_ENCODE_BEGIN);
@@ -149,6 +179,7 @@ void fv_engine_free_tokens(int32_t *tokens) { free(tokens); }
 fv_status fv_engine_decode(char **text, size_t *bytes, const fv_engine *engine, const int32_t *tokens,
                            int32_t num_tokens)
 {
+    if (check_tokenizer(engine) != FV_OK) return FV_ERR_UNSUPPORTED;
     return fv_tokenizer_decode(text, bytes, engine->tokenizer, tokens, num_tokens, false);
 }
 

@@ -4,13 +4,15 @@
 
 #include "engine/chat_template.h"
 #include "engine/gemm.h"
-#include "engine/model.h"
+#include "engine/model_device.h"
 #include "engine/tokenizer.h"
 #include "fovea/engine.h"
 
 struct fv_engine {
     fv_context *context;
-    fv_gguf *gguf;
+    fv_device *device;            /* where weights, caches and layers are */
+    fv_device_model device_model; /* zeroed on the CPU */
+    fv_gguf *gguf;                /* NULL with random weights, as the next */
     fv_tokenizer *tokenizer;
     fv_chat_template chat_template; /* if has_chat_template */
     bool has_chat_template;
@@ -19,5 +21,10 @@ struct fv_engine {
     fv_model *model;
     double load_seconds;
 };
+
+/* Finds the device that the options name and creates engine->gemm for it (engine_device.c). FV_ERR_UNSUPPORTED: it
+ * has no GEMM or layers, or another compute type is asked for; FV_ERR_NO_MEMORY: the weights of the file or
+ * shape would not fit. */
+fv_status fv_engine_open_device(fv_engine *engine, const fv_engine_options *options, const char *path);
 
 #endif

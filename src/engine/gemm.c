@@ -8,7 +8,9 @@
 #include <string.h>
 
 #include "core/compiler.h"
+#include "core/float.h"
 #include "engine/gemm_kernel.h"
+#include "ops/layer_table.h"
 
 /* Of the OpenMP that oneDNN is built with; both act on the calling thread only. Declared here because
  * <omp.h> belongs to one compiler. */
@@ -27,6 +29,7 @@ struct fv_gemm_library {
 };
 
 struct fv_gemm_weight {
+    const fv_gemm_library *gemm;
     uint8_t *data;
     size_t bytes;
     int64_t out_features;
@@ -170,6 +173,23 @@ fv_status fv_gemm_create(fv_gemm_library **gemm, fv_context *context, fv_dtype d
     return FV_OK;
 }
 
+fv_status fv_gemm_create_on(fv_gemm_library **gemm, fv_context *context, fv_device *device)
+{
+    *gemm = NULL;
+    fv_gemm_library *made = calloc(1, sizeof(*made));
+    if (!made) return fv_fail(FV_ERR_NO_MEMORY, "no memory for the GEMM");
+    made->context = context;
+    made->kernel = &fv_gemm_kernel_device;
+    snprintf(made->description, sizeof(made->description), "%s bfloat16", fv_device_name(device));
+    const fv_status status = fv_gemm_device_create(&made->state, device, fv_context_num_workers(context));
+    if (status != FV_OK) {
+        fv_gemm_destroy(made);
+        return status;
+    }
+    *gemm = made;
+    return FV_OK;
+}
+
 void fv_gemm_destroy(fv_gemm_library *gemm)
 {
     if (!gemm) return;
@@ -228,44 +248,98 @@ static fv_status make_room(fv_gemm_library *gemm, int64_t num_rows, int64_t in_f
     return FV_OK;
 }
 
-fv_status fv_gemm_weight_create(fv_gemm_weight **weight, fv_gemm_library *gemm, int64_t out_features,
-                                int64_t in_features, fv_read_rows_fn read_rows, void *user)
+static fv_status alloc_weight(fv_gemm_weight *weight, const fv_gemm_library *gemm)
+{
+    const fv_gemm_kernel *kernel = gemm->kernel;
+    weight->bytes = weight->chunk_bytes * (size_t)fv_ceil_div(weight->out_features, kernel->chunk_outputs);
+    weight->bytes = (size_t)fv_round_up((int64_t)weight->bytes, alignment);
+    void *data = NULL;
+    if (kernel->alloc) {
+        const fv_status status = kernel->alloc(&data, gemm->state, weight->bytes);
+        if (status != FV_OK) return status;
+    } else {
+        data = aligned_alloc(alignment, weight->bytes);
+    }
+    weight->data = data;
+    return data ? FV_OK : fv_fail(FV_ERR_NO_MEMORY, "no memory for a weight of %zu bytes", weight->bytes);
+}
+
+/* A weight of rows from read_rows, or with NULL of random ones; user is then the seed. */
+static fv_status create_weight(fv_gemm_weight **weight, fv_gemm_library *gemm, int64_t out_features,
+                               int64_t in_features, fv_read_rows_fn read_rows, void *user)
 {
     *weight = NULL;
-    const fv_gemm_kernel *kernel = gemm->kernel;
     fv_gemm_weight *made = calloc(1, sizeof(*made));
     if (!made) return fv_fail(FV_ERR_NO_MEMORY, "no memory for a weight");
+    made->gemm = gemm;
     made->out_features = out_features;
     made->in_features = in_features;
 
     fv_status status = prepare_shapes(made, gemm);
-    if (status != FV_OK) goto fail;
-    made->bytes = made->chunk_bytes * (size_t)fv_ceil_div(out_features, kernel->chunk_outputs);
-    made->bytes = (size_t)fv_round_up((int64_t)made->bytes, alignment);
-    made->data = aligned_alloc(alignment, made->bytes);
-    if (!made->data) {
-        status = fv_fail(FV_ERR_NO_MEMORY, "no memory for a weight of %zu bytes", made->bytes);
-        goto fail;
+    if (status == FV_OK) status = alloc_weight(made, gemm);
+    if (status == FV_OK && read_rows) {
+        status = pack_weight(gemm, made, read_rows, user);
+    } else if (status == FV_OK) {
+        status = gemm->kernel->fill_random(gemm->state, made->data, out_features, in_features, *(uint64_t *)user);
     }
-    status = pack_weight(gemm, made, read_rows, user);
-    if (status != FV_OK) goto fail;
-    status = make_room(gemm, gemm->max_rows, in_features);
-    if (status != FV_OK) goto fail;
+    if (status == FV_OK) status = make_room(gemm, gemm->max_rows, in_features);
+    if (status != FV_OK) {
+        fv_gemm_weight_destroy(made);
+        return status;
+    }
     *weight = made;
     return FV_OK;
+}
 
-fail:
-    fv_gemm_weight_destroy(made);
-    return status;
+fv_status fv_gemm_weight_create(fv_gemm_weight **weight, fv_gemm_library *gemm, int64_t out_features,
+                                int64_t in_features, fv_read_rows_fn read_rows, void *user)
+{
+    return create_weight(weight, gemm, out_features, in_features, read_rows, user);
+}
+
+typedef struct random_rows {
+    uint64_t seed;
+    int64_t in_features;
+} random_rows;
+
+void fv_gemm_random_rows(float *rows, uint64_t seed, int64_t in_features, int64_t first_row, int64_t num_rows)
+{
+    const float scale = fv_random_scale(in_features);
+    for (int64_t i = 0; i < num_rows * in_features; i++) {
+        rows[i] = fv_f32_of_bf16(fv_bf16_of_f32(fv_random_weight(seed, first_row * in_features + i) * scale));
+    }
+}
+
+static fv_status read_random_rows(float *rows, void *user, int64_t first_row, int64_t num_rows)
+{
+    const random_rows *from = user;
+    fv_gemm_random_rows(rows, from->seed, from->in_features, first_row, num_rows);
+    return FV_OK;
+}
+
+fv_status fv_gemm_weight_create_random(fv_gemm_weight **weight, fv_gemm_library *gemm, int64_t out_features,
+                                       int64_t in_features, uint64_t seed)
+{
+    random_rows from = {seed, in_features};
+    if (gemm->kernel->fill_random) return create_weight(weight, gemm, out_features, in_features, NULL, &seed);
+    return create_weight(weight, gemm, out_features, in_features, read_random_rows, &from);
 }
 
 void fv_gemm_weight_destroy(fv_gemm_weight *weight)
 {
     if (!weight) return;
-    free(weight->data);
+    if (weight->gemm->kernel->free) {
+        weight->gemm->kernel->free(weight->gemm->state, weight->data);
+    } else {
+        free(weight->data);
+    }
     free(weight);
 }
 
+bool fv_gemm_is_on_device(const fv_gemm_library *gemm) { return gemm->kernel == &fv_gemm_kernel_device; }
+const void *fv_gemm_weight_data(const fv_gemm_weight *weight) { return weight->data; }
+int64_t fv_gemm_weight_out_features(const fv_gemm_weight *weight) { return weight->out_features; }
+int64_t fv_gemm_weight_in_features(const fv_gemm_weight *weight) { return weight->in_features; }
 size_t fv_gemm_weight_bytes(const fv_gemm_weight *weight) { return weight->bytes; }
 
 fv_status fv_gemm_reserve(fv_gemm_library *gemm, int64_t num_rows)
@@ -281,6 +355,7 @@ fv_status fv_gemm_run(fv_gemm_library *gemm, float *y, const float *x, const fv_
                        (long long)gemm->max_rows);
     }
     const fv_gemm_kernel *kernel = gemm->kernel;
+    if (!kernel->run) return fv_fail(FV_ERR_UNSUPPORTED, "the weights are on a device: %s", gemm->description);
     gemm_job job = {.gemm = gemm, .weight = weight, .y = y, .x = x, .num_rows = num_rows};
     job.batch_invariant = batch_invariant;
     job.num_chunks = fv_ceil_div(weight->out_features, kernel->chunk_outputs);

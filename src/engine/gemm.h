@@ -4,6 +4,7 @@
  *
  *   compute type bf16   CPUs with AVX512_BF16 or AMX, inner_product primitives (gemm_bf16.c)
  *   compute type fp32   all others, dnnl_sgemm on rows as in the file (gemm_f32.c)
+ *   on a device         weights only, in bf16 (gemm_device.c)
  *
  * oneDNN would spread a call over threads of OpenMP, which spin and fight the context's own. So each
  * call runs on one thread, and the output features are cut into chunks of a fixed size that are dealt
@@ -21,7 +22,7 @@
 #include <stdbool.h>
 
 #include "core/error.h"
-#include "fovea/context.h"
+#include "fovea/device.h"
 #include "fovea/dtype.h"
 
 typedef struct fv_gemm_library fv_gemm_library;
@@ -34,6 +35,10 @@ typedef fv_status (*fv_read_rows_fn)(float *rows, void *user, int64_t first_row,
 /* `dtype` is FV_DTYPE_F32, FV_DTYPE_BF16 or FV_DTYPE_NONE for the best of this CPU. FV_ERR_UNSUPPORTED
  * with the reason when the CPU has no bf16 instructions. Keeps `context`; used by one thread at a time. */
 fv_status fv_gemm_create(fv_gemm_library **gemm, fv_context *context, fv_dtype dtype);
+
+/* Keeps weights in the memory of `device` in bf16, dense and row-major, for those who multiply there
+ * (fv_device_gemm); fv_gemm_run refuses them. Files are read on the context's executor. */
+fv_status fv_gemm_create_on(fv_gemm_library **gemm, fv_context *context, fv_device *device);
 void fv_gemm_destroy(fv_gemm_library *gemm); /* takes NULL; the weights go first */
 
 fv_dtype fv_gemm_dtype(const fv_gemm_library *gemm);
@@ -45,7 +50,20 @@ const char *fv_gemm_describe(const fv_gemm_library *gemm);
  * itself this needs one chunk of rows for each worker. */
 fv_status fv_gemm_weight_create(fv_gemm_weight **weight, fv_gemm_library *gemm, int64_t out_features,
                                 int64_t in_features, fv_read_rows_fn read_rows, void *user);
+
+/* The same of numbers that depend on `seed` alone, uniform with a variance of 1 / in_features, rounded to bf16
+ * whatever the compute type; on a device they are made there. */
+fv_status fv_gemm_weight_create_random(fv_gemm_weight **weight, fv_gemm_library *gemm, int64_t out_features,
+                                       int64_t in_features, uint64_t seed);
+void fv_gemm_random_rows(float *rows, uint64_t seed, int64_t in_features, int64_t first_row, int64_t num_rows);
 void fv_gemm_weight_destroy(fv_gemm_weight *weight); /* takes NULL */
+
+bool fv_gemm_is_on_device(const fv_gemm_library *gemm);
+
+/* Of fv_gemm_create_on: [out_features, in_features] in device memory. */
+const void *fv_gemm_weight_data(const fv_gemm_weight *weight);
+int64_t fv_gemm_weight_out_features(const fv_gemm_weight *weight);
+int64_t fv_gemm_weight_in_features(const fv_gemm_weight *weight);
 size_t fv_gemm_weight_bytes(const fv_gemm_weight *weight);
 
 /* Makes room for calls of up to num_rows rows, so that none of them allocates. */

@@ -14,10 +14,15 @@ typedef struct fv_gemm_chunk {
 
 typedef struct fv_gemm_kernel {
     fv_dtype dtype;
-    int64_t chunk_outputs; /* output features of a task */
-    int64_t row_block;     /* rows of X of a task */
-    fv_status (*create)(void **state, int32_t num_workers);
-    void (*destroy)(void *state); /* takes NULL */
+    int64_t chunk_outputs;                                  /* output features of a task */
+    int64_t row_block;                                      /* rows of X of a task */
+    fv_status (*create)(void **state, int32_t num_workers); /* NULL: there is none, or it is made by hand */
+    void (*destroy)(void *state);                           /* takes NULL */
+    /* Memory for a weight; both NULL: host memory. */
+    fv_status (*alloc)(void **data, void *state, size_t bytes);
+    void (*free)(void *state, void *data); /* takes NULL */
+    /* Fills a weight, all chunks of it, with fv_gemm_weight_create_random's numbers; NULL: rows are read. */
+    fv_status (*fill_random)(void *state, void *data, int64_t out_features, int64_t in_features, uint64_t seed);
     /* Room for X of num_rows x in_features; called before the first run of that size. */
     fv_status (*reserve)(void *state, int64_t num_rows, int64_t in_features);
     /* Gets ready for chunks of this shape and says how many bytes one takes. Not called in parallel. */
@@ -32,6 +37,10 @@ typedef struct fv_gemm_kernel {
 
 extern const fv_gemm_kernel fv_gemm_kernel_f32;
 extern const fv_gemm_kernel fv_gemm_kernel_bf16;
+extern const fv_gemm_kernel fv_gemm_kernel_device;
+
+/* The state of fv_gemm_kernel_device. */
+fv_status fv_gemm_device_create(void **state, fv_device *device, int32_t num_workers);
 
 /* NULL when oneDNN can run bf16 fast on this CPU, else why not. Static text. */
 const char *fv_gemm_bf16_why_not(void);

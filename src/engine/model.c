@@ -81,14 +81,18 @@ static fv_status load_embedding_and_head(fv_model_loader *from)
     const int64_t hidden = model->config.hidden_size, rows = model->config.vocabulary_size;
     const bool is_tied = !fv_model_has_tensor(from, -1, "output.weight");
     const fv_weight_part head[] = {{.suffix = is_tied ? "token_embd.weight" : "output.weight", .rows = rows}};
-    const fv_status status = fv_model_find_tensor(&model->embedding, from, -1, "token_embd.weight", hidden, rows, 1);
-    return status == FV_OK ? fv_model_load_weight(&model->head, from, -1, hidden, head, 1) : status;
+    const fv_weight_part embedding[] = {{.suffix = "token_embd.weight", .rows = rows}};
+    fv_status status = fv_model_find_tensor(&model->embedding, from, -1, "token_embd.weight", hidden, rows, 1);
+    if (status == FV_OK) status = fv_model_load_weight(&model->head, from, -1, hidden, head, 1);
+    if (status != FV_OK || is_tied || !fv_gemm_is_on_device(from->gemm)) return status;
+    return fv_model_load_weight(&model->embedding_rows, from, -1, hidden, embedding, 1);
 }
 
 /* GEMM weights, for the progress. */
-static int32_t count_weights(const fv_model_config *config)
+static int32_t count_weights(const fv_model_config *config, const fv_model_loader *from)
 {
     int32_t count = 1; /* the head */
+    if (fv_gemm_is_on_device(from->gemm) && fv_model_has_tensor(from, -1, "output.weight")) count++;
     for (int32_t i = 0; i < config->num_layers; i++) {
         count += 2 + (config->q_lora_rank > 0 ? 1 : 0);
         count += fv_model_config_ffn_size(config, i) > 0 ? 2 : 0;
@@ -112,7 +116,7 @@ fv_status fv_model_load(fv_model **model, const fv_gguf *gguf, fv_gemm_library *
     };
     fv_status status = fv_model_config_read(&made->config, gguf);
     if (status != FV_OK) goto fail;
-    from.num_weights = count_weights(&made->config);
+    from.num_weights = count_weights(&made->config, &from);
     made->layers = calloc((size_t)made->config.num_layers, sizeof(*made->layers));
     if (!made->layers) {
         status = fv_fail(FV_ERR_NO_MEMORY, "no memory for %d layers", made->config.num_layers);
@@ -167,13 +171,62 @@ void fv_model_destroy(fv_model *model)
     free(model->layers);
     free(model->output_norm);
     fv_gemm_weight_destroy(model->head);
+    fv_gemm_weight_destroy(model->embedding_rows);
     free(model);
+}
+
+static uint64_t bytes_of(const fv_gemm_weight *weight) { return weight ? fv_gemm_weight_bytes(weight) : 0; }
+
+/* [Hq, P + V, L]; 0 without MLA. */
+static uint64_t kv_up_elements(const fv_model_config *config)
+{
+    const fv_mla_shape *mla = &config->mla;
+    return (uint64_t)mla->num_heads * (uint64_t)(mla->qk_nope_head_dim + mla->v_head_dim) * (uint64_t)mla->kv_lora_rank;
+}
+
+uint64_t fv_model_decode_bytes(const fv_model *model)
+{
+    const fv_model_config *config = &model->config;
+    const uint64_t num_used = (uint64_t)config->experts.num_used, hidden = (uint64_t)config->hidden_size;
+    uint64_t bytes = bytes_of(model->head);
+    for (int32_t i = 0; i < config->num_layers; i++) {
+        const fv_model_layer *layer = &model->layers[i];
+        bytes += bytes_of(layer->qkv) + bytes_of(layer->q_up) + bytes_of(layer->output) + bytes_of(layer->gate_up) +
+                 bytes_of(layer->down) + kv_up_elements(config) * 2;
+        if (!fv_model_config_has_experts(config, i)) continue;
+        bytes += num_used * (bytes_of(layer->experts_gate_up[0]) + bytes_of(layer->experts_down[0]));
+        bytes += (uint64_t)config->experts.num_experts * hidden * sizeof(float);
+    }
+    return bytes;
+}
+
+uint64_t fv_model_config_bf16_bytes(const fv_model_config *config, bool has_head)
+{
+    const uint64_t hidden = (uint64_t)config->hidden_size, heads = (uint64_t)config->num_heads;
+    const uint64_t q_size = heads * (uint64_t)config->head_size, q_lora = (uint64_t)config->q_lora_rank;
+    const uint64_t cached = config->attention == FV_ATTENTION_MLA
+                                ? (uint64_t)fv_model_config_cache_head_size(config)
+                                : 2 * (uint64_t)config->num_kv_heads * (uint64_t)config->head_size;
+    const uint64_t queries = q_lora > 0 ? hidden * q_lora + q_lora * q_size : hidden * q_size;
+    const uint64_t output = hidden * heads * (uint64_t)fv_model_config_v_head_size(config);
+    uint64_t elements = (has_head ? 2 : 1) * hidden * (uint64_t)config->vocabulary_size;
+    for (int32_t i = 0; i < config->num_layers; i++) {
+        elements += queries + hidden * cached + output + kv_up_elements(config);
+        elements += 3 * hidden * (uint64_t)fv_model_config_ffn_size(config, i);
+        if (!fv_model_config_has_experts(config, i)) continue;
+        elements += (uint64_t)config->experts.num_experts * hidden * (3 * (uint64_t)config->experts.ffn_size + 2);
+    }
+    return 2 * elements;
 }
 
 fv_status fv_model_embed(float *out, const fv_model *model, int32_t token)
 {
     const fv_model_config *config = &model->config;
     const fv_gguf_tensor *rows = model->embedding;
+    if (!rows) {
+        fv_gemm_random_rows(out, model->embedding_seed, config->hidden_size, token, 1);
+        return FV_OK;
+    }
     const uint8_t *row = (const uint8_t *)rows->data + (size_t)token * fv_gguf_type_bytes(rows->type, rows->shape[0]);
     const fv_status status = fv_dequantize_row(out, row, rows->type, config->hidden_size);
     if (status == FV_OK && config->embedding_scale != 1.0f) {

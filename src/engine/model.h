@@ -28,10 +28,13 @@ typedef struct fv_model_layer {
 
 typedef struct fv_model {
     fv_model_config config;
-    const fv_gguf_tensor *embedding; /* [vocabulary, hidden], in the file: a step reads a few rows of it */
-    fv_model_layer *layers;          /* [num_layers] */
-    float *output_norm;              /* [hidden] */
-    fv_gemm_weight *head;            /* [vocabulary, hidden]; of the embedding where the file has no other */
+    const fv_gguf_tensor
+        *embedding;                 /* [vocabulary, hidden], in the file: a step reads a few rows of it; NULL: random */
+    uint64_t embedding_seed;        /* of random ones */
+    fv_gemm_weight *embedding_rows; /* on a device: the same there, or NULL: the head's */
+    fv_model_layer *layers;         /* [num_layers] */
+    float *output_norm;             /* [hidden] */
+    fv_gemm_weight *head;           /* [vocabulary, hidden]; of the embedding where the file has no other */
     size_t weight_bytes;
 } fv_model;
 
@@ -43,6 +46,23 @@ typedef void (*fv_model_progress_fn)(void *user, int32_t done, int32_t total);
 fv_status fv_model_load(fv_model **model, const fv_gguf *gguf, fv_gemm_library *gemm, fv_model_progress_fn progress,
                         void *progress_user);
 void fv_model_destroy(fv_model *model); /* takes NULL */
+
+/* A model of a named shape without a file: norms of 1, other weights of fv_gemm_weight_create_random.
+ * FV_ERR_INVALID: no such shape, with the names that there are. */
+fv_status fv_model_create_random(fv_model **model, const char *shape, uint64_t seed, fv_gemm_library *gemm,
+                                 fv_model_progress_fn progress, void *progress_user);
+
+/* Names of shapes from index 0; NULL past the last. */
+const char *fv_model_random_shape(int32_t index);
+
+/* The config of a shape: FV_ERR_INVALID as above. */
+fv_status fv_model_config_of_shape(fv_model_config *config, const char *shape);
+
+/* Bytes of the weights that a step of one token reads: of experts as many as are used. */
+uint64_t fv_model_decode_bytes(const fv_model *model);
+
+/* Bytes of all weights in bf16; `has_head`: it is not the embedding. */
+uint64_t fv_model_config_bf16_bytes(const fv_model_config *config, bool has_head);
 
 /* Values of the embedding of `token`, which is in the vocabulary, scaled as the model wants: out [hidden]. */
 fv_status fv_model_embed(float *out, const fv_model *model, int32_t token);

@@ -41,15 +41,32 @@ static double next_uniform(uint64_t *state)
     return (double)(z >> 11) * 0x1.0p-53;
 }
 
-/* -1 when no logit is a number. */
+/* In lanes, which the compiler keeps in vector registers; NaN is never larger. -inf when there is no number, or no
+ * larger one. */
+static float largest_value(const float *logits, int32_t count)
+{
+    enum { num_lanes = 16 };
+    float lanes[num_lanes];
+    int32_t i = 0;
+    for (int32_t lane = 0; lane < num_lanes; lane++) lanes[lane] = -INFINITY;
+    for (; i + num_lanes <= count; i += num_lanes) {
+        for (int32_t lane = 0; lane < num_lanes; lane++) {
+            lanes[lane] = logits[i + lane] > lanes[lane] ? logits[i + lane] : lanes[lane];
+        }
+    }
+    for (; i < count; i++) lanes[0] = logits[i] > lanes[0] ? logits[i] : lanes[0];
+    for (int32_t lane = 1; lane < num_lanes; lane++) lanes[0] = lanes[lane] > lanes[0] ? lanes[lane] : lanes[0];
+    return lanes[0];
+}
+
+/* The first of the largest; -1 when no logit is a number. */
 static int32_t find_largest(const float *logits, int32_t count)
 {
-    int32_t best = -1;
+    const float largest = largest_value(logits, count);
     for (int32_t i = 0; i < count; i++) {
-        if (isnan(logits[i])) continue;
-        if (best < 0 || logits[i] > logits[best]) best = i;
+        if (logits[i] == largest) return i;
     }
-    return best;
+    return -1;
 }
 
 static bool is_likelier(const candidates *from, int32_t a, int32_t b)

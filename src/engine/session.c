@@ -1,10 +1,10 @@
 /* Caches, plans and buffers of a session. */
-#include "engine/session.h"
-
 #include <stdlib.h>
 #include <string.h>
 
-#include "core/compiler.h"
+#include "core/device.h"
+#include "engine/runner.h"
+#include "fovea/mla.h"
 
 enum {
     default_block_size = 16,
@@ -39,14 +39,11 @@ static fv_status apply_defaults(fv_session_options *out, const fv_session_option
                            checked[i].max);
         }
     }
-    /* Half of what a decode reads in fp32. On SmolLM2 logits move by 2e-3 on average (fp32 cache: 1e-5);
-     * bf16 keeps 3 bits less. */
-    if (out->kv_cache_dtype == FV_DTYPE_NONE) out->kv_cache_dtype = FV_DTYPE_F16;
     return FV_OK;
 }
 
-static fv_status create_plan(fv_plan **plan, const fv_session *session, const fv_session_options *options,
-                             int32_t window)
+fv_status fv_session_create_plan(fv_plan **plan, fv_session *session, int32_t group, const fv_plan_size *size,
+                                 const fv_session_options *options)
 {
     const fv_model_config *config = &session->engine->model->config;
     const fv_problem problem = {
@@ -54,18 +51,19 @@ static fv_status create_plan(fv_plan **plan, const fv_session *session, const fv
         .kind = config->attention,
         .mla = config->mla,
         .mha = {.num_heads = config->num_heads, .num_kv_heads = config->num_kv_heads, .head_size = config->head_size},
-        .q_dtype = FV_DTYPE_F32,
+        .q_dtype = session->runner->activation_dtype,
         .kv_dtype = options->kv_cache_dtype,
-        .out_dtype = FV_DTYPE_F32,
+        .out_dtype = session->runner->activation_dtype,
         .kv_layout_any = 1,
         .block_size = options->block_size,
         .scale = config->attention_scale,
-        .window = window,
+        .window = config->groups[group].window,
     };
     const fv_bounds bounds = {
         .struct_size = sizeof(bounds),
-        .max_num_seqs = session->scheduler.limits.max_num_seqs,
-        .max_num_tokens = options->max_batched_tokens,
+        .max_num_seqs = size->max_num_seqs,
+        .max_num_tokens = size->max_num_tokens,
+        .max_query_len = size->is_graph ? 1 : 0,
         .max_seq_len = session->max_sequence_tokens,
     };
     const fv_plan_options plan_options = {
@@ -74,24 +72,38 @@ static fv_status create_plan(fv_plan **plan, const fv_session *session, const fv
         .backend = options->attention_backend,
         .kernels = options->kernels,
         .batch_invariant = options->batch_invariant,
+        .static_grid = size->is_graph,
         .max_workspace_bytes = options->attention_workspace_bytes,
     };
-    return fv_plan_create(plan, session->engine->context, &problem, &bounds, &plan_options);
+    const fv_status status = fv_plan_create(plan, session->engine->context, &problem, &bounds, &plan_options);
+    if (status != FV_OK) return status;
+    const size_t bytes = config->attention == FV_ATTENTION_MLA && session->runner == &fv_device_runner
+                             ? fv_mla_workspace_bytes(*plan, config->q_lora_rank)
+                             : fv_plan_workspace_bytes(*plan);
+    if (bytes > session->workspace_bytes) session->workspace_bytes = bytes;
+    return FV_OK;
 }
 
-/* A plan for each group, and one workspace that is enough for each. */
+int32_t fv_session_graph_seqs(int32_t num_seqs)
+{
+    int32_t seqs = 1;
+    while (seqs < num_seqs && seqs < 8) seqs *= 2;
+    return seqs >= num_seqs ? seqs : (int32_t)fv_round_up(num_seqs, 8);
+}
+
+int32_t fv_runner_logit_rows(const fv_session *session)
+{
+    return fv_max_i32(fv_session_graph_seqs(session->scheduler.limits.max_num_seqs), min_logit_rows);
+}
+
 static fv_status create_plans(fv_session *session, const fv_session_options *options)
 {
-    size_t workspace_bytes = 0;
-    for (int32_t i = 0; i < session->num_groups; i++) {
-        fv_plan **plan = &session->groups[i].plan;
-        const fv_status status = create_plan(plan, session, options, session->scheduler.limits.groups[i].window);
-        if (status != FV_OK) return status;
-        const size_t bytes = fv_plan_workspace_bytes(*plan);
-        if (bytes > workspace_bytes) workspace_bytes = bytes;
+    const fv_plan_size size = {session->scheduler.limits.max_num_seqs, options->max_batched_tokens, false};
+    fv_status status = FV_OK;
+    for (int32_t i = 0; i < session->num_groups && status == FV_OK; i++) {
+        status = fv_session_create_plan(&session->groups[i].plan, session, i, &size, options);
     }
-    session->stats.activation_bytes = workspace_bytes;
-    return fv_device_alloc(&session->workspace, session->device, workspace_bytes);
+    return status;
 }
 
 static fv_status create_group_cache(fv_session *session, int32_t index, const fv_session_options *options)
@@ -138,38 +150,50 @@ static fv_status create_caches(fv_session *session, const fv_session_options *op
     return status;
 }
 
-static fv_status create_group_arrays(fv_session *session, size_t tokens, size_t seqs)
+/* Room for `count` elements of `bytes` at the end of the memory; NULL while that is only measured. */
+static void *take(fv_step_arrays *step, size_t count, size_t bytes)
 {
+    const size_t offset = step->memory_bytes;
+    step->memory_bytes = (size_t)fv_round_up((int64_t)(offset + count * bytes), FV_CACHE_LINE);
+    return step->memory ? (char *)step->memory + offset : NULL;
+}
+
+static void lay_out_arrays(fv_session *session)
+{
+    fv_step_arrays *step = &session->step;
+    const size_t tokens = (size_t)step->max_tokens, seqs = (size_t)session->scheduler.limits.max_num_seqs;
+    step->memory_bytes = 0;
+    step->tokens = take(step, tokens, sizeof(*step->tokens));
+    step->positions = take(step, tokens, sizeof(*step->positions));
+    step->query_start = take(step, seqs + 1, sizeof(*step->query_start));
+    step->seq_lens = take(step, seqs, sizeof(*step->seq_lens));
+    step->logit_rows = take(step, tokens, sizeof(*step->logit_rows));
     for (int32_t i = 0; i < session->num_groups; i++) {
-        fv_session_group *group = &session->groups[i];
-        group->slots = calloc(tokens, sizeof(*group->slots));
-        group->block_table = calloc(seqs * (size_t)session->step.table_width, sizeof(*group->block_table));
-        if (!group->slots || !group->block_table) {
-            return fv_fail(FV_ERR_NO_MEMORY, "no memory for a block table of %zu x %d entries", seqs,
-                           session->step.table_width);
-        }
+        session->groups[i].slots = take(step, tokens, sizeof(*session->groups[i].slots));
     }
-    return FV_OK;
+    step->table_offset = step->memory_bytes;
+    for (int32_t i = 0; i < session->num_groups; i++) {
+        session->groups[i].block_table = take(step, seqs * (size_t)step->table_width,
+                                              sizeof(*session->groups[i].block_table));
+    }
 }
 
 static fv_status create_arrays(fv_session *session, const fv_session_options *options)
 {
     fv_step_arrays *step = &session->step;
-    const size_t tokens = (size_t)options->max_batched_tokens, seqs = (size_t)session->scheduler.limits.max_num_seqs;
+    const int32_t max_num_seqs = session->scheduler.limits.max_num_seqs;
+    step->max_tokens = fv_max_i32(options->max_batched_tokens, fv_session_graph_seqs(max_num_seqs));
     step->table_width = (int32_t)fv_ceil_div(session->max_sequence_tokens, options->block_size);
-    step->tokens = calloc(tokens, sizeof(*step->tokens));
-    step->positions = calloc(tokens, sizeof(*step->positions));
-    step->query_start = calloc(seqs + 1, sizeof(*step->query_start));
-    step->seq_lens = calloc(seqs, sizeof(*step->seq_lens));
-    step->logit_rows = calloc(tokens, sizeof(*step->logit_rows));
-    step->logit_parts = calloc(tokens, sizeof(*step->logit_parts));
-    step->parts = calloc(seqs, sizeof(*step->parts));
+    lay_out_arrays(session);
+    const fv_status status = fv_device_alloc_host(&step->memory, session->device, step->memory_bytes);
+    if (status != FV_OK) return status;
+    memset(step->memory, 0, step->memory_bytes);
+    lay_out_arrays(session);
+    step->logit_parts = calloc((size_t)step->max_tokens, sizeof(*step->logit_parts));
+    step->parts = calloc((size_t)max_num_seqs, sizeof(*step->parts));
     session->sampler_scratch = malloc(fv_sampler_scratch_bytes(session->engine->model->config.vocabulary_size));
-    if (step->tokens && step->positions && step->query_start && step->seq_lens && step->logit_rows &&
-        step->logit_parts && step->parts && session->sampler_scratch) {
-        return create_group_arrays(session, tokens, seqs);
-    }
-    return fv_fail(FV_ERR_NO_MEMORY, "no memory for steps of %zu tokens of %zu requests", tokens, seqs);
+    if (step->logit_parts && step->parts && session->sampler_scratch) return FV_OK;
+    return fv_fail(FV_ERR_NO_MEMORY, "no memory for steps of %d tokens of %d requests", step->max_tokens, max_num_seqs);
 }
 
 /* Layers with a window get blocks for as many requests as run at once, if that is less. */
@@ -219,19 +243,13 @@ static fv_status init_session(fv_session *session, const fv_session_options *opt
     session->max_sequence_tokens = (int32_t)fv_min_i64(config->context_length,
                                                        fv_round_up(options->cache_tokens, options->block_size));
     const fv_scheduler_limits limits = limits_of(session, options);
-    fv_status status = fv_device_find(&session->device, session->engine->context, "cpu");
-    if (status == FV_OK) status = fv_scheduler_init(&session->scheduler, &limits);
+    fv_status status = fv_scheduler_init(&session->scheduler, &limits);
     if (status != FV_OK) return status;
     begin_stats(session, options);
     status = create_plans(session, options);
     if (status == FV_OK) status = create_caches(session, options);
     if (status == FV_OK) status = create_arrays(session, options);
-    if (status != FV_OK) return status;
-    const int32_t logit_rows = fv_max_i32(session->scheduler.limits.max_num_seqs, min_logit_rows);
-    status = fv_forward_init(&session->forward, session->engine->model, session->engine->context, session->engine->gemm,
-                             options->max_batched_tokens, logit_rows);
-    session->stats.activation_bytes += session->forward.memory_bytes;
-    return status;
+    return status == FV_OK ? session->runner->create(session, options) : status;
 }
 
 fv_status fv_session_create(fv_session **session, fv_engine *engine, const fv_session_options *options)
@@ -244,6 +262,9 @@ fv_status fv_session_create(fv_session **session, fv_engine *engine, const fv_se
     fv_session *made = calloc(1, sizeof(*made));
     if (!made) return fv_fail(FV_ERR_NO_MEMORY, "no memory for a session");
     made->engine = engine;
+    made->device = engine->device;
+    made->runner = engine->device->host_is_device ? &fv_cpu_runner : &fv_device_runner;
+    if (complete.kv_cache_dtype == FV_DTYPE_NONE) complete.kv_cache_dtype = made->runner->default_kv_dtype;
     status = init_session(made, &complete);
     if (status != FV_OK) {
         fv_session_destroy(made);
@@ -257,25 +278,17 @@ void fv_session_destroy(fv_session *session)
 {
     if (!session) return;
     while (session->requests) fv_session_finish_request(session, session->requests);
-    fv_step_arrays *step = &session->step;
-    free(step->tokens);
-    free(step->positions);
-    free(step->query_start);
-    free(step->seq_lens);
-    free(step->logit_rows);
-    free(step->logit_parts);
-    free(step->parts);
+    if (session->runner) session->runner->destroy(session);
+    free(session->step.logit_parts);
+    free(session->step.parts);
     free(session->sampler_scratch);
-    fv_forward_deinit(&session->forward);
     free(session->cache_views);
+    fv_device_free_host(session->device, session->step.memory);
     for (int32_t i = 0; i < session->num_groups; i++) {
-        fv_session_group *group = &session->groups[i];
-        free(group->slots);
-        free(group->block_table);
-        if (session->device) fv_device_free(session->device, group->cache);
-        fv_plan_destroy(group->plan);
+        fv_device_free(session->device, session->groups[i].cache);
+        fv_plan_destroy(session->groups[i].plan);
     }
-    if (session->device) fv_device_free(session->device, session->workspace);
+    fv_device_free(session->device, session->workspace);
     fv_scheduler_deinit(&session->scheduler);
     free(session);
 }
@@ -300,5 +313,6 @@ fv_status fv_session_get_stats(fv_session_stats *stats, const fv_session *sessio
 const char *fv_session_describe(fv_session *session, int32_t group)
 {
     if (group < 0 || group >= session->num_groups) return NULL;
-    return fv_plan_describe(session->groups[group].plan);
+    fv_session_group *of = &session->groups[group];
+    return fv_plan_describe(of->last_plan ? of->last_plan : of->plan);
 }

@@ -79,7 +79,9 @@ static fv_status create_request(fv_session_request **out, const fv_session *sess
     if (status == FV_OK) {
         status = fv_sampler_init(&made->sampler, asked->temperature, asked->top_k, asked->top_p, asked->seed);
     }
-    if (status == FV_OK) status = fv_text_stream_init(&made->text, session->engine->tokenizer, false);
+    if (status == FV_OK && session->engine->tokenizer) {
+        status = fv_text_stream_init(&made->text, session->engine->tokenizer, false);
+    }
     if (status != FV_OK) {
         destroy_request(made);
         return status;

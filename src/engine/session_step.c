@@ -1,12 +1,12 @@
 /* A step of a session:
  *
- *   scheduler: parts  ->  batch arrays  ->  fv_plan_update  ->  forward  ->  logits  ->  sampler  ->  caller */
+ *   scheduler: parts  ->  batch arrays  ->  runner: fv_plan_update, layers, logits  ->  sampler  ->  caller */
 #include <assert.h>
 #include <string.h>
 
 #include "core/compiler.h"
 #include "engine/clock.h"
-#include "engine/session.h"
+#include "engine/runner.h"
 
 /* Slots and block table of a part in one layer group; its tokens begin at row `first_row`. */
 static void fill_group(fv_session *session, int32_t group, int32_t index, int32_t first_row)
@@ -60,43 +60,6 @@ static bool fill_step(fv_session *session)
     return has_prefill;
 }
 
-static fv_status update_plan(fv_session *session, int32_t group)
-{
-    const fv_step_arrays *step = &session->step;
-    const fv_batch batch = {
-        .struct_size = sizeof(batch),
-        .num_seqs = step->num_parts,
-        .num_tokens = step->num_tokens,
-        .query_start = step->query_start,
-        .seq_lens = step->seq_lens,
-        .block_table = session->groups[group].block_table,
-        .block_table_stride = step->table_width,
-        .block_table_width = step->table_width,
-        .slot_mapping = session->groups[group].slots,
-    };
-    const fv_status status = fv_plan_update(session->groups[group].plan, &batch, NULL);
-    if (status != FV_NEEDS_PLAN) return status;
-    return fv_fail(FV_ERR_INTERNAL, "a step of %d tokens outside its plan", step->num_tokens);
-}
-
-static fv_status run_forward(fv_session *session)
-{
-    fv_forward_step forward = {
-        .tokens = session->step.tokens,
-        .positions = session->step.positions,
-        .num_tokens = session->step.num_tokens,
-        .workspace = session->workspace,
-        .caches = session->cache_views,
-        .batch_invariant = session->batch_invariant,
-    };
-    for (int32_t i = 0; i < session->num_groups; i++) {
-        const fv_status status = update_plan(session, i);
-        if (status != FV_OK) return status;
-        forward.plans[i] = session->groups[i].plan;
-    }
-    return fv_forward_run(&session->forward, &forward);
-}
-
 /* The first row of a part whose logits the request asks for; `end` is the one after its last. */
 static int32_t first_asked_row(const fv_session *session, int32_t part, int32_t end)
 {
@@ -126,9 +89,11 @@ static int32_t list_logit_rows(fv_session *session)
 
 static void tell_token(fv_session_request *of, int32_t token, bool is_end, fv_finish finish)
 {
+    const bool has_text = of->text.tokenizer != NULL; /* there is a tokenizer */
     fv_text text = {"", 0};
-    if (!is_end) text = fv_text_stream_push(&of->text, token);
-    if (finish != FV_FINISH_NONE) { /* the text may end inside a character: those bytes follow in the stream */
+    if (!is_end && has_text) text = fv_text_stream_push(&of->text, token);
+    if (finish != FV_FINISH_NONE &&
+        has_text) { /* the text may end inside a character: those bytes follow in the stream */
         const fv_text rest = fv_text_stream_flush(&of->text);
         assert(is_end || rest.data == text.data + text.length);
         text = (fv_text){is_end ? rest.data : text.data, text.length + rest.length};
@@ -154,7 +119,7 @@ static fv_status write_token(fv_session *session, fv_session_request *to, const 
     if (to->num_written < to->num_forced) token = to->forced[to->num_written];
     to->tokens[to->num_prompt + to->num_written++] = token;
 
-    const bool is_end = fv_tokenizer_is_end(engine->tokenizer, token);
+    const bool is_end = engine->tokenizer && fv_tokenizer_is_end(engine->tokenizer, token);
     fv_finish finish = FV_FINISH_NONE;
     if (to->num_written == to->max_written) finish = FV_FINISH_LENGTH;
     if (is_end && !to->ignore_eos) finish = FV_FINISH_STOP;
@@ -173,13 +138,13 @@ static fv_status write_tokens(fv_session *session)
     const fv_step_arrays *step = &session->step;
     const int32_t vocabulary_size = session->engine->model->config.vocabulary_size;
     const int32_t num_rows = list_logit_rows(session);
-    for (int32_t first = 0; first < num_rows; first += session->forward.max_logit_rows) {
-        const int32_t count = fv_min_i32(session->forward.max_logit_rows, num_rows - first);
-        fv_status status = fv_forward_compute_logits(&session->forward, step->logit_rows + first, count,
-                                                     session->batch_invariant);
+    for (int32_t first = 0; first < num_rows; first += session->max_logit_rows) {
+        const int32_t count = fv_min_i32(session->max_logit_rows, num_rows - first);
+        const float *all_logits = NULL;
+        fv_status status = session->runner->compute_logits(&all_logits, session, step->logit_rows + first, count);
         for (int32_t i = 0; i < count && status == FV_OK; i++) {
             const int32_t row = step->logit_rows[first + i], index = step->logit_parts[first + i];
-            const float *logits = session->forward.logits + (int64_t)i * vocabulary_size;
+            const float *logits = all_logits + (int64_t)i * vocabulary_size;
             fv_session_request *to = (fv_session_request *)step->parts[index].sequence;
             const bool is_asked = to->on_logits && step->positions[row] >= to->first_logits;
             if (is_asked) to->on_logits(to->user, to->id, step->positions[row], logits, vocabulary_size);
@@ -194,8 +159,8 @@ static fv_status write_tokens(fv_session *session)
 static void count_step(fv_session *session, bool has_prefill, double seconds, const fv_forward_profile *before)
 {
     fv_session_stats *stats = &session->stats;
-    const double gemm = session->forward.profile.gemm - before->gemm;
-    const double attention = session->forward.profile.attention - before->attention;
+    const double gemm = session->profile.gemm - before->gemm;
+    const double attention = session->profile.attention - before->attention;
     stats->num_steps++;
     if (has_prefill) {
         stats->prefill_tokens += session->step.num_tokens;
@@ -214,12 +179,12 @@ fv_status fv_session_step(int32_t *num_unfinished, fv_session *session)
 {
     if (session->failure != FV_OK) return fv_fail(session->failure, "an earlier step of this session has failed");
     const double start = fv_clock_seconds();
-    const fv_forward_profile before = session->forward.profile;
+    const fv_forward_profile before = session->profile;
     session->step.num_parts = fv_scheduler_next(session->step.parts, &session->scheduler);
     session->stats.max_running = fv_max_i32(session->stats.max_running, session->scheduler.num_running);
     if (session->step.num_parts > 0) {
         const bool has_prefill = fill_step(session);
-        fv_status status = run_forward(session);
+        fv_status status = session->runner->run(session);
         if (status == FV_OK) {
             fv_scheduler_commit(&session->scheduler, session->step.parts, session->step.num_parts);
             status = write_tokens(session);

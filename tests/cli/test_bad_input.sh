@@ -19,6 +19,11 @@ refuses "NOPE.*TRITON_ATTN" "$fovea" bench --backend NOPE q1
 refuses "block-size is 'x'" "$fovea" bench --block-size x q1
 refuses "threads is '-2'" "$fovea" bench --threads -2 q1
 refuses "no-such.json" "$fovea" bench --compare "$work/no-such.json" q1
+refuses "no device 'nope:0'.*libfovea-nope" "$fovea" bench --device nope q1
+refuses "no device 'cuda:x'.*accepted.*cuda:1" "$fovea" bench --device cuda:x q1
+refuses "no device 'cuda:1023'" "$fovea" bench --device cuda:1023 q1
+refuses "no device 'cuda:1023'" "$fovea" bench mla-layer --device cuda:1023
+refuses "check compares a device.*accepted: cuda" "$fovea" bench mla-layer --check
 refuses "length is .x.*whole number" "$fovea" bench mla-layer --length 512,x
 refuses "unknown option.*--frobnicate" "$fovea" bench mla-layer --frobnicate
 refuses "unknown option" "$fovea" backends --frobnicate
@@ -80,6 +85,16 @@ if [ -n "$model" ]; then
     python3 -c "print('word ' * 20000)" >"$work/long.txt"
     generate "context|longer|tokens" -f "$work/long.txt"
     generate "cache.tokens" --cache-tokens -1 hello
+    generate "no device 'nope:0'.*libfovea-nope" --device nope hello
+    generate "no device 'cuda:1023'" --device cuda:1023 hello
+    generate "prompt-tokens without --random-weights" --prompt-tokens 5 hello
+    refuses "random-weights is 'huge'.*tiny, llama-8b" "$fovea" generate --random-weights huge
+    refuses "hello with --random-weights.*prompt-tokens" "$fovea" generate --random-weights tiny hello
+    refuses "prompt-tokens is '0'" "$fovea" generate --random-weights tiny --prompt-tokens 0
+    refuses "no device 'nope:0'" "$fovea" generate --random-weights tiny --device nope
+    prints "^ *59 +[0-9.]+ " "$fovea" generate --random-weights tiny --prompt-tokens 20 --max-tokens 40
+    json_holds "[c['context'] for c in d['contexts']] == [1024, 1099] and d['tokens'] == 600" \
+        "$fovea" generate --random-weights tiny --max-tokens 600 --json
 fi
 
 finish

@@ -118,7 +118,9 @@ static void build_file(gguf_builder *out)
     put_weights(out, &list);
 }
 
-fv_engine *tiny_model_load(int32_t num_threads)
+fv_engine *tiny_model_load(int32_t num_threads) { return tiny_model_load_on(NULL, num_threads); }
+
+fv_engine *tiny_model_load_on(const char *device, int32_t num_threads)
 {
     gguf_builder file;
     build_file(&file);
@@ -132,7 +134,8 @@ fv_engine *tiny_model_load(int32_t num_threads)
     const fv_engine_options options = {
         .struct_size = sizeof(options),
         .num_threads = num_threads,
-        .compute_dtype = FV_DTYPE_F32,
+        .compute_dtype = device ? FV_DTYPE_NONE : FV_DTYPE_F32,
+        .device = device,
     };
     fv_engine *engine = NULL;
     const fv_status status = is_whole ? fv_engine_create(&engine, path, &options) : FV_ERR_IO;

@@ -16,4 +16,7 @@ enum {
 /* An engine on it; fp32. Fails the test where it cannot be made. */
 fv_engine *tiny_model_load(int32_t num_threads);
 
+/* The same on a device, in bf16; NULL: the CPU in fp32. */
+fv_engine *tiny_model_load_on(const char *device, int32_t num_threads);
+
 #endif

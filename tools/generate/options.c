@@ -13,6 +13,8 @@
 
 #define DEFAULT_MODEL "SmolLM2-135M-Instruct.Q4_1.gguf"
 
+enum { default_prompt_tokens = 500 };
+
 enum {
     OPTION_RAW = 256,
     OPTION_SYSTEM,
@@ -35,6 +37,10 @@ enum {
     OPTION_PROFILE,
     OPTION_PROGRESS,
     OPTION_VERSION,
+    OPTION_DEVICE,
+    OPTION_NO_GRAPHS,
+    OPTION_RANDOM_WEIGHTS,
+    OPTION_PROMPT_TOKENS,
 };
 
 static const struct option long_options[] = {
@@ -63,44 +69,58 @@ static const struct option long_options[] = {
     {"json", no_argument, NULL, OPTION_JSON},
     {"profile", no_argument, NULL, OPTION_PROFILE},
     {"progress", no_argument, NULL, OPTION_PROGRESS},
+    {"device", required_argument, NULL, OPTION_DEVICE},
+    {"no-graphs", no_argument, NULL, OPTION_NO_GRAPHS},
+    {"random-weights", required_argument, NULL, OPTION_RANDOM_WEIGHTS},
+    {"prompt-tokens", required_argument, NULL, OPTION_PROMPT_TOKENS},
     {NULL, 0, NULL, 0},
 };
 
 void generate_print_help(void)
 {
-    printf("usage: fovea generate [OPTION...] PROMPT\n"
-           "       fovea generate [OPTION...] -f FILE\n"
-           "\n"
-           "Writes text with a model, on standard output. What ran and how fast goes to standard error.\n"
-           "\n"
-           "  -m, --model FILE            model in GGUF; default $FOVEA_MODEL, else the one that `make run` gets:\n"
-           "                              ~/.cache/fovea/" DEFAULT_MODEL "\n"
-           "  -f, --file FILE             prompts, one in each line, served together; - is standard input\n"
-           "      --raw                   continue the prompt as it is, without the model's chat template\n"
-           "      --system TEXT           system message of the chat\n"
-           "\n"
-           "      --max-tokens N          tokens to write; default 256\n"
-           "      --temperature X         0 (default) takes the likeliest token\n"
-           "      --top-k N               only the N likeliest tokens; default 0, all\n"
-           "      --top-p X               only the likeliest tokens that have X together; default 1, all\n"
-           "      --seed N                of the random numbers; default 0\n"
-           "      --ignore-eos            write on after the model has ended its text\n"
-           "\n"
-           "      --attention-backend NAME, --backend NAME\n"
-           "                              default $VLLM_ATTENTION_BACKEND, else auto; see fovea backends\n"
-           "      --kv-cache-dtype TYPE   auto (float16), float32, float16, bfloat16, fp8_e4m3, fp8_e5m2\n"
-           "      --block-size N          tokens of a cache block, from 1; default 16\n"
-           "      --cache-tokens N        tokens that the cache holds; default the model's context length\n"
-           "      --max-batched-tokens N  tokens of a step, longer prompts are cut; default 512\n"
-           "      --max-num-seqs N        prompts that run at once, others wait; default 16\n"
-           "      --batch-invariant       results that do not depend, bit for bit, on the other prompts\n"
-           "      --dtype TYPE            of weights and GEMMs: auto, float32, bfloat16\n"
-           "      --threads N             default: the CPUs that this process may use\n"
-           "\n"
-           "      --json                  text, tokens and statistics as JSON\n"
-           "      --profile               where the time went\n"
-           "      --progress              progress lines even if standard error is no terminal\n"
-           "      --help, --version\n");
+    printf(
+        "usage: fovea generate [OPTION...] PROMPT\n"
+        "       fovea generate [OPTION...] -f FILE\n"
+        "       fovea generate [OPTION...] --random-weights SHAPE\n"
+        "\n"
+        "Writes text with a model, on standard output. What ran and how fast goes to standard error.\n"
+        "\n"
+        "  -m, --model FILE            model in GGUF; default $FOVEA_MODEL, else the one that `make run` gets:\n"
+        "                              ~/.cache/fovea/" DEFAULT_MODEL "\n"
+        "  -f, --file FILE             prompts, one in each line, served together; - is standard input\n"
+        "      --raw                   continue the prompt as it is, without the model's chat template\n"
+        "      --system TEXT           system message of the chat\n"
+        "\n"
+        "      --max-tokens N          tokens to write; default 256\n"
+        "      --temperature X         0 (default) takes the likeliest token\n"
+        "      --top-k N               only the N likeliest tokens; default 0, all\n"
+        "      --top-p X               only the likeliest tokens that have X together; default 1, all\n"
+        "      --seed N                of the random numbers; default 0\n"
+        "      --ignore-eos            write on after the model has ended its text\n"
+        "\n"
+        "      --attention-backend NAME, --backend NAME\n"
+        "                              default $VLLM_ATTENTION_BACKEND, else auto; see fovea backends\n"
+        "      --kv-cache-dtype TYPE   auto (float16), float32, float16, bfloat16, fp8_e4m3, fp8_e5m2\n"
+        "      --block-size N          tokens of a cache block, from 1; default 16\n"
+        "      --cache-tokens N        tokens that the cache holds; default the model's context length\n"
+        "      --max-batched-tokens N  tokens of a step, longer prompts are cut; default 512\n"
+        "      --max-num-seqs N        prompts that run at once, others wait; default 16\n"
+        "      --batch-invariant       results that do not depend, bit for bit, on the other prompts\n"
+        "      --device NAME           cpu (default), or a GPU: cuda, cuda:1. On a GPU weights and cache are bfloat16\n"
+        "                              and steps that only decode are launches of captured graphs\n"
+        "      --no-graphs             plain launches on a GPU\n"
+        "      --dtype TYPE            of weights and GEMMs: auto, float32, bfloat16\n"
+        "      --threads N             default: the CPUs that this process may use\n"
+        "\n"
+        "      --random-weights SHAPE  no model file: seeded random weights of the shape tiny or llama-8b, a random\n"
+        "                              prompt, and the time of a token along the context, on a GPU beside the time\n"
+        "                              that reading weights and cache takes at the speed of memory\n"
+        "      --prompt-tokens N       with --random-weights: of the prompt; default 500\n"
+        "\n"
+        "      --json                  text, tokens and statistics as JSON\n"
+        "      --profile               where the time went\n"
+        "      --progress              progress lines even if standard error is no terminal\n"
+        "      --help, --version\n");
 }
 
 /* The name in upper case, as vLLM's users may write it in any; checked before a model is loaded. */
@@ -157,6 +177,19 @@ static fv_status read_seed(uint64_t *seed, const char *text)
     return status;
 }
 
+static fv_status set_shape(generate_options *options, const char *text)
+{
+    char accepted[256] = "";
+    const char *name;
+    options->engine.random_weights = text;
+    for (int32_t i = 0; (name = fv_engine_random_shape(i)) != NULL; i++) {
+        if (strcmp(name, text) == 0) return FV_OK;
+        const size_t used = strlen(accepted);
+        snprintf(accepted + used, sizeof(accepted) - used, "%s%s", i > 0 ? ", " : "", name);
+    }
+    return fv_fail(FV_ERR_INVALID, "--random-weights is '%s'; accepted: %s", text, accepted);
+}
+
 static fv_status set_option(generate_options *o, int option, const char *text)
 {
     static const fv_dtype kv_dtypes[] = {FV_DTYPE_F32, FV_DTYPE_F16, FV_DTYPE_BF16, FV_DTYPE_F8_E4M3, FV_DTYPE_F8_E5M2};
@@ -192,6 +225,10 @@ static fv_status set_option(generate_options *o, int option, const char *text)
     case OPTION_JSON: o->json = true; return FV_OK;
     case OPTION_PROFILE: o->profile = true; return FV_OK;
     case OPTION_PROGRESS: o->progress = true; return FV_OK;
+    case OPTION_DEVICE: o->engine.device = text; return FV_OK;
+    case OPTION_NO_GRAPHS: o->session.no_graphs = 1; return FV_OK;
+    case OPTION_RANDOM_WEIGHTS: return set_shape(o, text);
+    case OPTION_PROMPT_TOKENS: return fv_args_i32(&o->prompt_tokens, "--prompt-tokens", text, 1, 1 << 28);
     default: return fv_fail(FV_ERR_INTERNAL, "option %d is not handled", option);
     }
 }
@@ -228,9 +265,28 @@ static fv_status set_default_model(generate_options *options)
                    options->model);
 }
 
+/* A run with random weights has neither a model file nor a text. */
+static fv_status finish_random(generate_options *options, int argc, char **argv)
+{
+    if (optind < argc || options->prompts_file || options->model_is_given || options->system) {
+        return fv_fail(FV_ERR_INVALID, "%s with --random-weights; accepted: --prompt-tokens N",
+                       optind < argc             ? argv[optind]
+                       : options->prompts_file   ? "a file of prompts"
+                       : options->model_is_given ? "a model"
+                                                 : "--system");
+    }
+    if (options->prompt_tokens == 0) options->prompt_tokens = default_prompt_tokens;
+    options->engine.random_seed = options->sampling.seed;
+    return read_environment(options);
+}
+
 /* The operands, and what goes together. */
 static fv_status finish(generate_options *options, int argc, char **argv)
 {
+    if (options->engine.random_weights) return finish_random(options, argc, argv);
+    if (options->prompt_tokens > 0) {
+        return fv_fail(FV_ERR_INVALID, "--prompt-tokens without --random-weights; accepted: a prompt");
+    }
     if (optind < argc) options->prompt = argv[optind];
     if (optind + 1 < argc) {
         return fv_fail(FV_ERR_INVALID, "a second prompt, '%s'; accepted: one (in quotes), or a file of them with -f",

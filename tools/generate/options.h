@@ -9,7 +9,8 @@
 typedef struct generate_options {
     char *model; /* owned: given, or the default file */
     bool model_is_given;
-    const char *prompt; /* NULL: prompts_file is given */
+    int32_t prompt_tokens; /* with engine.random_weights: of a random prompt; 0 else */
+    const char *prompt;    /* NULL: prompts_file is given, or random weights */
     const char *prompts_file;
     const char *system; /* NULL: what the model's own template says */
     bool raw;           /* no chat template */

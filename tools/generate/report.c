@@ -38,6 +38,14 @@ static void print_group(FILE *file, const fv_layer_group_stats *group, const cha
             mib(group->cache_bytes), attention);
 }
 
+static void print_device(FILE *file, const fv_engine_info *engine, const fv_session_stats *session)
+{
+    fprintf(file, "device     %s: %s\n", engine->device, engine->device_description);
+    if (session->num_graphs == 0) return;
+    fprintf(file, "graphs     %d captured, %.1f MiB; %d of %d steps\n", session->num_graphs, mib(session->graph_bytes),
+            session->num_graph_steps, session->num_steps);
+}
+
 void generate_print_summary(FILE *file, const generate_summary *summary, bool with_profile)
 {
     const fv_engine_info *engine = &summary->engine;
@@ -51,8 +59,10 @@ void generate_print_summary(FILE *file, const generate_summary *summary, bool wi
             session->block_size, mib(session->cache_bytes));
     for (int32_t i = 0; i < session->num_groups; i++) print_group(file, &session->groups[i], summary->attention[i]);
     fprintf(file, "gemm       %s, %d threads\n", engine->gemm, engine->num_threads);
+    if (strcmp(engine->device, "cpu") != 0) print_device(file, engine, session);
     if (!with_profile) return;
     fprintf(file, "profile    %d steps\n", session->num_steps);
+    if (strcmp(engine->device, "cpu") != 0) return; /* a GPU's time is not told apart */
     print_shares(file, "  prefill", session->prefill_seconds, session->prefill_gemm_seconds,
                  session->prefill_attention_seconds, session->prefill_tokens);
     print_shares(file, "  decode", session->decode_seconds, session->decode_gemm_seconds,
@@ -134,6 +144,18 @@ static void print_groups(fv_json *json, const generate_summary *summary)
     fv_json_end_array(json);
 }
 
+static void print_device_json(fv_json *json, const fv_engine_info *engine, const fv_session_stats *session)
+{
+    fv_json_begin_object(json, "device");
+    fv_json_string(json, "name", engine->device);
+    fv_json_string(json, "description", engine->device_description);
+    fv_json_int(json, "graphs", session->num_graphs);
+    fv_json_int(json, "graph_bytes", (int64_t)session->graph_bytes);
+    fv_json_int(json, "graph_steps", session->num_graph_steps);
+    fv_json_int(json, "steps", session->num_steps);
+    fv_json_end_object(json);
+}
+
 fv_status generate_print_json(FILE *file, const generate_summary *summary, const generate_replies *replies)
 {
     const fv_engine_info *engine = &summary->engine;
@@ -162,6 +184,7 @@ fv_status generate_print_json(FILE *file, const generate_summary *summary, const
     fv_json_int(&json, "weight_bytes", (int64_t)engine->weight_bytes);
     fv_json_double(&json, "load_seconds", engine->load_seconds);
     fv_json_end_object(&json);
+    print_device_json(&json, engine, session);
     fv_json_string(&json, "gemm", engine->gemm);
     fv_json_int(&json, "threads", engine->num_threads);
     fv_json_end_object(&json);
