@@ -52,213 +52,68 @@ __device__ __forceinline__ void ptx_fence_proxy_async(void)
     asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
 }
 
-/* The registers of a sum as operands: 8 at a time. */
+/* The registers of a sum: their names in the instruction, and as operands. */
+#define PTX_NAMES_16 "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15"
+#define PTX_NAMES_32 PTX_NAMES_16 ", %16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31"
+#define PTX_NAMES_48 PTX_NAMES_32 ", %32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47"
+#define PTX_NAMES_64 PTX_NAMES_48 ", %48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63"
+#define PTX_NAMES_128                                                                                           \
+    PTX_NAMES_64 ", %64, %65, %66, %67, %68, %69, %70, %71, %72, %73, %74, %75, %76, %77, %78, %79, "           \
+                 "%80, %81, %82, %83, %84, %85, %86, %87, %88, %89, %90, %91, %92, %93, %94, %95, "             \
+                 "%96, %97, %98, %99, %100, %101, %102, %103, %104, %105, %106, %107, %108, %109, %110, %111, " \
+                 "%112, %113, %114, %115, %116, %117, %118, %119, %120, %121, %122, %123, %124, %125, %126, %127"
 #define PTX_D8(d, i)                                                                                \
     "+f"((d)[(i)]), "+f"((d)[(i) + 1]), "+f"((d)[(i) + 2]), "+f"((d)[(i) + 3]), "+f"((d)[(i) + 4]), \
         "+f"((d)[(i) + 5]), "+f"((d)[(i) + 6]), "+f"((d)[(i) + 7])
 #define PTX_D16(d, i) PTX_D8(d, i), PTX_D8(d, (i) + 8)
-#define PTX_D32(d, i) PTX_D16(d, i), PTX_D16(d, (i) + 16)
-#define PTX_D64(d, i) PTX_D32(d, i), PTX_D32(d, (i) + 32)
+#define PTX_OPERANDS_16(d) PTX_D16(d, 0)
+#define PTX_OPERANDS_32(d) PTX_D16(d, 0), PTX_D16(d, 16)
+#define PTX_OPERANDS_48(d) PTX_OPERANDS_32(d), PTX_D16(d, 32)
+#define PTX_OPERANDS_64(d) PTX_OPERANDS_48(d), PTX_D16(d, 48)
+#define PTX_OPERANDS_128(d) PTX_OPERANDS_64(d), PTX_D16(d, 64), PTX_D16(d, 80), PTX_D16(d, 96), PTX_D16(d, 112)
 
 /* "wgmma.mma_async": d = a b (+ d where adds), rows x columns 64 x N, 16 deep, fp32 sums. ss: a and b from shared
  * memory, rows of elements along the depth; rs: a from registers, as in mma.m16n8k16, warp w of the four has rows 16 w to
  * 16 w + 15; _nt: b's rows are the depth, its columns lie together. Lane l, d[i]: row l / 4 + 8 (i / 2 % 2),
- * column 8 (i / 4) + 2 (l % 4) + i % 2. */
-template <class T>
-__device__ __forceinline__ void ptx_wgmma_m64n32k16_ss(float (&d)[16], uint64_t a, uint64_t b, int32_t adds);
+ * column 8 (i / 4) + 2 (l % 4) + i % 2.
+ *
+ * N, the registers of d, and the numbers of the operands behind them. */
+#define PTX_WGMMA_SS_OF(NAME, T, TYPE, N, REGISTERS, A, B, ADDS, TRANSPOSED)                                        \
+    template <> __device__ __forceinline__ void NAME<T>(float(&d)[REGISTERS], uint64_t a, uint64_t b, int32_t adds) \
+    {                                                                                                               \
+        asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, " ADDS ", 0;\n"                                              \
+                     "wgmma.mma_async.sync.aligned.m64n" #N "k16.f32." TYPE "." TYPE " {" PTX_NAMES_##REGISTERS     \
+                     "}, " A ", " B ", p, 1, 1, 0, " #TRANSPOSED ";\n}\n"                                           \
+                     : PTX_OPERANDS_##REGISTERS(d)                                                                  \
+                     : "l"(a), "l"(b), "r"(adds));                                                                  \
+    }
+#define PTX_WGMMA_SS(NAME, N, REGISTERS, A, B, ADDS, TRANSPOSED)                                      \
+    template <class T>                                                                                \
+    __device__ __forceinline__ void NAME(float(&d)[REGISTERS], uint64_t a, uint64_t b, int32_t adds); \
+    PTX_WGMMA_SS_OF(NAME, __nv_bfloat16, "bf16", N, REGISTERS, A, B, ADDS, TRANSPOSED)                \
+    PTX_WGMMA_SS_OF(NAME, __half, "f16", N, REGISTERS, A, B, ADDS, TRANSPOSED)
 
-template <>
-__device__ __forceinline__ void ptx_wgmma_m64n32k16_ss<__nv_bfloat16>(float (&d)[16], uint64_t a, uint64_t b,
-                                                                      int32_t adds)
-{
-    asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %18, 0;\n"
-                 "wgmma.mma_async.sync.aligned.m64n32k16.f32.bf16.bf16 "
-                 "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15}, "
-                 "%16, %17, p, 1, 1, 0, 0;\n}\n"
-                 : PTX_D16(d, 0)
-                 : "l"(a), "l"(b), "r"(adds));
-}
+#define PTX_WGMMA_RS_OF(NAME, T, TYPE, N, REGISTERS, A, B, ADDS)                                                   \
+    template <>                                                                                                    \
+    __device__ __forceinline__ void NAME<T>(float(&d)[REGISTERS], const uint32_t(&a)[4], uint64_t b, int32_t adds) \
+    {                                                                                                              \
+        asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, " ADDS ", 0;\n"                                             \
+                     "wgmma.mma_async.sync.aligned.m64n" #N "k16.f32." TYPE "." TYPE " {" PTX_NAMES_##REGISTERS    \
+                     "}, {" A "}, " B ", p, 1, 1, 1;\n}\n"                                                         \
+                     : PTX_OPERANDS_##REGISTERS(d)                                                                 \
+                     : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(adds));                             \
+    }
+#define PTX_WGMMA_RS(NAME, N, REGISTERS, A, B, ADDS)                                                             \
+    template <class T>                                                                                           \
+    __device__ __forceinline__ void NAME(float(&d)[REGISTERS], const uint32_t(&a)[4], uint64_t b, int32_t adds); \
+    PTX_WGMMA_RS_OF(NAME, __nv_bfloat16, "bf16", N, REGISTERS, A, B, ADDS)                                       \
+    PTX_WGMMA_RS_OF(NAME, __half, "f16", N, REGISTERS, A, B, ADDS)
 
-template <>
-__device__ __forceinline__ void ptx_wgmma_m64n32k16_ss<__half>(float (&d)[16], uint64_t a, uint64_t b, int32_t adds)
-{
-    asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %18, 0;\n"
-                 "wgmma.mma_async.sync.aligned.m64n32k16.f32.f16.f16 "
-                 "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15}, "
-                 "%16, %17, p, 1, 1, 0, 0;\n}\n"
-                 : PTX_D16(d, 0)
-                 : "l"(a), "l"(b), "r"(adds));
-}
+PTX_WGMMA_SS(ptx_wgmma_m64n32k16_ss, 32, 16, "%16", "%17", "%18", 0)
+PTX_WGMMA_SS(ptx_wgmma_m64n96k16_ss, 96, 48, "%48", "%49", "%50", 0)
+PTX_WGMMA_SS(ptx_wgmma_m64n128k16_ss, 128, 64, "%64", "%65", "%66", 0)
+PTX_WGMMA_SS(ptx_wgmma_m64n256k16_ss_nt, 256, 128, "%128", "%129", "%130", 1)
+PTX_WGMMA_RS(ptx_wgmma_m64n64k16_rs_nt, 64, 32, "%32, %33, %34, %35", "%36", "%37")
+PTX_WGMMA_RS(ptx_wgmma_m64n128k16_rs_nt, 128, 64, "%64, %65, %66, %67", "%68", "%69")
 
-template <class T>
-__device__ __forceinline__ void ptx_wgmma_m64n96k16_ss(float (&d)[48], uint64_t a, uint64_t b, int32_t adds);
-
-template <>
-__device__ __forceinline__ void ptx_wgmma_m64n96k16_ss<__nv_bfloat16>(float (&d)[48], uint64_t a, uint64_t b,
-                                                                      int32_t adds)
-{
-    asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %50, 0;\n"
-                 "wgmma.mma_async.sync.aligned.m64n96k16.f32.bf16.bf16 "
-                 "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "
-                 "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, "
-                 "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47}, "
-                 "%48, %49, p, 1, 1, 0, 0;\n}\n"
-                 : PTX_D32(d, 0), PTX_D16(d, 32)
-                 : "l"(a), "l"(b), "r"(adds));
-}
-
-template <>
-__device__ __forceinline__ void ptx_wgmma_m64n96k16_ss<__half>(float (&d)[48], uint64_t a, uint64_t b, int32_t adds)
-{
-    asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %50, 0;\n"
-                 "wgmma.mma_async.sync.aligned.m64n96k16.f32.f16.f16 "
-                 "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "
-                 "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, "
-                 "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47}, "
-                 "%48, %49, p, 1, 1, 0, 0;\n}\n"
-                 : PTX_D32(d, 0), PTX_D16(d, 32)
-                 : "l"(a), "l"(b), "r"(adds));
-}
-
-template <class T>
-__device__ __forceinline__ void ptx_wgmma_m64n128k16_ss(float (&d)[64], uint64_t a, uint64_t b, int32_t adds);
-
-template <>
-__device__ __forceinline__ void ptx_wgmma_m64n128k16_ss<__nv_bfloat16>(float (&d)[64], uint64_t a, uint64_t b,
-                                                                       int32_t adds)
-{
-    asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %66, 0;\n"
-                 "wgmma.mma_async.sync.aligned.m64n128k16.f32.bf16.bf16 "
-                 "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "
-                 "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, "
-                 "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, "
-                 "%48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63}, "
-                 "%64, %65, p, 1, 1, 0, 0;\n}\n"
-                 : PTX_D64(d, 0)
-                 : "l"(a), "l"(b), "r"(adds));
-}
-
-template <>
-__device__ __forceinline__ void ptx_wgmma_m64n128k16_ss<__half>(float (&d)[64], uint64_t a, uint64_t b, int32_t adds)
-{
-    asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %66, 0;\n"
-                 "wgmma.mma_async.sync.aligned.m64n128k16.f32.f16.f16 "
-                 "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "
-                 "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, "
-                 "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, "
-                 "%48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63}, "
-                 "%64, %65, p, 1, 1, 0, 0;\n}\n"
-                 : PTX_D64(d, 0)
-                 : "l"(a), "l"(b), "r"(adds));
-}
-
-template <class T>
-__device__ __forceinline__ void ptx_wgmma_m64n64k16_rs_nt(float (&d)[32], const uint32_t (&a)[4], uint64_t b,
-                                                          int32_t adds);
-
-template <>
-__device__ __forceinline__ void ptx_wgmma_m64n64k16_rs_nt<__nv_bfloat16>(float (&d)[32], const uint32_t (&a)[4],
-                                                                         uint64_t b, int32_t adds)
-{
-    asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %37, 0;\n"
-                 "wgmma.mma_async.sync.aligned.m64n64k16.f32.bf16.bf16 "
-                 "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "
-                 "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31}, "
-                 "{%32, %33, %34, %35}, %36, p, 1, 1, 1;\n}\n"
-                 : PTX_D32(d, 0)
-                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(adds));
-}
-
-template <>
-__device__ __forceinline__ void ptx_wgmma_m64n64k16_rs_nt<__half>(float (&d)[32], const uint32_t (&a)[4], uint64_t b,
-                                                                  int32_t adds)
-{
-    asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %37, 0;\n"
-                 "wgmma.mma_async.sync.aligned.m64n64k16.f32.f16.f16 "
-                 "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "
-                 "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31}, "
-                 "{%32, %33, %34, %35}, %36, p, 1, 1, 1;\n}\n"
-                 : PTX_D32(d, 0)
-                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(adds));
-}
-
-template <class T>
-__device__ __forceinline__ void ptx_wgmma_m64n128k16_rs_nt(float (&d)[64], const uint32_t (&a)[4], uint64_t b,
-                                                           int32_t adds);
-
-template <>
-__device__ __forceinline__ void ptx_wgmma_m64n128k16_rs_nt<__nv_bfloat16>(float (&d)[64], const uint32_t (&a)[4],
-                                                                          uint64_t b, int32_t adds)
-{
-    asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %69, 0;\n"
-                 "wgmma.mma_async.sync.aligned.m64n128k16.f32.bf16.bf16 "
-                 "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "
-                 "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, "
-                 "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, "
-                 "%48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63}, "
-                 "{%64, %65, %66, %67}, %68, p, 1, 1, 1;\n}\n"
-                 : PTX_D64(d, 0)
-                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(adds));
-}
-
-template <>
-__device__ __forceinline__ void ptx_wgmma_m64n128k16_rs_nt<__half>(float (&d)[64], const uint32_t (&a)[4], uint64_t b,
-                                                                   int32_t adds)
-{
-    asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %69, 0;\n"
-                 "wgmma.mma_async.sync.aligned.m64n128k16.f32.f16.f16 "
-                 "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "
-                 "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, "
-                 "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, "
-                 "%48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63}, "
-                 "{%64, %65, %66, %67}, %68, p, 1, 1, 1;\n}\n"
-                 : PTX_D64(d, 0)
-                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(adds));
-}
-
-template <class T>
-__device__ __forceinline__ void ptx_wgmma_m64n256k16_ss_nt(float (&d)[128], uint64_t a, uint64_t b, int32_t adds);
-
-template <>
-__device__ __forceinline__ void ptx_wgmma_m64n256k16_ss_nt<__nv_bfloat16>(float (&d)[128], uint64_t a, uint64_t b,
-                                                                          int32_t adds)
-{
-    asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %130, 0;\n"
-                 "wgmma.mma_async.sync.aligned.m64n256k16.f32.bf16.bf16 "
-                 "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "
-                 "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, "
-                 "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, "
-                 "%48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63, "
-                 "%64, %65, %66, %67, %68, %69, %70, %71, %72, %73, %74, %75, %76, %77, %78, %79, "
-                 "%80, %81, %82, %83, %84, %85, %86, %87, %88, %89, %90, %91, %92, %93, %94, %95, "
-                 "%96, %97, %98, %99, %100, %101, %102, %103, %104, %105, %106, %107, %108, %109, %110, %111, "
-                 "%112, %113, %114, %115, %116, %117, %118, %119, %120, %121, %122, %123, %124, %125, %126, %127}, "
-                 "%128, %129, p, 1, 1, 0, 1;\n}\n"
-                 : PTX_D64(d, 0), PTX_D64(d, 64)
-                 : "l"(a), "l"(b), "r"(adds));
-}
-
-template <>
-__device__ __forceinline__ void ptx_wgmma_m64n256k16_ss_nt<__half>(float (&d)[128], uint64_t a, uint64_t b,
-                                                                   int32_t adds)
-{
-    asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %130, 0;\n"
-                 "wgmma.mma_async.sync.aligned.m64n256k16.f32.f16.f16 "
-                 "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "
-                 "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, "
-                 "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, "
-                 "%48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63, "
-                 "%64, %65, %66, %67, %68, %69, %70, %71, %72, %73, %74, %75, %76, %77, %78, %79, "
-                 "%80, %81, %82, %83, %84, %85, %86, %87, %88, %89, %90, %91, %92, %93, %94, %95, "
-                 "%96, %97, %98, %99, %100, %101, %102, %103, %104, %105, %106, %107, %108, %109, %110, %111, "
-                 "%112, %113, %114, %115, %116, %117, %118, %119, %120, %121, %122, %123, %124, %125, %126, %127}, "
-                 "%128, %129, p, 1, 1, 0, 1;\n}\n"
-                 : PTX_D64(d, 0), PTX_D64(d, 64)
-                 : "l"(a), "l"(b), "r"(adds));
-}
-
-#undef PTX_D8
-#undef PTX_D16
-#undef PTX_D32
-#undef PTX_D64
 #endif
