@@ -278,16 +278,14 @@ void fv_session_destroy(fv_session *session)
 {
     if (!session) return;
     while (session->requests) fv_session_finish_request(session, session->requests);
-    if (session->runner) session->runner->destroy(session);
+    for (int32_t i = 0; i < session->num_groups; i++) fv_plan_destroy(session->groups[i].plan);
+    session->runner->destroy(session); /* the stream, which plans wait for when they end */
     free(session->step.logit_parts);
     free(session->step.parts);
     free(session->sampler_scratch);
     free(session->cache_views);
     fv_device_free_host(session->device, session->step.memory);
-    for (int32_t i = 0; i < session->num_groups; i++) {
-        fv_device_free(session->device, session->groups[i].cache);
-        fv_plan_destroy(session->groups[i].plan);
-    }
+    for (int32_t i = 0; i < session->num_groups; i++) fv_device_free(session->device, session->groups[i].cache);
     fv_device_free(session->device, session->workspace);
     fv_scheduler_deinit(&session->scheduler);
     free(session);

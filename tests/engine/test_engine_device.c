@@ -1,6 +1,7 @@
 /* The engine on devices against the engine on the CPU: the same next token wherever the CPU's best two logits
- * differ by more than 0.05, up to what rounding weights to bf16 moves; logits close on average. The null device runs everywhere: reference kernels behind an
- * address space of its own, with deferred streams and graphs. A GPU is skipped where there is none. */
+ * differ by more than 0.05, up to what rounding weights to bf16 moves; logits close on average. The null device
+ * runs everywhere: reference kernels behind an address space of its own, with deferred streams and graphs. A GPU is
+ * skipped where there is none. */
 #include <math.h>
 #include <setjmp.h>
 #include <stdarg.h>

@@ -58,6 +58,9 @@ static void *to_host(const void *device) { return (void *)((uintptr_t)device & ~
 
 static null_state *state_of(fv_device *device) { return device->state; }
 
+/* Several threads may copy and wait, each on a stream of its own. */
+static void count(int64_t *counter) { (void)__atomic_add_fetch(counter, 1, __ATOMIC_RELAXED); }
+
 static queue *stream_of(fv_device *device, fv_stream stream)
 {
     return stream ? (queue *)stream : &state_of(device)->default_stream;
@@ -171,7 +174,7 @@ static void execute_copy(fv_device *device, void *params)
 static fv_status null_copy(fv_device *device, void *dst, const void *src, size_t bytes, fv_stream stream)
 {
     const copy_params copy = {dst, src, bytes};
-    state_of(device)->counters.num_copies++;
+    count(&state_of(device)->counters.num_copies);
     return send(device, stream_of(device, stream), execute_copy, &copy, sizeof(copy));
 }
 
@@ -224,7 +227,7 @@ static fv_status null_stream_synchronize(fv_device *device, fv_stream stream)
 {
     null_state *state = state_of(device);
     if (any_capture(state)) return state->host.fail(FV_ERR_DEVICE, "null device: synchronisation during capture");
-    state->counters.num_synchronizations++;
+    count(&state->counters.num_synchronizations);
     drain(device, stream_of(device, stream), NULL, 0);
     return FV_OK;
 }
