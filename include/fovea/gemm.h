@@ -39,7 +39,8 @@ typedef fv_status (*fv_gemm_fn)(void *user, const fv_gemm *gemm, fv_stream strea
  *
  * The first call for a shape chooses an algorithm; the first on a stream allocates a workspace, which a graph
  * keeps using: make each once before capturing it. After that a call allocates nothing. Products of another m
- * may take another algorithm, so bits depend on m. FV_ERR_UNSUPPORTED: the device has no GEMM (the CPU),
+ * may take another algorithm, so bits depend on m. b may be read before what went to the stream earlier has ended: it is
+ * weights; who fills it by a kernel synchronises once before its first product. FV_ERR_UNSUPPORTED: the device has no GEMM (the CPU),
  * cuBLASLt is not installed, or it has no algorithm for these dtypes and strides. */
 FV_API fv_status fv_device_gemm(void *device, const fv_gemm *gemm, fv_stream stream);
 
