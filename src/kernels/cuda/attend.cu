@@ -101,15 +101,19 @@ static void set_sources(attend_args *args)
     for (int32_t i = 0; i < 2; i++) choose_read(&args->v[i], params->q_dtype, i == 0 ? cache->block_size : 0);
 }
 
+/* -1 where it is no power of two. */
+static int32_t log2_of(int32_t value)
+{
+    return value > 0 && (value & (value - 1)) == 0 ? __builtin_ctz((uint32_t)value) : -1;
+}
+
 static void set_args(attend_args *args, const fv_attend_params *params, fv_rescaling rescaling)
 {
     memset(args, 0, sizeof(*args));
     args->params = *params;
     args->rescaling = rescaling;
     args->row_parts = 1;
-    args->block_shift = -1;
-    for (int32_t shift = 0; shift < 31; shift++)
-        if (params->cache.block_size == 1 << shift) args->block_shift = shift;
+    args->block_shift = log2_of(params->cache.block_size);
     set_sources(args);
     args->is_ds = params->cache.layout == FV_KV_LAYOUT_LATENT_FP8_DS;
     args->key_scales = params->cache.k_scales.data || params->cache.v_scales.data ||

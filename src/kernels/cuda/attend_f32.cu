@@ -80,8 +80,7 @@ static __device__ void load_queries(float *q, const f32_memory *memory, const at
     for (int32_t i = threadIdx.x; i < BLOCK_M * size; i += THREADS) {
         const int32_t r = i / size, d = i % size;
         const attend_row *row = &memory->rows[r];
-        const char *from = (const char *)params->q + row->token * params->q_token_stride +
-                           row->head * params->q_head_stride + (int64_t)d * bytes;
+        const char *from = query_row(params, row) + (int64_t)d * bytes;
         q[i] = r < num_rows ? fv_element_load(from, params->q_dtype) : 0.0f;
     }
 }

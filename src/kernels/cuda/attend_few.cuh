@@ -65,6 +65,22 @@ static __device__ __forceinline__ int32_t few_block(const few_memory<S> *memory,
     return memory->job.table[split_key(args, key).x];
 }
 
+/* A warp's asynchronous copies of rows of SIZE elements, 16 bytes each; elements from `size` on are zeros. */
+template <int ROWS, int SIZE, int ELEMENT, int ROW_BYTES>
+static __device__ __forceinline__ void copy_few_rows(char *to, const char *const *rows, const void *somewhere,
+                                                     int32_t size, int32_t lane)
+{
+    constexpr int EACH = 16 / ELEMENT, COPIES = SIZE / EACH;
+#pragma unroll
+    for (int i = 0; i < ROWS * COPIES / 32; i++) {
+        const int32_t at = lane + i * 32, key = at / COPIES, copy = at % COPIES;
+        const char *row = rows[key];
+        const bool is_there = row && copy * EACH < size;
+        ptx_cp_async_16_or_zeros(to + key * ROW_BYTES + copy * 16, is_there ? row + copy * 16 : somewhere,
+                                 is_there ? 16 : 0);
+    }
+}
+
 /* Asks for tile n, the lanes' keys of which are in `block`. */
 template <class S, bool IS_NARROW>
 static __device__ __forceinline__ void load_few_tile(few_memory<S> *memory, const attend_args *args,
@@ -78,28 +94,12 @@ static __device__ __forceinline__ void load_few_tile(few_memory<S> *memory, cons
         memory->v[warp][lane] = block < 0 ? NULL : plain_row(&args->v[0].plane, block, kv_head, slot);
     }
     __syncwarp();
-    constexpr int ELEMENT = IS_NARROW ? 1 : 2, EACH = 16 / ELEMENT; /* elements of a copy */
-    constexpr int K_COPIES = S::HEAD / EACH, V_COPIES = S::VALUE / EACH;
-    constexpr int K_BYTES = (IS_NARROW ? S::HEAD : S::K_ROW) * ELEMENT,
+    constexpr int ELEMENT = IS_NARROW ? 1 : 2, K_BYTES = (IS_NARROW ? S::HEAD : S::K_ROW) * ELEMENT,
                   V_BYTES = (IS_NARROW ? S::VALUE : S::V_ROW) * ELEMENT;
     char *to = memory->ring[warp] + (IS_NARROW ? S::WIDE + n % S::NARROW_STAGES * S::NARROW : n % S::STAGES * S::WIDE);
-#pragma unroll
-    for (int i = 0; i < S::TILE * K_COPIES / 32; i++) {
-        const int32_t at = lane + i * 32, key = at / K_COPIES, copy = at % K_COPIES;
-        const char *row = memory->k[warp][key];
-        const bool is_there = row && copy * EACH < params->head_size;
-        ptx_cp_async_16_or_zeros(to + key * K_BYTES + copy * 16, is_there ? row + copy * 16 : params->q,
-                                 is_there ? 16 : 0);
-    }
-    to += S::TILE * K_BYTES;
-#pragma unroll
-    for (int i = 0; i < S::TILE * V_COPIES / 32; i++) {
-        const int32_t at = lane + i * 32, key = at / V_COPIES, copy = at % V_COPIES;
-        const char *row = memory->v[warp][key];
-        const bool is_there = row && copy * EACH < params->v_head_size;
-        ptx_cp_async_16_or_zeros(to + key * V_BYTES + copy * 16, is_there ? row + copy * 16 : params->q,
-                                 is_there ? 16 : 0);
-    }
+    copy_few_rows<S::TILE, S::HEAD, ELEMENT, K_BYTES>(to, memory->k[warp], params->q, params->head_size, lane);
+    copy_few_rows<S::TILE, S::VALUE, ELEMENT, V_BYTES>(to + S::TILE * K_BYTES, memory->v[warp], params->q,
+                                                       params->v_head_size, lane);
     __syncwarp(); /* the addresses are read */
 }
 
@@ -224,14 +224,9 @@ static __device__ __forceinline__ void load_few_queries(few_memory<S> *memory, c
                                                         int32_t num_rows)
 {
     constexpr int CHUNKS = S::HEAD / 8;
-    const fv_attend_params *params = &args->params;
     for (int32_t i = threadIdx.x; i < S::BLOCK_M * CHUNKS; i += S::THREADS) {
         const int32_t r = i / CHUNKS, chunk = i % CHUNKS;
-        uint4 loaded = make_uint4(0, 0, 0, 0);
-        if (r < num_rows && chunk * 8 < params->head_size)
-            loaded = *(const uint4 *)((const char *)params->q + memory->rows[r].token * params->q_token_stride +
-                                      memory->rows[r].head * params->q_head_stride + chunk * 16);
-        *(uint4 *)(memory->q + r * S::K_ROW + chunk * 8) = loaded;
+        *(uint4 *)(memory->q + r * S::K_ROW + chunk * 8) = query_chunk(&args->params, memory->rows, r, num_rows, chunk);
     }
 }
 

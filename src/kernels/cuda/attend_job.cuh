@@ -173,6 +173,20 @@ static __device__ __forceinline__ void find_rows(attend_row *rows, attend_keys *
     __syncthreads();
 }
 
+/* Where a row of q begins. */
+static __device__ __forceinline__ const char *query_row(const fv_attend_params *params, const attend_row *row)
+{
+    return (const char *)params->q + row->token * params->q_token_stride + row->head * params->q_head_stride;
+}
+
+/* Eight 16-bit elements of a row of q, where rows can be read so (q_vectors); zeros past the rows and the head. */
+static __device__ __forceinline__ uint4 query_chunk(const fv_attend_params *params, const attend_row *rows, int32_t r,
+                                                    int32_t num_rows, int32_t chunk)
+{
+    if (r >= num_rows || chunk * 8 >= params->head_size) return make_uint4(0, 0, 0, 0);
+    return *(const uint4 *)(query_row(params, &rows[r]) + chunk * 16);
+}
+
 /* --- keys ---------------------------------------------------------------------------------------------- */
 
 /* Where the rows of a tile's keys begin, and their scales, in shared memory. */
@@ -195,6 +209,12 @@ static __device__ __forceinline__ float load_key_scale(const fv_scale_plane *pla
                            (uint32_t)from[3] << 24);
 }
 
+/* Where a dense row of a head begins. */
+static __device__ __forceinline__ const char *dense_row(const attend_source *source, int64_t row, int32_t head)
+{
+    return (const char *)source->plane.data + row * source->plane.slot_stride + head * source->plane.head_stride;
+}
+
 /* The keys first_key .. first_key + TILE - 1, a thread for each. */
 template <int TILE>
 static __device__ __forceinline__ void find_keys(attend_tile<TILE> *tile, const attend_args *args,
@@ -208,12 +228,9 @@ static __device__ __forceinline__ void find_keys(attend_tile<TILE> *tile, const 
         const bool is_dense = key >= job->dense_from;
         if (key < keys->first || key >= keys->end) { /* nothing */
         } else if (is_dense) {
-            const int64_t row = job->dense_row + key;
-            k = (const char *)args->k[1].plane.data + row * args->k[1].plane.slot_stride +
-                job->kv_head * args->k[1].plane.head_stride;
-            v = (const char *)args->v[1].plane.data + row * args->v[1].plane.slot_stride +
-                job->kv_head * args->v[1].plane.head_stride;
-            shared = (const char *)args->k[2].plane.data + row * args->k[2].plane.slot_stride;
+            k = dense_row(&args->k[1], job->dense_row + key, job->kv_head);
+            v = dense_row(&args->v[1], job->dense_row + key, job->kv_head);
+            shared = dense_row(&args->k[2], job->dense_row + key, 0);
         } else {
             const int32_t at = (int32_t)((uint32_t)key / (uint32_t)params->cache.block_size),
                           slot = key - at * params->cache.block_size;

@@ -348,9 +348,7 @@ static __device__ __forceinline__ void load_queries(attend_memory<S> *memory, co
         uint4 loaded = make_uint4(0, 0, 0, 0);
         if (r < num_rows && chunk * 8 < params->head_size) {
             const attend_row *row = &memory->rows[r];
-            const uint16_t *from = (const uint16_t *)((const char *)params->q + row->token * params->q_token_stride +
-                                                      row->head * params->q_head_stride) +
-                                   chunk * 8;
+            const uint16_t *from = (const uint16_t *)query_row(params, row) + chunk * 8;
             if (args->q_vectors) {
                 loaded = *(const uint4 *)from;
             } else {

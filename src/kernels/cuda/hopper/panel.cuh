@@ -43,11 +43,8 @@ static __device__ __forceinline__ void find_places(tile_places<TILE> *tile, cons
         const char *k = NULL, *v = NULL;
         if (key < keys->first || key >= keys->end) { /* nothing */
         } else if (key >= job->dense_from) {
-            const int64_t row = job->dense_row + key;
-            k = (const char *)args->k[1].plane.data + row * args->k[1].plane.slot_stride +
-                job->kv_head * args->k[1].plane.head_stride;
-            v = (const char *)args->v[1].plane.data + row * args->v[1].plane.slot_stride +
-                job->kv_head * args->v[1].plane.head_stride;
+            k = dense_row(&args->k[1], job->dense_row + key, job->kv_head);
+            v = dense_row(&args->v[1], job->dense_row + key, job->kv_head);
         } else {
             const int2 at = split_key(args, key);
             const int64_t block = job->table[at.x];
@@ -82,16 +79,11 @@ template <class T, int BLOCK_M, int SIZE, int THREADS>
 static __device__ __forceinline__ void load_query_panels(char *panels, const attend_row *rows, const attend_args *args,
                                                          int32_t num_rows)
 {
-    const fv_attend_params *params = &args->params;
     constexpr int CHUNKS = SIZE / 8;
 #pragma unroll 4
     for (int32_t i = threadIdx.x; i < BLOCK_M * CHUNKS; i += THREADS) {
         const int32_t r = i / CHUNKS, chunk = i % CHUNKS;
-        uint4 loaded = make_uint4(0, 0, 0, 0);
-        if (r < num_rows && chunk * 8 < params->head_size)
-            loaded = *(const uint4 *)((const char *)params->q + rows[r].token * params->q_token_stride +
-                                      rows[r].head * params->q_head_stride + chunk * 16);
-        *(uint4 *)(panels + panel_offset(BLOCK_M, r, chunk)) = loaded;
+        *(uint4 *)(panels + panel_offset(BLOCK_M, r, chunk)) = query_chunk(&args->params, rows, r, num_rows, chunk);
     }
 }
 
