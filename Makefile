@@ -16,7 +16,7 @@ all: # what is there to build with; `make setup` gets the rest
 
 program: # the program alone, without tests and plugins
 	@cmake --preset release $(if $(wildcard $(BUILD)/CMakeCache.txt),>/dev/null,)
-	@cmake --build --preset release --parallel $(JOBS) --target fovea
+	@cmake --build --preset release --parallel $(JOBS) --target fovea_program
 
 setup:
 	@scripts/setup.sh packages

@@ -24,28 +24,30 @@ run() { # run OPTION... SPEC...
 
 gqa="1q1s1k 1q1s8k 1q1s64k 8q1s1k 8q1s8k 32q1s1k 32q1s8k 128q1s1k 128q1s8k 256q1s4k"
 
+# Attention alone, as peers are timed (--stored), and once with the write of the new keys and values.
 decode() {
-    for block_size in 16 64; do run --block-size $block_size $gqa; done
+    run $gqa
+    for block_size in 16 64; do run --stored --block-size $block_size $gqa; done
     for shape in "64/8 128" "32/4 128" "32/8 64" "16/8 256"; do
         read -r heads head_size <<<"$shape"
-        run --heads "$heads" --head-size "$head_size" 1q1s8k 8q1s8k 32q1s8k 128q1s1k
+        run --stored --heads "$heads" --head-size "$head_size" 1q1s8k 8q1s8k 32q1s8k 128q1s1k
     done
 }
 
 # The same schedule with a graph and without one.
 graphs() { run --static-grid 1q1s512 1q1s1k 2q1s1k 4q1s1k 8q1s1k 16q1s1k; }
 
-fp8() { run --kv-cache-dtype fp8_e4m3 --block-size 64 $gqa; }
+fp8() { run --stored --kv-cache-dtype fp8_e4m3 --block-size 64 $gqa; }
 
-verify() { run 8q1s8k 8q4s8k 32q1s8k 32q4s8k; }
+verify() { run --stored 8q1s8k 8q4s8k 32q1s8k 32q4s8k; }
 
 prefill() { run q1k q4k q16k 4q4k 16q128s8k; }
 
 mla() {
-    run --mla --heads 128 --block-size 64 96q1s1k 96q1s2k 96q1s3k 96q1s4k 96q1s6k 96q1s16k \
+    run --stored --mla --heads 128 --block-size 64 96q1s1k 96q1s2k 96q1s3k 96q1s4k 96q1s6k 96q1s16k \
         96q2s1k 96q2s4k 96q2s16k 1q1s4k 1q1s32k 4q1s8k
-    for heads in 16 64; do run --mla --heads $heads --block-size 64 64q1s8k; done
-    for block_size in 1 16; do run --mla --heads 128 --block-size $block_size 96q1s4k; done
+    for heads in 16 64; do run --stored --mla --heads $heads --block-size 64 64q1s8k; done
+    for block_size in 1 16; do run --stored --mla --heads 128 --block-size $block_size 96q1s4k; done
 }
 
 layer() {
@@ -63,12 +65,12 @@ cliffs() {
     local length batch specs
     for length in 1k 4k 32k; do
         specs=$(for batch in $(seq 64); do echo "${batch}q1s$length"; done)
-        "$fovea" bench --device "$device" --min-time 0.02 --cliffs $specs
+        "$fovea" bench --device "$device" --min-time 0.02 --stored --cliffs $specs
         echo
     done
     for batch in 1 8 64; do
         specs=$(awk -v batch=$batch 'BEGIN {for (x = 512; x <= 32768; x *= 1.06) printf "%dq1s%d ", batch, x}')
-        "$fovea" bench --device "$device" --min-time 0.02 --cliffs $specs
+        "$fovea" bench --device "$device" --min-time 0.02 --stored --cliffs $specs
         echo
     done
 }

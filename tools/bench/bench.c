@@ -31,7 +31,7 @@ typedef struct options {
     const char *compare;
     const char *output;
     int32_t num_threads;
-    int32_t warm;
+    int32_t warm, stored;
     int32_t json, csv, cliffs, help;
     const char *const *specs;
     int32_t num_specs;
@@ -39,26 +39,29 @@ typedef struct options {
 
 static void print_help(void)
 {
-    printf("usage: fovea bench [SPEC...] [OPTION...]\n"
-           "       fovea bench mla-layer [OPTION...]     a layer of DeepSeek-V3, stage by stage\n\n"
-           "Times attention over batches SPEC: groups (count)q(len)(s(len)) joined with _, k for x 1024;\n"
-           "32q1s4k is 32 decodes over 4096 keys, q2k a prefill, 2q1ks2k_32q1s1k a mix.\n"
-           "Default: q1s8k 32q1s4k 4q4s8k q2k. Each time stands beside its ceiling, measured in the same run:\n"
-           "a read of the same pages in the same order (shared ones once), or the peak of the multiply-add units.\n"
-           "Several backends take turns, run by run; x best is the time over that of the fastest.\n"
-           "On a GPU the read and the peak, a GEMM, are the GPU's; times are medians of graph replays by events, next\n"
-           "to those of plain launches, with the host's time for an update and the latency into an idle "
-           "stream.\n\n" FV_PROBLEM_HELP FV_PLAN_HELP "  --device NAME          cpu, cuda, cuda:1 (cpu)\n"
-           "  --backend NAME|all     (the one that auto takes)\n"
-           "  --kernels NAME|all     best, reference, portable, avx2, ... (best, and reference once)\n"
-           "  --threads N            (all CPUs)\n"
-           "  --min-time S           seconds for each row, at least (0.5)\n"
-           "  --repeat N             runs for each row, at least (5)\n"
-           "  --warm                 one copy of the cache, which may stay in the processor's caches\n"
-           "  --cliffs               batches in this order are neighbours: where time / ceiling changes most\n"
-           "  --json --csv           print that instead of a table\n"
-           "  --output FILE          write the JSON there, beside the table\n"
-           "  --compare FILE         ratio to the rows of an earlier --json\n");
+    printf(
+        "usage: fovea bench [SPEC...] [OPTION...]\n"
+        "       fovea bench mla-layer [OPTION...]     a layer of DeepSeek-V3, stage by stage\n\n"
+        "Times attention over batches SPEC: groups (count)q(len)(s(len)) joined with _, k for x 1024;\n"
+        "32q1s4k is 32 decodes over 4096 keys, q2k a prefill, 2q1ks2k_32q1s1k a mix.\n"
+        "Default: q1s8k 32q1s4k 4q4s8k q2k. Each time stands beside its ceiling, measured in the same run:\n"
+        "a read of the same pages in the same order (shared ones once), or the peak of the multiply-add units.\n"
+        "Several backends take turns, run by run; x best is the time over that of the fastest.\n"
+        "On a GPU the read and the peak, a GEMM, are the GPU's; times are medians of graph replays by events, next\n"
+        "to those of plain launches, with the host's time for an update and the latency into an idle "
+        "stream.\n\n" FV_PROBLEM_HELP FV_PLAN_HELP "  --device NAME          cpu, cuda, cuda:1 (cpu)\n"
+        "  --backend NAME|all     (the one that auto takes)\n"
+        "  --kernels NAME|all     best, reference, portable, avx2, ... (best, and reference once)\n"
+        "  --threads N            (all CPUs)\n"
+        "  --min-time S           seconds for each row, at least (0.5)\n"
+        "  --repeat N             runs for each row, at least (5)\n"
+        "  --warm                 one copy of the cache, which may stay in the processor's caches\n"
+        "  --stored               new keys and values are in the cache already: attention alone, as libraries without\n"
+        "                         a write of the cache are timed\n"
+        "  --cliffs               batches in this order are neighbours: where time / ceiling changes most\n"
+        "  --json --csv           print that instead of a table\n"
+        "  --output FILE          write the JSON there, beside the table\n"
+        "  --compare FILE         ratio to the rows of an earlier --json\n");
 }
 
 enum {
@@ -69,6 +72,7 @@ enum {
     MIN_TIME,
     REPEAT,
     WARM,
+    STORED,
     CLIFFS,
     JSON,
     CSV,
@@ -87,6 +91,7 @@ static fv_status set_option(options *opts, int value, const char *text)
     case MIN_TIME: return fv_args_f64(&opts->limits.min_seconds, "--min-time", text, 0, 3600);
     case REPEAT: return fv_args_i32(&opts->limits.min_runs, "--repeat", text, 1, 2000);
     case WARM: opts->warm = 1; return FV_OK;
+    case STORED: opts->stored = 1; return FV_OK;
     case CLIFFS: opts->cliffs = 1; return FV_OK;
     case JSON: opts->json = 1; return FV_OK;
     case CSV: opts->csv = 1; return FV_OK;
@@ -109,6 +114,7 @@ static fv_status read_options(options *opts, int argc, char **argv)
         {"min-time", required_argument, NULL, MIN_TIME},
         {"repeat", required_argument, NULL, REPEAT},
         {"warm", no_argument, NULL, WARM},
+        {"stored", no_argument, NULL, STORED},
         {"cliffs", no_argument, NULL, CLIFFS},
         {"json", no_argument, NULL, JSON},
         {"csv", no_argument, NULL, CSV},
@@ -215,7 +221,8 @@ static fv_status estimate_reference(double *seconds, bench *b, const fv_plan_opt
         const fv_problem *problem = &b->opts->args.problem;
         const char *spec = problem->type == FV_ATTENTION_ENCODER ? CALIBRATION_ENCODER_SPEC : CALIBRATION_SPEC;
         fv_workload small;
-        fv_status status = fv_workload_init(&small, b->context, b->device, problem, spec, 0, 1);
+        fv_status status = fv_workload_init(&small, b->context, b->device, problem, spec,
+                                            &(fv_workload_options){.warm = 1});
         if (status != FV_OK) return status;
         double once = 0;
         status = fv_measure_once(&once, &small, plan);
@@ -335,7 +342,7 @@ static fv_status run_batch(bench *b, const char *spec)
     const options *opts = b->opts;
     fv_workload workload;
     fv_status status = fv_workload_init(&workload, b->context, b->device, &opts->args.problem, spec,
-                                        opts->args.shared_prefix, opts->warm);
+                                        &(fv_workload_options){opts->args.shared_prefix, opts->warm, opts->stored});
     if (status != FV_OK) return status;
 
     fv_bench_row *first = b->rows + b->num_rows;
@@ -413,6 +420,7 @@ static fv_status run_bench(bench *b)
     if (opts->compare) status = fv_bench_compare(b->rows, 0, problem, opts->compare); /* wrong before the first run */
     b->setting.problem = problem;
     b->setting.shared_prefix = opts->args.shared_prefix;
+    b->setting.stored = opts->stored;
     b->setting.num_threads = fv_context_num_workers(b->context);
     b->setting.device = b->device;
     b->setting.ceilings = b->clock ? &b->ceilings : NULL;

@@ -30,6 +30,7 @@ void fv_bench_print_heading(const fv_bench_setting *setting)
 {
     printf("%s, %d threads", setting->problem, setting->num_threads);
     if (setting->shared_prefix) printf(", first %d keys of a group shared", setting->shared_prefix);
+    if (setting->stored) printf(", new keys in the cache already");
     printf("\n\n%-18s %-24s %-9s %-5s %11s %5s %6s %7s %8s  %-19s %6s %8s %8s %-12s %s\n", "batch", "backend",
            "kernels", "path", "median us", "+-%", "x best", "GB/s", "TFLOP/s", "ceiling", "of it", "work MiB",
            "plan KiB", "layout", "x faster");
@@ -244,6 +245,7 @@ void fv_bench_print_json(FILE *file, const fv_bench_setting *setting, const fv_b
     if (setting->ceilings) print_json_device(&json, setting);
     fv_json_string(&json, "problem", setting->problem);
     fv_json_int(&json, "shared_prefix", setting->shared_prefix);
+    fv_json_bool(&json, "stored", setting->stored);
     fv_json_begin_array(&json, "rows");
     for (int32_t i = 0; i < num_rows; i++) print_json_row(&json, &rows[i]);
     fv_json_end_array(&json);

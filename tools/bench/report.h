@@ -25,6 +25,7 @@ typedef struct fv_bench_row {
 typedef struct fv_bench_setting {
     const char *problem;   /* one line */
     int32_t shared_prefix; /* keys asked for */
+    int32_t stored;        /* 1: runs write no new keys */
     int32_t num_threads;
     fv_device *device;                  /* where the kernels run */
     const fv_device_ceilings *ceilings; /* NULL on the CPU */

@@ -12,6 +12,7 @@ void fv_bench_print_device_heading(const fv_bench_setting *setting)
     const fv_device_probes *probes = setting->device->probes;
     printf("%s\n%s\n", setting->problem, fv_device_describe(setting->device));
     if (setting->shared_prefix) printf("first %d keys of a group shared\n", setting->shared_prefix);
+    if (setting->stored) printf("new keys in the cache already\n");
     printf("empty kernel in a graph %.2f us; %lld MiB: read %.2f TB/s, copy %.2f TB/s (read and written); "
            "GEMM %d: bf16 %.0f, fp8 %.0f TFLOP/s\n",
            c->empty_us, (long long)(probes->large_bytes >> 20), c->read_bytes_per_us * 1e-6,

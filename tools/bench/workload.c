@@ -229,7 +229,7 @@ static fv_status make_tensor(fv_tensor *tensor, void **memory, fv_device *device
     return status == FV_OK ? fv_random_fill(pool, *memory, bytes) : status;
 }
 
-static fv_status make_tensors(fv_workload *w, fv_layer *layer)
+static fv_status make_tensors(fv_workload *w, fv_layer *layer, int32_t stored)
 {
     const fv_problem *problem = &w->problem;
     const fv_mla_shape *mla = &problem->mla;
@@ -244,7 +244,7 @@ static fv_status make_tensors(fv_workload *w, fv_layer *layer)
     if (status == FV_OK) status = fv_random_pool_send(&pool, w->device);
     if (status == FV_OK)
         status = make_tensor(&layer->q, &w->tensors[0], w->device, &pool, problem->q_dtype, tokens, heads, dq);
-    const int32_t has_new = problem->type != FV_ATTENTION_CROSS; /* its keys are in the cache already */
+    const int32_t has_new = problem->type != FV_ATTENTION_CROSS && !stored; /* else its keys are in the cache already */
     if (status == FV_OK && has_new) {
         status = make_tensor(&layer->k, &w->tensors[1], w->device, &pool, problem->q_dtype, tokens, kv_heads, d);
     }
@@ -366,16 +366,16 @@ static fv_status send_batch(fv_workload *w)
 }
 
 fv_status fv_workload_init(fv_workload *w, fv_context *context, fv_device *device, const fv_problem *problem,
-                           const char *spec_text, int32_t shared_prefix, int32_t warm)
+                           const char *spec_text, const fv_workload_options *options)
 {
-    fv_status status = fv_workload_init_batch(w, context, problem, spec_text, shared_prefix);
+    fv_status status = fv_workload_init_batch(w, context, problem, spec_text, options->shared_prefix);
     if (status != FV_OK) return status;
     w->device = device;
     w->layer.struct_size = sizeof(w->layer);
     status = send_batch(w);
     if (status == FV_OK) status = make_per_head(w, &w->layer);
-    if (status == FV_OK) status = make_tensors(w, &w->layer);
-    if (status == FV_OK) status = make_caches(w, warm);
+    if (status == FV_OK) status = make_tensors(w, &w->layer, options->stored);
+    if (status == FV_OK) status = make_caches(w, options->warm);
     if (status != FV_OK) fv_workload_deinit(w);
     return status;
 }

@@ -52,10 +52,15 @@ typedef struct fv_workload {
 fv_status fv_workload_init_batch(fv_workload *workload, fv_context *context, const fv_problem *problem,
                                  const char *spec_text, int32_t shared_prefix);
 
-/* The batch and its data, on `device` of the context. warm: one copy of the cache only. FV_ERR_NO_MEMORY says how
- * much was needed. */
+typedef struct fv_workload_options {
+    int32_t shared_prefix; /* as above */
+    int32_t warm;          /* 1: one copy of the cache only */
+    int32_t stored;        /* 1: the new keys are in the cache already; a run writes none */
+} fv_workload_options;
+
+/* The batch and its data, on `device` of the context. FV_ERR_NO_MEMORY says how much was needed. */
 fv_status fv_workload_init(fv_workload *workload, fv_context *context, fv_device *device, const fv_problem *problem,
-                           const char *spec_text, int32_t shared_prefix, int32_t warm);
+                           const char *spec_text, const fv_workload_options *options);
 void fv_workload_deinit(fv_workload *workload); /* takes a zeroed one */
 
 /* The layer of copy `copy` as a plan with `layout` wants it. Random bytes are random in any layout, so every
