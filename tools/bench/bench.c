@@ -39,29 +39,27 @@ typedef struct options {
 
 static void print_help(void)
 {
-    printf(
-        "usage: fovea bench [SPEC...] [OPTION...]\n"
-        "       fovea bench mla-layer [OPTION...]     a layer of DeepSeek-V3, stage by stage\n\n"
-        "Times attention over batches SPEC: groups (count)q(len)(s(len)) joined with _, k for x 1024;\n"
-        "32q1s4k is 32 decodes over 4096 keys, q2k a prefill, 2q1ks2k_32q1s1k a mix.\n"
-        "Default: q1s8k 32q1s4k 4q4s8k q2k. Each time stands beside its ceiling, measured in the same run:\n"
-        "a read of the same pages in the same order (shared ones once), or the peak of the multiply-add units.\n"
-        "Several backends take turns, run by run; x best is the time over that of the fastest.\n"
-        "On a GPU the read and the peak, a GEMM, are the GPU's; times are medians of graph replays by events, next\n"
-        "to those of plain launches, with the host's time for an update and the latency into an idle "
-        "stream.\n\n" FV_PROBLEM_HELP FV_PLAN_HELP "  --device NAME          cpu, cuda, cuda:1 (cpu)\n"
-        "  --backend NAME|all     (the one that auto takes)\n"
-        "  --kernels NAME|all     best, reference, portable, avx2, ... (best, and reference once)\n"
-        "  --threads N            (all CPUs)\n"
-        "  --min-time S           seconds for each row, at least (0.5)\n"
-        "  --repeat N             runs for each row, at least (5)\n"
-        "  --warm                 one copy of the cache, which may stay in the processor's caches\n"
-        "  --stored               new keys and values are in the cache already: attention alone, as libraries without\n"
-        "                         a write of the cache are timed\n"
-        "  --cliffs               batches in this order are neighbours: where time / ceiling changes most\n"
-        "  --json --csv           print that instead of a table\n"
-        "  --output FILE          write the JSON there, beside the table\n"
-        "  --compare FILE         ratio to the rows of an earlier --json\n");
+    printf("usage: fovea bench [SPEC...] [OPTION...]\n"
+           "       fovea bench mla-layer [OPTION...]     a layer of DeepSeek-V3, stage by stage\n\n"
+           "Times attention over batches SPEC: groups (count)q(len)(s(len)) joined with _, k for x 1024;\n"
+           "32q1s4k is 32 decodes over 4096 keys, q2k a prefill, 2q1ks2k_32q1s1k a mix.\n"
+           "Default: q1s8k 32q1s4k 4q4s8k q2k. Each time stands beside its ceiling, measured in the same run:\n"
+           "a read of the same pages in the same order (shared ones once), or the peak of the multiply-add units.\n"
+           "Several backends take turns, run by run; x best is the time over that of the fastest.\n"
+           "On a GPU the read and the peak, a GEMM, are the GPU's; times are medians of graph replays by events, next\n"
+           "to those of plain launches, with the host's time for an update and the latency into an idle "
+           "stream.\n\n" FV_PROBLEM_HELP FV_PLAN_HELP "  --device NAME          cpu, cuda, cuda:1 (cpu)\n"
+           "  --backend NAME|all     (the one that auto takes)\n"
+           "  --kernels NAME|all     best, reference, portable, avx2, ... (best, and reference once)\n"
+           "  --threads N            (all CPUs)\n"
+           "  --min-time S           seconds for each row, at least (0.5)\n"
+           "  --repeat N             runs for each row, at least (5)\n"
+           "  --warm                 one copy of the cache, which may stay in the processor's caches\n"
+           "  --stored               new keys are in the cache already: attention alone, without their write\n"
+           "  --cliffs               batches in this order are neighbours: where time / ceiling changes most\n"
+           "  --json --csv           print that instead of a table\n"
+           "  --output FILE          write the JSON there, beside the table\n"
+           "  --compare FILE         ratio to the rows of an earlier --json\n");
 }
 
 enum {
