@@ -38,6 +38,6 @@ fv_status fv_schedule_add(fv_schedule *schedule, const fv_call *call);
 fv_status fv_schedule_step(fv_plan *plan, const fv_step *step, fv_stream stream);
 
 /* Makes the calls for one layer. `layer` is checked. */
-fv_status fv_schedule_run(const fv_plan *plan, const fv_layer *layer, char *workspace, fv_stream stream);
+fv_status fv_schedule_run(fv_plan *plan, const fv_layer *layer, char *workspace, fv_stream stream);
 
 #endif

@@ -11,6 +11,7 @@ typedef struct layer_run {
     char *workspace;
     fv_launch launch;
     fv_step_view step; /* on the device */
+    int32_t *claims;   /* of the attention kernels, one after the other */
     int32_t has_new;   /* 1: new tokens can be read as they came */
 } layer_run;
 
@@ -269,6 +270,7 @@ static fv_attend_params attend_params(const layer_run *run, const fv_call *call)
         .partial_out = (float *)(void *)(run->workspace + plan->workspace.partial_out),
         .partial_max = (float *)(void *)(run->workspace + plan->workspace.partial_max),
         .partial_sum = (float *)(void *)(run->workspace + plan->workspace.partial_sum),
+        .claims = run->claims,
         .scratch = run->workspace + plan->workspace.scratch,
         .scratch_bytes = plan->workspace.scratch_bytes,
     };
@@ -520,7 +522,7 @@ static fv_status expand(const layer_run *run, const fv_call *call)
     return multiply(run, &gemm, 0);
 }
 
-fv_status fv_schedule_run(const fv_plan *plan, const fv_layer *layer, char *workspace, fv_stream stream)
+fv_status fv_schedule_run(fv_plan *plan, const fv_layer *layer, char *workspace, fv_stream stream)
 {
     static fv_status (*const operations[FV_NUM_OPERATIONS])(const layer_run *, const fv_call *) = {
         [FV_OP_KV_WRITE] = write_new,
@@ -539,6 +541,7 @@ fv_status fv_schedule_run(const fv_plan *plan, const fv_layer *layer, char *work
         .workspace = workspace,
         .launch = {plan->device, &plan->context->executor, stream},
         .step = fv_step_buffers_on_device(&plan->buffers),
+        .claims = fv_step_buffers_take_claims(&plan->buffers),
         .has_new = layer->k.data && plan->problem.context_parallel.world <= 1,
     };
     fv_status status = FV_OK;

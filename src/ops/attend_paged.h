@@ -103,6 +103,9 @@ typedef struct fv_attend_params {
     float *partial_max; /* -inf: no key seen, sum 0 and out 0 */
     float *partial_sum;
 
+    int32_t
+        *claims;   /* of a GPU's kernels: a counter, 0 between runs, from which blocks of threads take jobs; NULL: they
+                      * take every so many-th */
     void *scratch; /* of the CPU kernels: scratch_bytes for each worker */
     size_t scratch_bytes;
 } fv_attend_params;

@@ -20,6 +20,11 @@ static size_t indices_offset(const fv_step_buffers *buffers)
     return after(reduces_offset(buffers), buffers->room.num_reduces, sizeof(fv_reduce_item));
 }
 
+static size_t claims_offset(const fv_step_buffers *buffers)
+{
+    return after(indices_offset(buffers), buffers->room.num_indices, sizeof(int32_t));
+}
+
 static fv_step_view view_of(const fv_step_buffers *buffers, char *base)
 {
     return (fv_step_view){(fv_step_header *)(void *)base, (fv_work_item *)(void *)(base + sizeof(fv_step_header)),
@@ -27,16 +32,27 @@ static fv_step_view view_of(const fv_step_buffers *buffers, char *base)
                           (int32_t *)(void *)(base + indices_offset(buffers))};
 }
 
+static fv_status clear_claims(fv_step_buffers *buffers)
+{
+    const size_t offset = claims_offset(buffers);
+    char *zeros = buffers->ring[0].host + offset;
+    memset(zeros, 0, buffers->bytes - offset);
+    const fv_status status = fv_device_copy_in(buffers->device, buffers->on_device + offset, zeros,
+                                               buffers->bytes - offset, NULL);
+    return status == FV_OK ? fv_stream_synchronize(buffers->device, NULL) : status;
+}
+
 fv_status fv_step_buffers_init(fv_step_buffers *buffers, fv_device *device, const fv_step_sizes *room)
 {
     *buffers = (fv_step_buffers){.device = device, .room = *room};
-    buffers->bytes = after(indices_offset(buffers), room->num_indices, sizeof(int32_t));
+    buffers->bytes = after(claims_offset(buffers), FV_NUM_CLAIMS, sizeof(int32_t));
     fv_status status = fv_device_alloc((void **)&buffers->on_device, device, buffers->bytes);
     const int32_t ring = device->host_is_device ? 0 : FV_STAGING_RING;
     for (int32_t i = 0; i < ring && status == FV_OK; i++) {
         status = fv_device_alloc_host((void **)&buffers->ring[i].host, device, buffers->bytes);
         if (status == FV_OK) status = fv_event_create(&buffers->ring[i].copied, device);
     }
+    if (status == FV_OK && ring > 0) status = clear_claims(buffers);
     if (status != FV_OK) fv_step_buffers_deinit(buffers);
     return status;
 }
@@ -85,3 +101,11 @@ fv_status fv_step_buffers_commit(fv_step_buffers *buffers, const fv_step_sizes *
 }
 
 fv_step_view fv_step_buffers_on_device(const fv_step_buffers *buffers) { return view_of(buffers, buffers->on_device); }
+
+int32_t *fv_step_buffers_take_claims(fv_step_buffers *buffers)
+{
+    if (buffers->device->host_is_device) return NULL;
+    int32_t *claims = (int32_t *)(void *)(buffers->on_device + claims_offset(buffers)) + buffers->next_claims;
+    buffers->next_claims = (buffers->next_claims + 1) % FV_NUM_CLAIMS;
+    return claims;
+}

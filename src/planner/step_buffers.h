@@ -3,10 +3,11 @@
  *
  *   staging ring (page-locked host)   [0] [1] [2]  each with the event of its last copy
  *                                      |  one copy in stream order
- *   device buffer                     header | items | reductions | indices
+ *   device buffer                     header | items | reductions | indices | claims
  *
  * A host that runs ahead waits only when it comes round to a staging buffer whose copy has not passed.
- * Where host memory is device memory there is one buffer and no copy. */
+ * Where host memory is device memory there is one buffer and no copy. The claims are the kernels' own: counters that are 0
+ * between runs. */
 #ifndef FV_PLANNER_STEP_BUFFERS_H
 #define FV_PLANNER_STEP_BUFFERS_H
 
@@ -14,6 +15,7 @@
 #include "ops/work_item.h"
 
 #define FV_STAGING_RING 3
+#define FV_NUM_CLAIMS 16
 
 /* Counts that kernels of a static grid read. */
 typedef struct fv_step_header {
@@ -35,6 +37,7 @@ typedef struct fv_step_buffers {
     size_t bytes; /* of one buffer */
     char *on_device;
     int32_t next; /* staging buffer that the next update fills */
+    int32_t next_claims;
     struct {
         char *host;
         fv_event copied;
@@ -58,6 +61,10 @@ fv_status fv_step_buffers_begin(fv_step_view *host, fv_step_buffers *buffers);
 
 /* Sends what begin() gave, up to the sizes used, to the device in stream order. */
 fv_status fv_step_buffers_commit(fv_step_buffers *buffers, const fv_step_sizes *used, fv_stream stream);
+
+/* A counter on the device for the attention of one run (fv_attend_params.claims), NULL where host memory is device memory:
+ * the next of FV_NUM_CLAIMS, so that as many runs may be under way at once. */
+int32_t *fv_step_buffers_take_claims(fv_step_buffers *buffers);
 
 /* Where kernels read. Never changes. */
 fv_step_view fv_step_buffers_on_device(const fv_step_buffers *buffers);

@@ -6,7 +6,10 @@
  * first, as long as those are worth a reduction, then runs of KV heads, which need none.
  *
  * A device with lanes (a GPU: the blocks of threads that it holds at once) deals the KV heads of an item out, and gets the
- * pieces that a model of its time finds best: whole rounds of items, against what each item costs beside its keys. */
+ * pieces that a model of its time finds best: whole rounds of items, against what each item costs beside its keys. Where
+ * there is work for several rounds, the pieces may taper, as in guided self-scheduling (Polychronopoulos and Kuck, IEEE Trans.
+ * Computers 36, 1987): none is larger than one and a half times what is left for a lane, so that the lanes end
+ * together. */
 #include "planner/work_list.h"
 
 #include <assert.h>
@@ -17,8 +20,9 @@
 #define KEY_COST 4
 #define ITEMS_PER_WORKER 8
 #define MIN_SEGMENT_KEYS 256
-#define LANE_KEY_COST 256 /* of a key, in rows x keys: few rows take as long from memory as many in the products */
-#define LANE_BLOCKS 256 /* Q blocks that are weighed; where there are more, they are only cut above one lane's share */
+#define LANE_KEY_COST 256    /* of a key, in rows x keys: few rows take as long from memory as many in the products */
+#define LANE_BLOCKS 256      /* Q blocks that are weighed; where there are more, pieces taper */
+#define TAPER_KEYS 512       /* of the smallest piece that pieces taper to; what is shorter than four stays whole */
 #define FORCED_SEGMENTS 16   /* of the forced 3D path, as in the Triton attention paper */
 #define INVARIANT_SEGMENTS 8 /* at most, of a sequence at the maximal length */
 #define MERGE_COST 2         /* of one partial row, in rows x keys */
@@ -67,17 +71,22 @@ int64_t fv_work_cascade_gain(const fv_problem *problem, int64_t num_keys, int64_
     return saved - partial_rows * MERGE_COST;
 }
 
+/* Cost of the Q blocks of a run, all KV heads. */
+static int64_t run_cost(const fv_split_rule *rule, const fv_step *step, const fv_query_run *run)
+{
+    int64_t cost = 0;
+    for (int32_t token = run->first_token; token < run->first_token + run->num_tokens;) {
+        const q_block block = block_at(rule, step, run, token);
+        cost += block_cost(rule, &block);
+        token += block.num_tokens;
+    }
+    return cost;
+}
+
 static int64_t total_cost(const fv_split_rule *rule, const fv_step *step, const fv_pass *pass)
 {
     int64_t total = 0;
-    for (int32_t i = 0; i < pass->num_runs; i++) {
-        const fv_query_run *run = &pass->runs[i];
-        for (int32_t token = run->first_token; token < run->first_token + run->num_tokens;) {
-            const q_block block = block_at(rule, step, run, token);
-            total += block_cost(rule, &block);
-            token += block.num_tokens;
-        }
-    }
+    for (int32_t i = 0; i < pass->num_runs; i++) total += run_cost(rule, step, &pass->runs[i]);
     return total;
 }
 
@@ -385,22 +394,52 @@ static float lane_time(const fv_split_rule *rule, const lane_block *blocks, int3
     return in_rounds < dealt_out ? in_rounds : dealt_out;
 }
 
-/* The share of a device with lanes: of some between two lanes' and a quarter of a lane's, the one with the least time. */
-static int64_t choose_lane_share(const fv_split_rule *rule, const fv_step *step, const fv_pass *pass, int64_t total)
+/* The largest piece of a block of that cost (of one KV head) where pieces taper and `rest` is left for all lanes. */
+static int64_t taper_share(const fv_split_rule *rule, int64_t rest, int64_t cost)
+{
+    const int64_t least = (int64_t)TAPER_KEYS * (LANE_KEY_COST + FV_DECODE_ROWS);
+    return cost < 4 * least ? fv_max_i64(1, cost) : fv_max_i64(rest * 3 / (2 * (int64_t)rule->num_lanes), least);
+}
+
+/* How long the lanes would take with pieces that taper. */
+static float taper_time(const fv_split_rule *rule, const lane_block *blocks, int32_t num_blocks, int64_t total)
+{
+    const float num_kv_heads = (float)rule->problem->mha.num_kv_heads;
+    float rest = (float)total, sum = 0, last = 0;
+    for (int32_t i = 0; i < num_blocks; i++) {
+        const lane_block *block = &blocks[i];
+        const float share = (float)taper_share(rule, (int64_t)rest, (int64_t)block->cost);
+        const float wanted = ceilf(block->cost / share);
+        const float pieces = fmaxf(1, fminf(wanted, block->most));
+        last = block->cost / pieces + (pieces > 1 ? block->part : block->whole);
+        sum += last * pieces;
+        rest = fmaxf(0, rest - block->cost * num_kv_heads);
+    }
+    return sum * num_kv_heads / (float)rule->num_lanes + last;
+}
+
+/* How a pass is cut for lanes. */
+typedef struct lane_cut {
+    int64_t share;
+    int32_t tapers; /* 1: by what is left instead */
+} lane_cut;
+
+/* Of some shares between two lanes' and a quarter of a lane's, and of pieces that taper, what takes the least time. */
+static lane_cut choose_lane_cut(const fv_split_rule *rule, const fv_step *step, const fv_pass *pass, int64_t total)
 {
     static const uint8_t eighths[] = {4, 6, 7, 8, 10, 12, 14, 16, 20, 24, 28, 32}; /* of total / lanes: 8 / eighths */
-    const int64_t whole = fv_max_i64(1, total / rule->num_lanes), num_heads = rule->problem->mha.num_kv_heads;
-    if (pass->num_runs * num_heads > 4 * (int64_t)rule->num_lanes) return whole;
+    lane_cut best = {fv_max_i64(1, total / rule->num_lanes), 1};
+    if (pass->num_runs * (int64_t)rule->problem->mha.num_kv_heads > 4 * (int64_t)rule->num_lanes) return best;
     lane_block blocks[LANE_BLOCKS];
     const int32_t num_blocks = list_lane_blocks(blocks, rule, step, pass);
-    int64_t best = whole;
-    float best_time = INFINITY;
-    for (size_t i = 0; i < FV_ARRAY_LEN(eighths) && num_blocks > 0; i++) {
+    if (num_blocks == 0) return best;
+    float best_time = taper_time(rule, blocks, num_blocks, total);
+    for (size_t i = 0; i < FV_ARRAY_LEN(eighths); i++) {
         const int64_t share = fv_max_i64(1, total * 8 / ((int64_t)rule->num_lanes * eighths[i]));
         const float time = lane_time(rule, blocks, num_blocks, (float)share);
         if (time >= best_time) continue;
         best_time = time;
-        best = share;
+        best = (lane_cut){share, 0};
     }
     return best;
 }
@@ -408,9 +447,13 @@ static int64_t choose_lane_share(const fv_split_rule *rule, const fv_step *step,
 fv_status fv_work_list_append(fv_work_list *list, const fv_split_rule *rule, const fv_step *step, const fv_pass *pass)
 {
     list->num_slots = 0;
-    int64_t share = INT64_MAX / 2;
+    int64_t share = INT64_MAX / 2, rest = 0;
+    int32_t tapers = 0;
     if (rule->num_lanes) {
-        share = choose_lane_share(rule, step, pass, total_cost(rule, step, pass));
+        rest = total_cost(rule, step, pass);
+        const lane_cut cut = choose_lane_cut(rule, step, pass, rest);
+        share = cut.share;
+        tapers = cut.tapers;
     } else if (rule->num_workers > 1) {
         share = fv_max_i64(1, total_cost(rule, step, pass) / max_shares(rule));
     }
@@ -423,7 +466,10 @@ fv_status fv_work_list_append(fv_work_list *list, const fv_split_rule *rule, con
             continue;
         }
         for (const int32_t until = i + (now ? now->num_runs : 1); i < until; i++) {
+            const int64_t cost = tapers ? run_cost(rule, step, &pass->runs[i]) : 0;
+            if (tapers) share = taper_share(rule, rest, cost / rule->problem->mha.num_kv_heads);
             const fv_status status = append_run(list, rule, step, &pass->runs[i], share);
+            rest -= cost;
             if (status != FV_OK) return status;
         }
     }

@@ -73,11 +73,15 @@ typedef struct fv_work_list {
 } fv_work_list;
 
 /* A device with lanes: keys of the shortest piece that is worth a reduction. */
-#define FV_MIN_LANE_SEGMENT_KEYS 128
+#define FV_MIN_LANE_SEGMENT_KEYS 64
 
 /* What an item of `rows` rows takes beside its keys, as keys: to start, to bring its queries and to write its results, in
- * fp32 where they are one part of several. From times of the H200's kernels, 4 rows of 128 and 128 rows of 512. */
-static inline int32_t fv_lane_item_keys(int32_t rows, int32_t is_part) { return 160 + rows * (is_part ? 17 : 7) / 2; }
+ * fp32 where they are one part of several, and then to have them reduced. From times of the H200's kernels, 4 rows of 128
+ * and 128 rows of 512. */
+static inline int32_t fv_lane_item_keys(int32_t rows, int32_t is_part)
+{
+    return is_part ? 150 + rows * 17 / 2 : 90 + rows * 7 / 2;
+}
 
 /* How long equal items take, in times of one. Where workers have several lanes, few items share the memory that all
  * lanes share otherwise, and so are done sooner (measured: two thirds of an H200's lanes in 0.76 of the time). */

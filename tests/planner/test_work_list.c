@@ -258,7 +258,7 @@ static void test_lanes_have_work(void **state)
     (void)state;
     const int32_t one = lane_segments(1, 32768);
     assert_true(one * 8 > 396 / 3 && one * 8 <= 396);
-    assert_true(lane_segments(1, 1024) <= 8); /* no piece below 128 keys */
+    assert_true(lane_segments(1, 1024) <= 16); /* no piece below 64 keys */
     assert_int_equal(lane_segments(48, 1024), 1);
     for (int32_t batch = 1; batch <= 48; batch++) {
         const int32_t items = batch * 8 * lane_segments(batch, 4096);
@@ -266,6 +266,30 @@ static void test_lanes_have_work(void **state)
         assert_true(items <= 396 || items % 396 == 0 || items % 396 > 396 / 5 ||
                     items > 3 * 396); /* no round for a few */
     }
+}
+
+/* Where there is work for several rounds of the lanes the first sequences stay whole and the last are cut, ever smaller, so
+ * that lanes end together. */
+static void test_pieces_taper(void **state)
+{
+    (void)state;
+    fixture *f = make(32, 8, 33);
+    f->rule.num_lanes = 3 * 33;
+    allocate(f);
+    for (int32_t i = 0; i < 60; i++) add(f, 1, 4096);
+    build(f);
+    check_cover(f);
+    int32_t before = INT32_MAX, num_whole = 0;
+    for (int32_t i = 0; i < f->list.num_items; i++) {
+        const fv_work_item *item = &f->list.items[i];
+        const int32_t keys = item->end_key - item->first_key;
+        num_whole += keys == 4096;
+        assert_true(keys <= before || before < 4096 / 2); /* the last piece of a sequence may be short */
+        before = keys;
+    }
+    assert_in_range(num_whole, 60 - 99 / 12 - 2, 60 - 99 / 12 + 1); /* until two thirds of a job are left for a lane */
+    assert_true(before <= 1024);
+    destroy(f);
 }
 
 /* Batch-invariant rules cut a sequence alike, whoever else is in the batch. */
@@ -348,10 +372,15 @@ static void test_grid_search(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_random_steps_are_covered),  cmocka_unit_test(test_one_long_sequence_among_short_ones),
-        cmocka_unit_test(test_short_queries_are_cut_too), cmocka_unit_test(test_nothing_jumps),
-        cmocka_unit_test(test_batch_invariant_cuts),      cmocka_unit_test(test_grid_search),
-        cmocka_unit_test(test_shared_keys_are_read_once), cmocka_unit_test(test_lanes_have_work),
+        cmocka_unit_test(test_random_steps_are_covered),
+        cmocka_unit_test(test_one_long_sequence_among_short_ones),
+        cmocka_unit_test(test_short_queries_are_cut_too),
+        cmocka_unit_test(test_nothing_jumps),
+        cmocka_unit_test(test_batch_invariant_cuts),
+        cmocka_unit_test(test_grid_search),
+        cmocka_unit_test(test_shared_keys_are_read_once),
+        cmocka_unit_test(test_lanes_have_work),
+        cmocka_unit_test(test_pieces_taper),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -169,7 +169,7 @@ static const fv_cuda_attend_kernel *find_few_kernel(const attend_args *args)
     if (args->is_latent || params->dense.k || !is_plain_work(args)) return NULL;
     for (const fv_cuda_attend_few_kernels &kernels : fv_cuda_attend_few)
         if (fv_max_i32(params->head_size, params->v_head_size) <= kernels.head_size)
-            return &kernels.of[params->q_dtype == FV_DTYPE_F16];
+            return &kernels.of[params->q_dtype == FV_DTYPE_F16][args->is_narrow];
     return NULL;
 }
 
@@ -223,7 +223,9 @@ fv_status fv_cuda_attend_launch(const fv_launch *launch, const fv_attend_params 
     const int32_t group = params->num_heads / params->num_kv_heads;
     if (kernel.takes_row_parts) args.row_parts = (int32_t)fv_ceil_div(group, kernel.block_m);
     const uint32_t parts = (uint32_t)args.row_parts;
-    const dim3 grid = params->items ? dim3((uint32_t)(params->num_items * params->num_kv_heads) * parts)
+    args.num_jobs = params->items ? params->num_items * params->num_kv_heads : 0;
+    const int32_t most = kernel.stays ? kernel.stays * launch->device->num_workers : INT32_MAX;
+    const dim3 grid = params->items ? dim3((uint32_t)fv_min_i32(args.num_jobs, most) * parts)
                                     : dim3((uint32_t)params->num_q_blocks * parts, (uint32_t)params->num_kv_heads,
                                            (uint32_t)params->num_segments);
     return fv_cuda_launch_overlapped(launch, "attend_paged", kernel.kernel, grid, (uint32_t)kernel.num_threads,
@@ -252,8 +254,10 @@ extern "C" fv_status fv_cuda_attend_open(const fv_device *device)
         }
     }
     for (const fv_cuda_attend_few_kernels &kernels : fv_cuda_attend_few) {
-        for (int32_t i = 0; i < 2 && status == FV_OK; i++)
-            status = allow_shared(device, &kernels.of[i], kernels.of[i].shared_bytes);
+        for (int32_t i = 0; i < 4 && status == FV_OK; i++) {
+            const fv_cuda_attend_kernel *kernel = &kernels.of[i / 2][i % 2];
+            status = allow_shared(device, kernel, kernel->shared_bytes);
+        }
     }
     const fv_cuda_attend_kernel *hopper[] = {fv_cuda_hopper.rows_64, fv_cuda_hopper.rows_128, fv_cuda_hopper.latent,
                                              fv_cuda_hopper.amla};

@@ -18,6 +18,7 @@ typedef struct fv_cuda_attend_kernel {
     int32_t num_threads;
     int32_t block_m;         /* rows that it takes at once */
     int32_t takes_row_parts; /* 1: the rows of an item may be dealt out to attend_args.row_parts blocks of threads */
+    int32_t stays; /* blocks of threads on a multiprocessor that take one job after the other; 0: one job each */
 } fv_cuda_attend_kernel;
 
 /* Those of one head size: [0] bf16, [1] fp16. */
@@ -32,10 +33,10 @@ extern const fv_cuda_attend_kernels fv_cuda_attend_256;
 extern const fv_cuda_attend_kernels fv_cuda_attend_512;
 extern const fv_cuda_attend_kernels fv_cuda_attend_latent;
 
-/* Few rows over plain caches (attend_few.cuh), by head size, ascending: [0] bf16, [1] fp16. */
+/* Few rows over plain caches (attend_few.cuh), by head size, ascending. */
 typedef struct fv_cuda_attend_few_kernels {
-    int32_t head_size; /* of keys and values, at most */
-    fv_cuda_attend_kernel of[2];
+    int32_t head_size;              /* of keys and values, at most */
+    fv_cuda_attend_kernel of[2][2]; /* queries of bf16 or fp16; entries of their dtype, or of one byte */
 } fv_cuda_attend_few_kernels;
 
 enum { FV_CUDA_NUM_ATTEND_FEW = 3 };

@@ -1,10 +1,13 @@
 /* Attention of few rows over a cache on tensor cores (mma.sync, sm_80 and later): decode, which the memory bounds.
- * Up to 16 rows share each key, and the keys of an item are dealt out to four warps, 16 at a time, each with its own
- * sums and its own ring of tiles in shared memory: no warp waits for another before the end.
+ * Up to 16 rows share each key, and the keys of a job are dealt out to four warps, 16 at a time, each with its own
+ * sums and its own ring of two tiles in shared memory: no warp waits for another before the end.
  *
- *   warp w      tile w     tile w + 4     tile w + 8 ...
+ *   warp w      tile w     tile w + 4     tile w + 8 ...          first tile of the next job ...
  *   its ring    [ worked on ][ on its way ]                       cp.async
- *   the end     maxima, sums and values of the four warps meet in shared memory
+ *   the end     maxima, sums and values of the four warps meet in the half of each ring that is free
+ *
+ * Blocks of threads stay and do one job after the other (attend_few_jobs.cuh), so that memory is asked for
+ * something at any time: a job's first tiles are on their way while the one before ends.
  *
  * Caches of the queries' 16-bit dtype, or of one byte: those arrive as they are and are widened by their warp. The keys
  * become numbers of the queries' dtype, the values fp16, in which 8-bit formats are exact, and so does P. Rows lie
@@ -12,29 +15,28 @@
 #ifndef FV_KERNELS_CUDA_ATTEND_FEW_CUH
 #define FV_KERNELS_CUDA_ATTEND_FEW_CUH
 
+#include "kernels/cuda/attend_few_jobs.cuh"
 #include "kernels/cuda/attend_mma.cuh"
 
 template <class Element, int HEAD_, int VALUE_> struct few_shape {
     using T = Element;
-    static constexpr int HEAD = HEAD_, VALUE = VALUE_, WARPS = 4, THREADS = 32 * WARPS, TILE = 16, BLOCK_M = 16;
+    static constexpr int HEAD = HEAD_, VALUE = VALUE_, WARPS = 4, THREADS = 32 * WARPS, TILE = 16, BLOCK_M = FEW_ROWS;
     static constexpr int K_ROW = HEAD + 8, V_ROW = VALUE + 8; /* 8 rows lie in different banks */
     static constexpr int WIDE = TILE * (K_ROW + V_ROW) * 2, NARROW = TILE * (HEAD + VALUE); /* bytes of a tile */
-    static constexpr int STAGES = 2, RING = STAGES * WIDE;
-    static constexpr int NARROW_STAGES = (RING - WIDE) / NARROW;        /* behind the tile that is worked on, widened */
+    static constexpr int RING = 2 * WIDE; /* of one byte: a tile widened, and behind it the two stages */
     static constexpr int BLOCKS = HEAD <= 64 ? 4 : HEAD <= 128 ? 3 : 1; /* on a multiprocessor */
-    static_assert(HEAD % 32 == 0 && VALUE % 16 == 0 && NARROW_STAGES >= 2, "whole instructions, and a ring");
+    static_assert(HEAD % 32 == 0 && VALUE % 16 == 0 && WIDE + 2 * NARROW <= RING, "whole instructions, and a ring");
+    static_assert(BLOCK_M * (VALUE + 3) * 4 <= WIDE && WARPS * TILE == FEW_FIRST_KEYS,
+                  "a warp's sums fit into a stage");
 };
 
 template <class S> struct few_memory {
-    alignas(16) char ring[S::WARPS][S::RING]; /* at the end: values of each warp, fp32 */
+    alignas(16) char ring[S::WARPS][S::RING];
     alignas(16) typename S::T q[S::BLOCK_M * S::K_ROW];
     const char *k[S::WARPS][S::TILE]; /* of the tile that a warp asks for; NULL: no row sees the key */
     const char *v[S::WARPS][S::TILE];
-    float max[S::WARPS][S::BLOCK_M], sum[S::WARPS][S::BLOCK_M], rounded[S::WARPS][S::BLOCK_M];
-    attend_row rows[S::BLOCK_M];
-    attend_keys keys;
-    int32_t has_item;
-    attend_job job;
+    float *sums[S::WARPS]; /* at the end: values [BLOCK_M][VALUE] of each warp, maxima, sums, and sums as rounded */
+    few_jobs jobs;
 };
 
 /* A warp's state: two rows for each thread, l / 4 and the eighth after it. */
@@ -45,10 +47,20 @@ template <class S> struct few_state {
     float rounded[4]; /* sums of P as the tensor cores get it, of all keys: a column of ones behind V */
 };
 
-/* A warp's tiles: tile n holds the 16 keys from first + 16 (warp + 4 n) on. */
+/* A warp's tiles of a job: tile n holds the 16 keys from first + 64 n on. */
 typedef struct few_tiles {
     int32_t first, count;
 } few_tiles;
+
+template <class S> static __device__ __forceinline__ few_tiles few_tiles_of(const few_slot *slot, int32_t warp)
+{
+    few_tiles tiles = {0, 0};
+    if (slot->keys.first >= slot->keys.end) return tiles;
+    const int32_t first = few_first_key(&slot->keys), all = (slot->keys.end - first + S::TILE - 1) / S::TILE;
+    tiles.first = first + warp * S::TILE;
+    tiles.count = (all - warp + S::WARPS - 1) / S::WARPS;
+    return tiles;
+}
 
 template <class S> static __device__ __forceinline__ int32_t few_tile_key(const few_tiles *tiles, int32_t n)
 {
@@ -57,12 +69,12 @@ template <class S> static __device__ __forceinline__ int32_t few_tile_key(const 
 
 /* The block of a lane's key of tile n, asked for a tile ahead of its use. */
 template <class S>
-static __device__ __forceinline__ int32_t few_block(const few_memory<S> *memory, const attend_args *args,
+static __device__ __forceinline__ int32_t few_block(const few_slot *slot, const attend_args *args,
                                                     const few_tiles *tiles, int32_t n, int32_t lane)
 {
     const int32_t key = few_tile_key<S>(tiles, n) + lane;
-    if (lane >= S::TILE || n >= tiles->count || key < memory->keys.first || key >= memory->keys.end) return -1;
-    return memory->job.table[split_key(args, key).x];
+    if (lane >= S::TILE || n >= tiles->count || key < slot->keys.first || key >= slot->keys.end) return -1;
+    return slot->job.table[split_key(args, key).x];
 }
 
 /* A warp's asynchronous copies of rows of SIZE elements, 16 bytes each; elements from `size` on are zeros. */
@@ -81,22 +93,22 @@ static __device__ __forceinline__ void copy_few_rows(char *to, const char *const
     }
 }
 
-/* Asks for tile n, the lanes' keys of which are in `block`. */
+/* Asks for tile n, the lanes' keys of which are in `block`, to come to a stage of the ring. */
 template <class S, bool IS_NARROW>
 static __device__ __forceinline__ void load_few_tile(few_memory<S> *memory, const attend_args *args,
-                                                     const few_tiles *tiles, int32_t n, int32_t block, int32_t warp,
-                                                     int32_t lane)
+                                                     const few_slot *slot, const few_tiles *tiles, int32_t n,
+                                                     int32_t block, int32_t stage, int32_t warp, int32_t lane)
 {
     const fv_attend_params *params = &args->params;
     if (lane < S::TILE) {
-        const int32_t slot = split_key(args, few_tile_key<S>(tiles, n) + lane).y, kv_head = memory->job.kv_head;
-        memory->k[warp][lane] = block < 0 ? NULL : plain_row(&args->k[0].plane, block, kv_head, slot);
-        memory->v[warp][lane] = block < 0 ? NULL : plain_row(&args->v[0].plane, block, kv_head, slot);
+        const int32_t at = split_key(args, few_tile_key<S>(tiles, n) + lane).y, kv_head = slot->job.kv_head;
+        memory->k[warp][lane] = block < 0 ? NULL : plain_row(&args->k[0].plane, block, kv_head, at);
+        memory->v[warp][lane] = block < 0 ? NULL : plain_row(&args->v[0].plane, block, kv_head, at);
     }
     __syncwarp();
     constexpr int ELEMENT = IS_NARROW ? 1 : 2, K_BYTES = (IS_NARROW ? S::HEAD : S::K_ROW) * ELEMENT,
                   V_BYTES = (IS_NARROW ? S::VALUE : S::V_ROW) * ELEMENT;
-    char *to = memory->ring[warp] + (IS_NARROW ? S::WIDE + n % S::NARROW_STAGES * S::NARROW : n % S::STAGES * S::WIDE);
+    char *to = memory->ring[warp] + (IS_NARROW ? S::WIDE + stage * S::NARROW : stage * S::WIDE);
     copy_few_rows<S::TILE, S::HEAD, ELEMENT, K_BYTES>(to, memory->k[warp], params->q, params->head_size, lane);
     copy_few_rows<S::TILE, S::VALUE, ELEMENT, V_BYTES>(to + S::TILE * K_BYTES, memory->v[warp], params->q,
                                                        params->v_head_size, lane);
@@ -154,17 +166,16 @@ static __device__ __forceinline__ void multiply_few_keys(float (&s)[2][4], uint3
 
 /* From dot products to scores in base 2, and the new maxima; the sums so far follow them. */
 template <class S>
-static __device__ __forceinline__ void score_few_keys(float (&s)[2][4], few_state<S> *state,
-                                                      const few_memory<S> *memory, int32_t tile_first, int32_t lane,
-                                                      float scale)
+static __device__ __forceinline__ void score_few_keys(float (&s)[2][4], few_state<S> *state, const few_slot *slot,
+                                                      int32_t tile_first, int32_t lane, float scale)
 {
-    const bool is_plain = tile_first >= memory->keys.full_first && tile_first + S::TILE <= memory->keys.full_end;
+    const bool is_plain = tile_first >= slot->keys.full_first && tile_first + S::TILE <= slot->keys.full_end;
     float factor[2];
     bool changes = false;
 #pragma unroll
     for (int half = 0; half < 2; half++) {
         const int32_t origin = tile_first + lane % 4 * 2;
-        const attend_row *row = &memory->rows[lane / 4 + half * 8];
+        const attend_row *row = &slot->rows[lane / 4 + half * 8];
         const int32_t first = is_plain ? 0 : row->first - origin, end = is_plain ? S::TILE : row->end - origin;
         float largest = -INFINITY;
 #pragma unroll
@@ -221,77 +232,127 @@ static __device__ __forceinline__ void add_few_values(few_state<S> *state, const
 
 template <class S>
 static __device__ __forceinline__ void load_few_queries(few_memory<S> *memory, const attend_args *args,
-                                                        int32_t num_rows)
+                                                        const few_slot *slot)
 {
     constexpr int CHUNKS = S::HEAD / 8;
+    const int32_t num_rows = slot->job.num_rows - slot->row0;
     for (int32_t i = threadIdx.x; i < S::BLOCK_M * CHUNKS; i += S::THREADS) {
         const int32_t r = i / CHUNKS, chunk = i % CHUNKS;
-        *(uint4 *)(memory->q + r * S::K_ROW + chunk * 8) = query_chunk(&args->params, memory->rows, r, num_rows, chunk);
+        *(uint4 *)(memory->q + r * S::K_ROW + chunk * 8) = query_chunk(&args->params, slot->rows, r, num_rows, chunk);
     }
 }
 
-/* All tiles of a warp. */
-template <class S, bool IS_NARROW>
-static __device__ __forceinline__ void attend_few_tiles(few_state<S> *state, few_memory<S> *memory,
-                                                        const attend_args *args, int32_t num_rows, int32_t warp,
+/* Widens the tile of a stage; its place. */
+template <class S>
+static __device__ __forceinline__ char *widen_few_stage(char *ring, const attend_args *args, int32_t stage,
                                                         int32_t lane)
 {
-    using T = typename S::T;
-    constexpr int STAGES = IS_NARROW ? S::NARROW_STAGES : S::STAGES, AHEAD = STAGES - 1;
-    const int32_t in_matrix = lane % 8, matrix = lane / 8;
-    const float scale = args->params.scale * memory->job.k_head_scale * FV_LOG2E;
-    const int32_t all_first = memory->keys.first / S::TILE * S::TILE;
-    const int32_t all = (memory->keys.end - all_first + S::TILE - 1) / S::TILE;
-    const few_tiles tiles = {all_first + warp * S::TILE, (all - warp + S::WARPS - 1) / S::WARPS};
-
-    const uint32_t q_at = ptx_shared_address(memory->q + (matrix % 2 * 8 + in_matrix) * S::K_ROW + matrix / 2 * 8);
-    int32_t block = few_block<S>(memory, args, &tiles, 0, lane);
-#pragma unroll 1
-    for (int32_t n = -AHEAD; n < tiles.count; n++) {
-        const int32_t asked = n + AHEAD, next = few_block<S>(memory, args, &tiles, asked + 1, lane);
-        if (asked < tiles.count) load_few_tile<S, IS_NARROW>(memory, args, &tiles, asked, block, warp, lane);
-        ptx_cp_async_commit();
-        block = next;
-        if (n == -1) { /* the first keys are on their way */
-            load_few_queries<S>(memory, args, num_rows);
-            __syncthreads();
-        }
-        if (n < 0) continue;
-        ptx_cp_async_wait<AHEAD>();
-        __syncwarp();
-        const char *tile = memory->ring[warp] + (IS_NARROW ? 0 : n % STAGES * S::WIDE);
-        if constexpr (IS_NARROW) {
-            const char *from = memory->ring[warp] + S::WIDE + n % STAGES * S::NARROW;
-            const fv_dtype dtype = args->params.cache.dtype;
-            if (dtype == FV_DTYPE_F8_E4M3)
-                widen_few_tile<S, FV_DTYPE_F8_E4M3>(memory->ring[warp], from, lane);
-            else if (dtype == FV_DTYPE_F8_E5M2)
-                widen_few_tile<S, FV_DTYPE_F8_E5M2>(memory->ring[warp], from, lane);
-            else
-                widen_few_tile<S, FV_DTYPE_I8>(memory->ring[warp], from, lane);
-            __syncwarp();
-        }
-        const uint32_t k_at = ptx_shared_address(tile + ((matrix / 2 * 8 + in_matrix) * S::K_ROW + matrix % 2 * 8) * 2);
-        const uint32_t v_at = ptx_shared_address(tile + S::TILE * S::K_ROW * 2 +
-                                                 ((matrix % 2 * 8 + in_matrix) * S::V_ROW + matrix / 2 * 8) * 2);
-        float s[2][4];
-        multiply_few_keys<S>(s, q_at, k_at);
-        score_few_keys<S>(s, state, memory, few_tile_key<S>(&tiles, n), lane, scale);
-        if constexpr (IS_NARROW)
-            add_few_values<S, __half>(state, s, v_at);
-        else
-            add_few_values<S, T>(state, s, v_at);
-        __syncwarp(); /* the tile is read to the end */
-    }
-    ptx_cp_async_wait<0>();
+    const char *from = ring + S::WIDE + stage * S::NARROW;
+    const fv_dtype dtype = args->params.cache.dtype;
+    if (dtype == FV_DTYPE_F8_E4M3)
+        widen_few_tile<S, FV_DTYPE_F8_E4M3>(ring, from, lane);
+    else if (dtype == FV_DTYPE_F8_E5M2)
+        widen_few_tile<S, FV_DTYPE_F8_E5M2>(ring, from, lane);
+    else
+        widen_few_tile<S, FV_DTYPE_I8>(ring, from, lane);
+    __syncwarp();
+    return ring;
 }
 
-/* A warp's sums to shared memory; values in the place of its ring. */
-template <class S>
-static __device__ __forceinline__ void share_few_state(few_memory<S> *memory, const few_state<S> *state, int32_t warp,
-                                                       int32_t lane)
+template <class S, bool IS_NARROW>
+static __device__ __forceinline__ void attend_few_tile(few_state<S> *state, const few_slot *slot, const char *tile,
+                                                       uint32_t q_at, int32_t first_key, float scale, int32_t lane)
 {
-    float *values = (float *)memory->ring[warp];
+    const int32_t in_matrix = lane % 8, matrix = lane / 8;
+    const uint32_t k_at = ptx_shared_address(tile + ((matrix / 2 * 8 + in_matrix) * S::K_ROW + matrix % 2 * 8) * 2);
+    const uint32_t v_at = ptx_shared_address(tile + S::TILE * S::K_ROW * 2 +
+                                             ((matrix % 2 * 8 + in_matrix) * S::V_ROW + matrix / 2 * 8) * 2);
+    float s[2][4];
+    multiply_few_keys<S>(s, q_at, k_at);
+    score_few_keys<S>(s, state, slot, first_key, lane, scale);
+    if constexpr (IS_NARROW)
+        add_few_values<S, __half>(state, s, v_at);
+    else
+        add_few_values<S, typename S::T>(state, s, v_at);
+    __syncwarp(); /* the tile is read to the end */
+}
+
+/* A warp on its way through the block's jobs. */
+typedef struct few_walk {
+    int32_t n;        /* job */
+    int32_t stage;    /* of the tile to work on next */
+    int32_t is_ahead; /* 1: the job's first tile has been asked for */
+    int32_t block;    /* of a lane's key of the tile to ask for next */
+} few_walk;
+
+/* Asks for the tile after tile n of the job: its own, or the first of the next job where that is known. */
+template <class S, bool IS_NARROW>
+static __device__ __forceinline__ void ask_few_tile(few_walk *walk, few_memory<S> *memory, const attend_args *args,
+                                                    const few_slot *slot, const few_tiles *tiles, int32_t n,
+                                                    int32_t warp, int32_t lane)
+{
+    const few_slot *from = slot;
+    few_tiles of = *tiles;
+    int32_t asked = n + 1;
+    if (n < 0 && walk->is_ahead) return;
+    if (asked >= of.count) {
+        from = n < 0 ? NULL : next_few_slot(&memory->jobs, walk->n, lane);
+        if (!from) return;
+        of = few_tiles_of<S>(from, warp);
+        if (of.count == 0) return;
+        asked = 0;
+        walk->is_ahead = 1;
+    }
+    int32_t block = walk->block;
+    if (asked == 0) block = lane < S::TILE ? memory->jobs.first_blocks[warp * S::TILE + lane] : -1;
+    walk->block = few_block<S>(from, args, &of, asked + 1, lane);
+    load_few_tile<S, IS_NARROW>(memory, args, from, &of, asked, block, n < 0 ? walk->stage : walk->stage ^ 1, warp,
+                                lane);
+}
+
+/* All tiles of a warp, and for the scout's warp the rest of its steps. One barrier where there is a job. */
+template <class S, bool IS_NARROW>
+static __device__ __forceinline__ void attend_few_tiles(few_state<S> *state, few_walk *walk, few_scout *scout,
+                                                        few_memory<S> *memory, const attend_args *args,
+                                                        const few_slot *slot, int32_t slot_state, int32_t warp,
+                                                        int32_t lane)
+{
+    enum { SCOUTED = 6 }; /* tiles before the end: the later a job is claimed, the better they are dealt out */
+    const int32_t in_matrix = lane % 8, matrix = lane / 8;
+    const uint32_t q_at = ptx_shared_address(memory->q + (matrix % 2 * 8 + in_matrix) * S::K_ROW + matrix / 2 * 8);
+    const float scale = args->params.scale * slot->job.k_head_scale * FV_LOG2E;
+    few_tiles tiles = {0, 0};
+    if (slot_state == FEW_JOB) tiles = few_tiles_of<S>(slot, warp);
+#pragma unroll 1
+    for (int32_t n = -1; n < tiles.count || (warp == 0 && scout->step != FEW_DONE); n++) {
+        if (n < tiles.count) {
+            ask_few_tile<S, IS_NARROW>(walk, memory, args, slot, &tiles, n, warp, lane);
+            ptx_cp_async_commit();
+        }
+        if (n < 0 && slot_state == FEW_JOB) { /* the first keys are on their way */
+            walk->is_ahead = 0;
+            load_few_queries<S>(memory, args, slot);
+            __syncthreads();
+        }
+        if (warp == 0 && tiles.count - n <= SCOUTED && scout->step != FEW_DONE)
+            step_few_scout(scout, &memory->jobs, args, walk->n, lane);
+        if (n < 0 || n >= tiles.count) continue;
+        ptx_cp_async_wait<1>();
+        __syncwarp();
+        char *tile = memory->ring[warp] + walk->stage * S::WIDE;
+        if constexpr (IS_NARROW) tile = widen_few_stage<S>(memory->ring[warp], args, walk->stage, lane);
+        attend_few_tile<S, IS_NARROW>(state, slot, tile, q_at, few_tile_key<S>(&tiles, n), scale, lane);
+        walk->stage ^= 1;
+    }
+}
+
+/* A warp's sums to the part of its ring that is free. */
+template <class S>
+static __device__ __forceinline__ void share_few_state(few_memory<S> *memory, const few_state<S> *state, float *values,
+                                                       int32_t warp, int32_t lane)
+{
+    float *max = values + S::BLOCK_M * S::VALUE, *sums = max + S::BLOCK_M, *rounded = sums + S::BLOCK_M;
+    if (lane == 0) memory->sums[warp] = values;
 #pragma unroll
     for (int half = 0; half < 2; half++) {
         const int32_t r = lane / 4 + half * 8;
@@ -299,9 +360,9 @@ static __device__ __forceinline__ void share_few_state(few_memory<S> *memory, co
         sum += __shfl_xor_sync(~0u, sum, 1);
         sum += __shfl_xor_sync(~0u, sum, 2);
         if (lane % 4 == 0) {
-            memory->max[warp][r] = state->max[half];
-            memory->sum[warp][r] = sum;
-            memory->rounded[warp][r] = state->rounded[2 * half];
+            max[r] = state->max[half];
+            sums[r] = sum;
+            rounded[r] = state->rounded[2 * half];
         }
 #pragma unroll
         for (int n = 0; n < S::VALUE / 8; n++)
@@ -310,30 +371,32 @@ static __device__ __forceinline__ void share_few_state(few_memory<S> *memory, co
     }
 }
 
-/* The four warps' sums become one, and the row's results go to memory: 128 / VALUE threads' worth of pairs a row. */
+/* The four warps' sums become one, and the row's results go to memory: a thread for each pair of elements. */
 template <class S>
 static __device__ __forceinline__ void store_few_rows(const few_memory<S> *memory, const attend_args *args,
-                                                      int32_t num_rows)
+                                                      const few_slot *slot)
 {
-    constexpr int PAIRS = S::VALUE / 2;
-    const attend_job *job = &memory->job;
+    constexpr int PAIRS = S::VALUE / 2, ALL = S::BLOCK_M * S::VALUE;
+    const attend_job *job = &slot->job;
+    const int32_t num_rows = fv_min_i32(S::BLOCK_M, job->num_rows - slot->row0);
     for (int32_t i = threadIdx.x; i < num_rows * PAIRS; i += S::THREADS) {
         const int32_t r = i / PAIRS, d = i % PAIRS * 2;
         float max = -INFINITY, sum = 0, rounded = 0;
         float2 value = make_float2(0, 0);
 #pragma unroll
-        for (int w = 0; w < S::WARPS; w++) max = fmaxf(max, memory->max[w][r]);
+        for (int w = 0; w < S::WARPS; w++) max = fmaxf(max, memory->sums[w][ALL + r]);
 #pragma unroll
         for (int w = 0; w < S::WARPS; w++) {
-            const float factor = memory->max[w][r] == -INFINITY ? 0.0f : ptx_ex2(memory->max[w][r] - max);
-            const float2 part = *(const float2 *)((const float *)memory->ring[w] + r * S::VALUE + d);
-            sum += memory->sum[w][r] * factor;
-            rounded += memory->rounded[w][r] * factor;
+            const float *of_warp = memory->sums[w], own = of_warp[ALL + r];
+            const float factor = own == -INFINITY ? 0.0f : ptx_ex2(own - max);
+            const float2 part = *(const float2 *)(of_warp + r * S::VALUE + d);
+            sum += of_warp[ALL + S::BLOCK_M + r] * factor;
+            rounded += of_warp[ALL + 2 * S::BLOCK_M + r] * factor;
             value.x += factor == 0.0f ? 0.0f : part.x * factor;
             value.y += factor == 0.0f ? 0.0f : part.y * factor;
         }
         const float values_factor = job->v_head_scale * (rounded > 0 ? __fdividef(sum, rounded) : 1.0f);
-        const attend_row *row = &memory->rows[r];
+        const attend_row *row = &slot->rows[r];
         const attend_end end = end_row(args, job, row, max, sum, values_factor);
         if (d == 0) store_sums(args, row, &end);
         if (d >= args->params.v_head_size) continue;
@@ -347,12 +410,12 @@ static __device__ __forceinline__ void store_few_rows(const few_memory<S> *memor
     }
 }
 
-template <class S>
-static __device__ __forceinline__ void attend_few_block(few_memory<S> *memory, const attend_args *args, int32_t row0)
+/* A job from its first tile to its results, and the way to the next one. */
+template <class S, bool IS_NARROW>
+static __device__ __forceinline__ void attend_few_job(few_walk *walk, few_scout *scout, few_memory<S> *memory,
+                                                      const attend_args *args, const few_slot *slot, int32_t slot_state,
+                                                      int32_t warp, int32_t lane)
 {
-    const int32_t warp = threadIdx.x / 32, lane = threadIdx.x % 32;
-    const int32_t num_rows = fv_min_i32(S::BLOCK_M, memory->job.num_rows - row0);
-    find_rows<S::BLOCK_M>(memory->rows, &memory->keys, args, &memory->job, row0);
     few_state<S> state;
 #pragma unroll
     for (int n = 0; n < S::VALUE / 8; n++)
@@ -362,34 +425,41 @@ static __device__ __forceinline__ void attend_few_block(few_memory<S> *memory, c
     for (int j = 0; j < 4; j++) state.rounded[j] = 0;
     state.max[0] = state.max[1] = -INFINITY;
     state.sum[0] = state.sum[1] = 0;
-    if (memory->keys.first < memory->keys.end) {
-        if (args->is_narrow)
-            attend_few_tiles<S, true>(&state, memory, args, num_rows, warp, lane);
-        else
-            attend_few_tiles<S, false>(&state, memory, args, num_rows, warp, lane);
+    attend_few_tiles<S, IS_NARROW>(&state, walk, scout, memory, args, slot, slot_state, warp, lane);
+    scout->step = FEW_CLAIM;
+    if (slot_state == FEW_JOB) {
+        char *free_stage = memory->ring[warp] + (IS_NARROW ? 0 : (walk->stage ^ 1) * S::WIDE);
+        share_few_state<S>(memory, &state, (float *)free_stage, warp, lane);
+        __syncthreads();
+        store_few_rows<S>(memory, args, slot);
     }
-    share_few_state<S>(memory, &state, warp, lane);
-    __syncthreads();
-    store_few_rows<S>(memory, args, num_rows);
-    __syncthreads(); /* rows and sums are read to the end */
+    __syncthreads(); /* the next job is known; rows and sums are read to the end */
 }
 
-template <class S>
+template <class S, bool IS_NARROW>
 static __global__ void __launch_bounds__(S::THREADS, S::BLOCKS)
     attend_few_kernel(const __grid_constant__ attend_args args)
 {
     extern __shared__ __align__(16) char shared[];
     few_memory<S> *memory = (few_memory<S> *)shared;
+    const int32_t warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+    few_walk walk = {-1, 0, 0, -1};
+    few_scout scout = begin_few_jobs(&memory->jobs);
     overlap_begin();
-    if (threadIdx.x == 0) memory->has_item = find_job(&memory->job, &args);
     __syncthreads();
-    if (!memory->has_item) return;
-    for (int32_t row0 = 0; row0 < memory->job.num_rows; row0 += S::BLOCK_M) attend_few_block<S>(memory, &args, row0);
+#pragma unroll 1
+    for (int32_t slot_state = FEW_NOTHING; slot_state != FEW_NO_JOB; walk.n++) {
+        const few_slot *slot = &memory->jobs.slots[walk.n & 1];
+        attend_few_job<S, IS_NARROW>(&walk, &scout, memory, &args, slot, slot_state, warp, lane);
+        slot_state = memory->jobs.slots[(walk.n + 1) & 1].state;
+    }
+    ptx_cp_async_wait<0>();
 }
 
-template <class S> constexpr fv_cuda_attend_kernel attend_few_of(void)
+/* For 16-bit entries, and for entries of one byte. */
+template <class S, bool IS_NARROW> constexpr fv_cuda_attend_kernel attend_few_of(void)
 {
-    return {attend_few_kernel<S>, (int32_t)sizeof(few_memory<S>), S::THREADS, S::BLOCK_M, 0};
+    return {attend_few_kernel<S, IS_NARROW>, (int32_t)sizeof(few_memory<S>), S::THREADS, S::BLOCK_M, 0, S::BLOCKS};
 }
 
 #endif

@@ -52,6 +52,7 @@ typedef struct attend_args {
     fv_rescaling rescaling;
     int32_t row_parts; /* blocks of threads, neighbours in the grid, that share an item's rows */
     int32_t out_pairs; /* 1: two neighbouring elements of out can be written at once */
+    int32_t num_jobs;  /* of blocks of threads that stay: items times KV heads; 0 on the static grid, a cell each */
 } attend_args;
 
 /* One row of a block, in shared memory. */
@@ -100,7 +101,28 @@ static __device__ __forceinline__ bool find_item(fv_work_item *item, const atten
     return find_grid_item(item, params, params->num_q_blocks - 1 - block, (int32_t)blockIdx.y, (int32_t)blockIdx.z);
 }
 
-static __device__ __forceinline__ attend_job job_of(const attend_args *args, const fv_work_item *item, int32_t kv_head)
+/* What the batch says of a sequence, and the scales of a head. */
+typedef struct attend_lengths {
+    int32_t query_start, query_end, seq_len, causal;
+    float k_head_scale, v_head_scale;
+} attend_lengths;
+
+static __device__ __forceinline__ attend_lengths load_lengths(const attend_args *args, int32_t seq, int32_t kv_head)
+{
+    const fv_attend_params *params = &args->params;
+    attend_lengths lengths;
+    lengths.query_start = params->query_start[seq];
+    lengths.query_end = params->query_start[seq + 1];
+    lengths.seq_len = params->seq_lens[seq];
+    lengths.causal = params->causal ? params->causal[seq] : 1;
+    lengths.k_head_scale = fv_scale_of_head(params->k_scale, params->num_kv_scales, kv_head);
+    lengths.v_head_scale = args->is_latent ? lengths.k_head_scale
+                                           : fv_scale_of_head(params->v_scale, params->num_kv_scales, kv_head);
+    return lengths;
+}
+
+static __device__ __forceinline__ attend_job job_of(const attend_args *args, const fv_work_item *item, int32_t kv_head,
+                                                    const attend_lengths *lengths)
 {
     const fv_attend_params *params = &args->params;
     attend_job job;
@@ -108,10 +130,10 @@ static __device__ __forceinline__ attend_job job_of(const attend_args *args, con
     job.kv_head = kv_head;
     job.group = params->num_heads / params->num_kv_heads;
     job.num_rows = item->num_tokens * job.group;
-    job.query_start = params->query_start[item->seq];
-    job.seq_len = params->seq_lens[item->seq];
-    job.causal = params->causal ? params->causal[item->seq] : 1;
-    job.context = job.seq_len - (params->query_start[item->seq + 1] - job.query_start);
+    job.query_start = lengths->query_start;
+    job.seq_len = lengths->seq_len;
+    job.causal = lengths->causal;
+    job.context = job.seq_len - (lengths->query_end - job.query_start);
     job.dense_from = INT32_MAX;
     job.dense_row = 0;
     if (params->dense.k) {
@@ -120,9 +142,8 @@ static __device__ __forceinline__ attend_job job_of(const attend_args *args, con
                                               : (int64_t)job.query_start - job.context;
     }
     job.table = params->block_table + item->table_row * params->block_table_stride;
-    job.k_head_scale = fv_scale_of_head(params->k_scale, params->num_kv_scales, kv_head);
-    job.v_head_scale = args->is_latent ? job.k_head_scale
-                                       : fv_scale_of_head(params->v_scale, params->num_kv_scales, kv_head);
+    job.k_head_scale = lengths->k_head_scale;
+    job.v_head_scale = lengths->v_head_scale;
     return job;
 }
 
@@ -131,8 +152,29 @@ static __device__ __forceinline__ bool find_job(attend_job *job, const attend_ar
 {
     fv_work_item item;
     if (!find_item(&item, args)) return false;
-    *job = job_of(args, &item, item.first_kv_head);
+    const attend_lengths lengths = load_lengths(args, item.seq, item.first_kv_head);
+    *job = job_of(args, &item, item.first_kv_head, &lengths);
     return true;
+}
+
+/* Row `r` of a job; all zeros behind its last one. */
+static __device__ __forceinline__ attend_row row_of(const attend_args *args, const attend_job *job, int32_t r)
+{
+    const fv_attend_params *params = &args->params;
+    attend_row row = {};
+    if (r >= job->num_rows) return row;
+    const int32_t token = r / job->group, new_token = job->item.first_token + token;
+    row.token = job->query_start + new_token;
+    row.head = job->kv_head * job->group + r % job->group;
+    row.position = job->context + new_token;
+    const fv_key_range seen = row_keys(&params->context_parallel, job->seq_len, row.position, job->causal,
+                                       params->window);
+    row.first = fv_max_i32(seen.first, job->item.first_key);
+    row.end = fv_max_i32(row.first, fv_min_i32(seen.end, job->item.end_key));
+    row.slope = params->alibi != FV_ALIBI_NONE && params->alibi_slopes ? params->alibi_slopes[row.head] * FV_LOG2E
+                                                                       : 0.0f;
+    row.tree = params->tree_mask ? params->tree_mask[row.token] : 0;
+    return row;
 }
 
 /* Fills the rows [row0, row0 + num_threads' share) of a block and what keys they have; two barriers. */
@@ -140,27 +182,14 @@ template <int BLOCK_M>
 static __device__ __forceinline__ void find_rows(attend_row *rows, attend_keys *keys, const attend_args *args,
                                                  const attend_job *job, int32_t row0)
 {
-    const fv_attend_params *params = &args->params;
     if (threadIdx.x == 0) {
         keys->first = keys->full_end = INT32_MAX;
         keys->end = keys->full_first = 0;
     }
     __syncthreads();
     for (int32_t r = threadIdx.x; r < BLOCK_M; r += blockDim.x) {
-        attend_row row = {};
+        const attend_row row = row_of(args, job, row0 + r);
         if (row0 + r < job->num_rows) {
-            const int32_t token = (row0 + r) / job->group, new_token = job->item.first_token + token;
-            row.token = job->query_start + new_token;
-            row.head = job->kv_head * job->group + (row0 + r) % job->group;
-            row.position = job->context + new_token;
-            const fv_key_range seen = row_keys(&params->context_parallel, job->seq_len, row.position, job->causal,
-                                               params->window);
-            row.first = fv_max_i32(seen.first, job->item.first_key);
-            row.end = fv_max_i32(row.first, fv_min_i32(seen.end, job->item.end_key));
-            row.slope = params->alibi != FV_ALIBI_NONE && params->alibi_slopes
-                            ? params->alibi_slopes[row.head] * FV_LOG2E
-                            : 0.0f;
-            row.tree = params->tree_mask ? params->tree_mask[row.token] : 0;
             if (row.first < row.end) {
                 atomicMin(&keys->first, row.first);
                 atomicMax(&keys->end, row.end);
