@@ -6,8 +6,8 @@
  *   device buffer                     header | items | reductions | indices | claims
  *
  * A host that runs ahead waits only when it comes round to a staging buffer whose copy has not passed.
- * Where host memory is device memory there is one buffer and no copy. The claims are the kernels' own: counters that are 0
- * between runs. */
+ * Where host memory is device memory there is one buffer and no copy. The claims are the kernels' own: counters that
+ * are 0 between runs. */
 #ifndef FV_PLANNER_STEP_BUFFERS_H
 #define FV_PLANNER_STEP_BUFFERS_H
 
@@ -62,8 +62,8 @@ fv_status fv_step_buffers_begin(fv_step_view *host, fv_step_buffers *buffers);
 /* Sends what begin() gave, up to the sizes used, to the device in stream order. */
 fv_status fv_step_buffers_commit(fv_step_buffers *buffers, const fv_step_sizes *used, fv_stream stream);
 
-/* A counter on the device for the attention of one run (fv_attend_params.claims), NULL where host memory is device memory:
- * the next of FV_NUM_CLAIMS, so that as many runs may be under way at once. */
+/* A counter on the device for the attention of one run (fv_attend_params.claims): the next of FV_NUM_CLAIMS, so that as
+ * many runs may be under way at once. NULL where host memory is device memory. */
 int32_t *fv_step_buffers_take_claims(fv_step_buffers *buffers);
 
 /* Where kernels read. Never changes. */

@@ -5,11 +5,11 @@
  * with the length: there is no batch size or length where the schedule jumps. Pieces are runs of keys
  * first, as long as those are worth a reduction, then runs of KV heads, which need none.
  *
- * A device with lanes (a GPU: the blocks of threads that it holds at once) deals the KV heads of an item out, and gets the
- * pieces that a model of its time finds best: whole rounds of items, against what each item costs beside its keys. Where
- * there is work for several rounds, the pieces may taper, as in guided self-scheduling (Polychronopoulos and Kuck, IEEE Trans.
- * Computers 36, 1987): none is larger than one and a half times what is left for a lane, so that the lanes end
- * together. */
+ * A device with lanes (a GPU: the blocks of threads that it holds at once) deals the KV heads of an item out, and gets
+ * the pieces that a model of its time finds best: whole rounds of items, against what each item costs beside its keys.
+ * Where there is work for several rounds, the pieces may taper, as in guided self-scheduling (Polychronopoulos and Kuck,
+ * IEEE Trans. Computers 36, 1987): none is larger than one and a half times what is left for a lane, so that the lanes
+ * end together. */
 #include "planner/work_list.h"
 
 #include <assert.h>

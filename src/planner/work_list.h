@@ -75,9 +75,9 @@ typedef struct fv_work_list {
 /* A device with lanes: keys of the shortest piece that is worth a reduction. */
 #define FV_MIN_LANE_SEGMENT_KEYS 64
 
-/* What an item of `rows` rows takes beside its keys, as keys: to start, to bring its queries and to write its results, in
- * fp32 where they are one part of several, and then to have them reduced. From times of the H200's kernels, 4 rows of 128
- * and 128 rows of 512. */
+/* What an item of `rows` rows takes beside its keys, as keys: to start, to bring its queries and to write its results;
+ * where they are one part of several they are fp32, and are reduced. From times of the H200's kernels, 4 rows of 128 and
+ * 128 rows of 512. */
 static inline int32_t fv_lane_item_keys(int32_t rows, int32_t is_part)
 {
     return is_part ? 150 + rows * 17 / 2 : 90 + rows * 7 / 2;

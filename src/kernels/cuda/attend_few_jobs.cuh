@@ -1,9 +1,9 @@
 /* The jobs of a block of threads that stays: one after the other, each found while the one before is worked on.
  *
  * A job is 16 rows of an item and one of its KV heads. A block's first one has the block's number; the next one it
- * takes from a counter (fv_attend_params.claims), so that blocks on a fast multiprocessor take more of them. What a job is lies
- * behind four trips to memory, one after the other. One warp, the scout, makes them a step at a time, between its
- * tiles: what a step asks for, the next one finds there.
+ * takes from a counter (fv_attend_params.claims), so that blocks on a fast multiprocessor take more of them. What a
+ * job is lies behind four trips to memory, one after the other. One warp, the scout, makes them a step at a time,
+ * between its tiles: what a step asks for, the next one finds there.
  *
  *   step      claim        item          lengths          rows                blocks
  *   asks for  a number     the item      the sequence     its first blocks
