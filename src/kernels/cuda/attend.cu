@@ -221,7 +221,10 @@ fv_status fv_cuda_attend_launch(const fv_launch *launch, const fv_attend_params 
                                 launch->device->name, params->head_size, kernel.shared_bytes, state->max_shared);
     }
     const int32_t group = params->num_heads / params->num_kv_heads;
-    if (kernel.takes_row_parts) args.row_parts = (int32_t)fv_ceil_div(group, kernel.block_m);
+    if (kernel.takes_row_parts) {
+        const int32_t most_rows = fv_max_i32(FV_DECODE_ROWS, fv_max_i32(1, params->block_q) * group); /* of an item */
+        args.row_parts = (int32_t)fv_ceil_div(most_rows, kernel.block_m);
+    }
     const uint32_t parts = (uint32_t)args.row_parts;
     args.num_jobs = params->items ? params->num_items * params->num_kv_heads : 0;
     const int32_t most = kernel.stays ? kernel.stays * launch->device->num_workers : INT32_MAX;

@@ -17,7 +17,7 @@ typedef struct fv_cuda_attend_kernel {
     int32_t shared_bytes;
     int32_t num_threads;
     int32_t block_m;         /* rows that it takes at once */
-    int32_t takes_row_parts; /* 1: the rows of an item may be dealt out to attend_args.row_parts blocks of threads */
+    int32_t takes_row_parts; /* 1: the rows of an item are dealt out to attend_args.row_parts blocks, block_m to each */
     int32_t stays; /* blocks of threads on a multiprocessor that take one job after the other; 0: one job each */
 } fv_cuda_attend_kernel;
 

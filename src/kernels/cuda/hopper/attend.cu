@@ -1,5 +1,6 @@
 /* The instances of Hopper's attention kernels. */
 #include "kernels/cuda/hopper/attend.cuh"
+#include "kernels/cuda/hopper/attend_amla.cuh"
 #include "kernels/cuda/hopper/attend_latent.cuh"
 #include "kernels/cuda/hopper/attend_rows.cuh"
 
@@ -9,6 +10,6 @@ template <class T> using rows_128 = rows_shape<T, 128, 128, 96>;
 const fv_cuda_hopper_kernels fv_cuda_hopper = {
     {wgmma_rows_of<rows_64<__nv_bfloat16>>(), wgmma_rows_of<rows_64<__half>>()},
     {wgmma_rows_of<rows_128<__nv_bfloat16>>(), wgmma_rows_of<rows_128<__half>>()},
-    {wgmma_latent_of<__nv_bfloat16, false>(), wgmma_latent_of<__half, false>()},
-    {wgmma_latent_of<__nv_bfloat16, true>(), wgmma_latent_of<__half, true>()},
+    {wgmma_latent_of<__nv_bfloat16>(), wgmma_latent_of<__half>()},
+    {wgmma_amla_of<__nv_bfloat16>(), wgmma_amla_of<__half>()},
 };

@@ -1,21 +1,21 @@
-/* MLA decode of 64 rows on Hopper (wgmma): tiles of 64 latents of 576 elements, whose first 512 are the values.
+/* MLA decode of 64 rows on Hopper (wgmma): tiles of 64 latents of 576 elements, whose first 512 are the values. Two
+ * of three warpgroups multiply, the third brings latents to two tiles of shared memory. Why: docs/cuda/mla_decode.md.
  *
- *   tile t in shared memory     t + 1 on its way (cp.async)
+ *   first warpgroup                         second warpgroup                       tensor cores
+ *   S(0) = Q K(0)                                                                  S(0)
+ *   softmax, P(0) to shared memory          S(1) = Q K(1)                          S(1)
+ *   O_low += P(0) V(0)_low                  O_high += P(0) V(0)_high, softmax      P(0) V(0)
+ *   O_low += P(1) V(1)_low                  P(1) to shared memory, O_high += ...   P(1) V(1)
+ *   S(2) = Q K(2) ...                       S(3) = Q K(3) ...
  *
- *   S = Q K     warpgroup w: all 64 rows x keys 32 w to 32 w + 31
- *   maxima      meet in shared memory
- *   P           to shared memory, a panel of 64 keys
- *   O += P V    warpgroup w: all 64 rows x values 256 w to 256 w + 255, read from the same latents
- *
- * With IS_AMLA the output is rescaled by integer additions to its bits (exponent_add.cuh), or, to compare with, by
- * multiplication with P rounded as there.
- *
- * 64 rows x 512 values in fp32 are the registers of two warpgroups: so both have all rows, and half the values. */
+ * 64 rows x 512 values in fp32 are the registers of two warpgroups: so each has all rows and half of the values, and S
+ * of every second tile. A warpgroup's own P is an operand from registers; the other's comes through shared memory, of
+ * which a warp writes the rows that it alone reads in its own products. */
 #ifndef FV_KERNELS_CUDA_HOPPER_ATTEND_LATENT_CUH
 #define FV_KERNELS_CUDA_HOPPER_ATTEND_LATENT_CUH
 
 #include "kernels/cuda/attend.cuh"
-#include "kernels/cuda/exponent_add.cuh"
+#include "kernels/cuda/hopper/mbarrier.cuh"
 #include "kernels/cuda/hopper/panel.cuh"
 
 enum {
@@ -23,255 +23,473 @@ enum {
     LATENT_VALUE = 512,
     LATENT_TILE = 64,
     LATENT_ROWS = 64,
-    LATENT_THREADS = 256,
-    LATENT_KEYS = 32, /* of a warpgroup's share of S */
-    LATENT_SPANS = 3, /* sums of S: tensor cores cut off what they add, so long sums are made of short ones */
-    LATENT_BYTES = LATENT_TILE * LATENT_HEAD * 2
+    LATENT_PANELS = LATENT_HEAD / 64,
+    LATENT_PANEL_BYTES = LATENT_TILE * FV_PANEL_ROW_BYTES,
+    LATENT_CONSUMERS = 256, /* two warpgroups, the first threads of a block */
+    LATENT_PRODUCERS = 128,
+    LATENT_THREADS = LATENT_CONSUMERS + LATENT_PRODUCERS,
+    LATENT_CONSUMER_REGISTERS = 232,
+    LATENT_PRODUCER_REGISTERS = 40,
+    LATENT_LOW_PANELS = 4 /* of the first warpgroup's values */
 };
 
-struct latent_memory {
-    alignas(1024) char q[LATENT_ROWS * LATENT_HEAD * 2];
-    alignas(1024) char tiles[2][LATENT_BYTES];
-    alignas(1024) char p[LATENT_ROWS * LATENT_TILE * 2];
+/* Scores may pass the maximum that a row's sums are relative to by so much, in base 2, before those are rescaled: P up
+ * to 2^8 loses nothing, and most rows are never rescaled after their first tile. */
+#define LATENT_SLACK 8.0f
+
+/* Barriers of threads, by their numbers; 0 is __syncthreads(). */
+enum {
+    LATENT_BARRIER_EVEN = 1, /* the first warpgroup's P and maxima are there */
+    LATENT_BARRIER_ODD,      /* the second's */
+    LATENT_BARRIER_CONSUMERS,
+    LATENT_BARRIER_KEYS /* the producers know what keys to bring */
+};
+
+struct latent_memory { /* of the 227 KiB that a block can have, all */
+    alignas(1024) char q[LATENT_PANELS][LATENT_PANEL_BYTES];
+    alignas(1024) char tiles[2][LATENT_PANELS][LATENT_PANEL_BYTES];
+    alignas(1024) char p[LATENT_PANEL_BYTES];
     attend_row rows[LATENT_ROWS];
-    float row_values[2][LATENT_ROWS]; /* maxima, then sums, of the two warpgroups */
+    float row_max[LATENT_ROWS]; /* what the sums of a row are relative to, from the tile whose P is in `p` on */
+    uint64_t full[2][LATENT_PANELS];
+    uint64_t empty[2][2]; /* of a tile: the first LATENT_LOW_PANELS panels, the others */
     attend_keys keys;
     int32_t has_item;
     attend_job job;
 };
+static_assert(sizeof(latent_memory) <= 227 * 1024, "the shared memory of a block");
 
-/* Eight threads for each of 32 latents, twice: the rows of a tile need no list in shared memory, which is full. */
-/* A thread's two latents of a tile, eight threads to each: key threadIdx.x / 8 of the tile, and the 32nd after it. NULL: no
- * row sees the key. Asked for a tile ahead of their use; a list of them has no place in shared memory. */
-typedef struct latent_rows {
-    const char *of[2];
-} latent_rows;
+/* --- the block's rows ------------------------------------------------------------------------------------------ */
 
-static __device__ __forceinline__ latent_rows find_latents(const latent_memory *memory, const attend_args *args,
-                                                           int32_t tile_first)
+/* Rows row0 .. of the item and what keys they have: by the consumers. */
+static __device__ __forceinline__ void find_latent_rows(latent_memory *memory, const attend_args *args, int32_t row0)
 {
-    latent_rows rows = {{NULL, NULL}};
+    const attend_job *job = &memory->job;
+    if (threadIdx.x < LATENT_ROWS) {
+        const int32_t r = (int32_t)threadIdx.x;
+        const attend_row row = row_of(args, job, row0 + r);
+        const bool is_row = row0 + r < job->num_rows, has_keys = row.first < row.end;
+        const int32_t first = has_keys ? row.first : INT32_MAX, end = has_keys ? row.end : 0;
+        const int32_t full_first = is_row ? row.first : 0, full_end = is_row ? row.end : INT32_MAX;
+        memory->rows[r] = row;
+        atomicMin(&memory->keys.first, __reduce_min_sync(~0u, first));
+        atomicMax(&memory->keys.end, __reduce_max_sync(~0u, end));
+        atomicMax(&memory->keys.full_first, __reduce_max_sync(~0u, full_first));
+        atomicMin(&memory->keys.full_end, __reduce_min_sync(~0u, full_end));
+    }
+    ptx_bar_sync(LATENT_BARRIER_CONSUMERS, LATENT_CONSUMERS);
+}
+
+/* Queries into panels: asked for. */
+static __device__ __forceinline__ void load_latent_queries(latent_memory *memory, const attend_args *args)
+{
 #pragma unroll
-    for (int i = 0; i < 2; i++) {
-        const int32_t key = tile_first + threadIdx.x / 8 + i * 32;
-        if (key < memory->keys.first || key >= memory->keys.end) continue;
+    for (int i = 0; i < LATENT_ROWS * 8 / LATENT_CONSUMERS; i++) {
+        const int32_t r = threadIdx.x / 8 + i * (LATENT_CONSUMERS / 8), chunk = threadIdx.x % 8;
+        const attend_row *row = &memory->rows[r];
+        const bool is_there = row->first < row->end;
+        const char *from = is_there ? query_row(&args->params, row) + chunk * 16 : (const char *)args->params.q;
+        char *to = memory->q[0] + panel_offset(LATENT_ROWS, r, chunk);
+#pragma unroll
+        for (int panel = 0; panel < LATENT_PANELS; panel++)
+            ptx_cp_async_16_or_zeros(to + panel * LATENT_PANEL_BYTES,
+                                     from + (is_there ? panel * FV_PANEL_ROW_BYTES : 0), is_there ? 16 : 0);
+    }
+}
+
+/* Tiles begin at multiples of LATENT_TILE. */
+static __device__ __forceinline__ int32_t first_latent_key(const attend_keys *keys)
+{
+    return uniform(keys->first / LATENT_TILE * LATENT_TILE);
+}
+static __device__ __forceinline__ int32_t count_latent_tiles(const attend_keys *keys)
+{
+    if (keys->first >= keys->end) return 0;
+    return uniform((keys->end - first_latent_key(keys) + LATENT_TILE - 1) / LATENT_TILE);
+}
+
+/* --- producers ------------------------------------------------------------------------------------------------- */
+
+/* A thread's four latents of a tile, eight threads to each: the 16-byte chunk of its first panel. NULL: no row sees
+ * it. */
+typedef struct latent_places {
+    const char *of[4];
+} latent_places;
+
+static __device__ __forceinline__ latent_places find_latents(const latent_memory *memory, const attend_args *args,
+                                                             int32_t tile_first, int32_t first, int32_t end)
+{
+    latent_places places = {};
+    const int32_t thread = threadIdx.x - LATENT_CONSUMERS;
+#pragma unroll
+    for (int i = 0; i < 4; i++) {
+        const int32_t key = tile_first + thread / 8 + i * 16;
+        if (key < first || key >= end) continue;
         const int2 at = split_key(args, key);
-        rows.of[i] = plain_row(&args->k[0].plane, memory->job.table[at.x], memory->job.kv_head, at.y) +
-                     threadIdx.x % 8 * 16;
+        places.of[i] = plain_row(&args->k[0].plane, memory->job.table[at.x], memory->job.kv_head, at.y) +
+                       thread % 8 * 16;
     }
-    return rows;
+    return places;
 }
 
-static __device__ __forceinline__ void load_latent_tile(latent_memory *memory, const attend_args *args, int32_t tile,
-                                                        const latent_rows *rows)
+template <int FIRST, int END>
+static __device__ __forceinline__ void copy_latent_panels(latent_memory *memory, const attend_args *args,
+                                                          int32_t buffer, const latent_places *places)
 {
+    const int32_t thread = threadIdx.x - LATENT_CONSUMERS;
+    char *to = memory->tiles[buffer][0] + panel_offset(LATENT_TILE, thread / 8, thread % 8);
 #pragma unroll
-    for (int i = 0; i < 2; i++) {
-        const int32_t in_tile = threadIdx.x / 8 + i * 32;
-        const char *row = rows->of[i] ? rows->of[i] : (const char *)args->params.q;
-        const int32_t bytes = rows->of[i] ? 16 : 0, step = rows->of[i] ? FV_PANEL_ROW_BYTES : 0;
-        char *to = memory->tiles[tile % 2] + panel_offset(LATENT_TILE, in_tile, threadIdx.x % 8);
+    for (int panel = FIRST; panel < END; panel++) {
 #pragma unroll
-        for (int panel = 0; panel < LATENT_HEAD / 64; panel++)
-            ptx_cp_async_16_or_zeros(to + panel * LATENT_TILE * FV_PANEL_ROW_BYTES, row + panel * step, bytes);
+        for (int i = 0; i < 4; i++) {
+            const char *row = places->of[i];
+            ptx_cp_async_16_or_zeros(to + panel * LATENT_PANEL_BYTES + i * 16 * FV_PANEL_ROW_BYTES,
+                                     row ? row + panel * FV_PANEL_ROW_BYTES : (const char *)args->params.q,
+                                     row ? 16 : 0);
+        }
+        ptx_cp_async_arrive(&memory->full[buffer][panel]);
     }
 }
 
+static __device__ __forceinline__ void produce_latents(latent_memory *memory, const attend_args *args)
+{
+    ptx_bar_sync(LATENT_BARRIER_KEYS, LATENT_THREADS);
+    const int32_t first = memory->keys.first, end = memory->keys.end;
+    const int32_t origin = first_latent_key(&memory->keys), num_tiles = count_latent_tiles(&memory->keys);
+    latent_places places = find_latents(memory, args, origin, first, end);
+#pragma unroll 1
+    for (int32_t tile = 0; tile < num_tiles; tile++) {
+        const int32_t buffer = tile % 2, parity = (tile / 2 + 1) % 2;
+        ptx_mbarrier_wait(&memory->empty[buffer][0], parity);
+        copy_latent_panels<0, LATENT_LOW_PANELS>(memory, args, buffer, &places);
+        ptx_mbarrier_wait(&memory->empty[buffer][1], parity);
+        copy_latent_panels<LATENT_LOW_PANELS, LATENT_PANELS>(memory, args, buffer, &places);
+        places = find_latents(memory, args, origin + (tile + 1) * LATENT_TILE, first, end);
+    }
+}
+
+/* --- consumers ------------------------------------------------------------------------------------------------- */
+
+/* What a warpgroup knows of its rows, of which a thread has two. */
+typedef struct latent_state {
+    row_sums sums; /* of the warpgroup's own tiles; maxima of all */
+    int32_t row;   /* the thread's first one; the other is 8 further on */
+} latent_state;
+
+/* S = Q K of a tile, panels FIRST .. END - 1: issued, each as soon as it is there, and each a group. */
+template <class T, int FIRST, int END>
+static __device__ __forceinline__ void multiply_latent_panels(float (&s)[LATENT_TILE / 2], latent_memory *memory,
+                                                              int32_t buffer, uint32_t parity)
+{
+    const uint64_t q_at = ptx_anew(ptx_matrix_descriptor(memory->q, 16, 1024));
+    const uint64_t k_at = ptx_anew(ptx_matrix_descriptor(memory->tiles[buffer], 16, 1024));
+#pragma unroll
+    for (int panel = FIRST; panel < END; panel++) {
+        ptx_mbarrier_wait(&memory->full[buffer][panel], parity);
+        ptx_fence_proxy_async();
+        ptx_wgmma_fence();
+#pragma unroll
+        for (int d = 0; d < 64; d += 16) {
+            const uint32_t at = panel * LATENT_PANEL_BYTES + d * 2;
+            ptx_wgmma_m64n64k16_ss<T>(s, ptx_descriptor_at(q_at, at), ptx_descriptor_at(k_at, at), panel + d > 0);
+        }
+        ptx_wgmma_commit();
+    }
+}
+
+static __device__ __forceinline__ uint64_t latent_values_at(const latent_memory *memory, int32_t buffer, int32_t group)
+{
+    return ptx_anew(ptx_matrix_descriptor(memory->tiles[buffer][group * LATENT_LOW_PANELS], LATENT_PANEL_BYTES, 1024));
+}
+
+/* O += P V of a tile, half of the columns: issued. With the warpgroup's own P, from registers. */
 template <class T>
-static __device__ __forceinline__ void multiply_latent_keys(float (&s)[LATENT_KEYS / 2], const latent_memory *memory,
-                                                            const char *tile, int32_t group)
+static __device__ __forceinline__ void multiply_own_values(float (&out)[LATENT_VALUE / 4],
+                                                           const uint32_t (&p)[LATENT_TILE / 4],
+                                                           const latent_memory *memory, int32_t buffer, int32_t group)
 {
-    float spans[LATENT_SPANS][LATENT_KEYS / 2];
-    constexpr int SPAN = LATENT_HEAD / LATENT_SPANS;
-    const uint64_t q_at = ptx_matrix_descriptor(memory->q, 16, 1024);
-    const uint64_t k_at = ptx_matrix_descriptor(tile + group * LATENT_KEYS * FV_PANEL_ROW_BYTES, 16, 1024);
-    ptx_wgmma_fence();
-#pragma unroll
-    for (int d = 0; d < LATENT_HEAD; d += 16) {
-        const uint64_t q = ptx_descriptor_at(q_at, d / 64 * LATENT_ROWS * FV_PANEL_ROW_BYTES + d % 64 * 2);
-        const uint64_t k = ptx_descriptor_at(k_at, d / 64 * LATENT_TILE * FV_PANEL_ROW_BYTES + d % 64 * 2);
-        ptx_wgmma_m64n32k16_ss<T>(spans[d / SPAN], q, k, d % SPAN > 0);
-    }
-    ptx_wgmma_commit();
-    ptx_wgmma_wait<0>();
-#pragma unroll
-    for (int span = 0; span < LATENT_SPANS; span++) ptx_wgmma_settle(spans[span]);
-#pragma unroll
-    for (int i = 0; i < LATENT_KEYS / 2; i++) {
-        s[i] = spans[0][i];
-#pragma unroll
-        for (int span = 1; span < LATENT_SPANS; span++) s[i] += spans[span][i];
-    }
-}
-
-/* The warpgroup's share of P into its panel. */
-static __device__ __forceinline__ void store_latent_weights(latent_memory *memory, const uint32_t (&p)[LATENT_KEYS / 4],
-                                                            int32_t row, int32_t group)
-{
-    const int32_t pair = threadIdx.x % 4 * 4; /* bytes in a chunk */
-#pragma unroll
-    for (int i = 0; i < LATENT_KEYS / 4; i++) {
-        const int32_t r = row + i % 2 * 8, chunk = group * (LATENT_KEYS / 8) + i / 2;
-        *(uint32_t *)(memory->p + panel_offset(LATENT_ROWS, r, chunk) + pair) = p[i];
-    }
-}
-
-template <class T>
-static __device__ __forceinline__ void multiply_latent_values(float (&out)[LATENT_VALUE / 4],
-                                                              const latent_memory *memory, const char *tile,
-                                                              int32_t group)
-{
-    constexpr int PANEL = LATENT_TILE * FV_PANEL_ROW_BYTES;
-    const uint64_t p_at = ptx_matrix_descriptor(memory->p, 16, 1024);
-    const uint64_t v_at = ptx_matrix_descriptor(tile + group * (LATENT_VALUE / 2 / 64) * PANEL, PANEL, 1024);
+    const uint64_t v_at = latent_values_at(memory, buffer, group);
+    ptx_wgmma_settle(out);
     ptx_wgmma_fence();
 #pragma unroll
     for (int key = 0; key < LATENT_TILE; key += 16) {
-        const uint64_t p = ptx_descriptor_at(p_at, key * 2), v = ptx_descriptor_at(v_at, key * FV_PANEL_ROW_BYTES);
-        ptx_wgmma_m64n256k16_ss_nt<T>(out, p, v, 1);
+        const uint32_t a[4] = {p[key / 4], p[key / 4 + 1], p[key / 4 + 2], p[key / 4 + 3]};
+        ptx_wgmma_m64n256k16_rs_nt<T>(out, a, ptx_descriptor_at(v_at, key * FV_PANEL_ROW_BYTES), 1);
     }
     ptx_wgmma_commit();
+}
+
+/* With the other's, from shared memory. */
+template <class T>
+static __device__ __forceinline__ void multiply_other_values(float (&out)[LATENT_VALUE / 4],
+                                                             const latent_memory *memory, int32_t buffer, int32_t group)
+{
+    const uint64_t p_at = ptx_anew(ptx_matrix_descriptor(memory->p, 16, 1024));
+    const uint64_t v_at = latent_values_at(memory, buffer, group);
+    ptx_wgmma_settle(out);
+    ptx_wgmma_fence();
+#pragma unroll
+    for (int key = 0; key < LATENT_TILE; key += 16)
+        ptx_wgmma_m64n256k16_ss_nt<T>(out, ptx_descriptor_at(p_at, key * 2),
+                                      ptx_descriptor_at(v_at, key * FV_PANEL_ROW_BYTES), 1);
+    ptx_wgmma_commit();
+}
+
+/* The products with half a tile have ended: it may be overwritten. */
+static __device__ __forceinline__ void release_latents(latent_memory *memory, int32_t buffer, int32_t group)
+{
+    if (threadIdx.x % 32 == 0) ptx_mbarrier_arrive(&memory->empty[buffer][group]);
+}
+
+/* What a row's sums are relative to after a tile whose largest score is `max`. */
+static __device__ __forceinline__ float choose_latent_max(float before, float max)
+{
+    return max > before + LATENT_SLACK ? max : before;
+}
+
+/* The sums go over to new maxima; true: the output has to be multiplied by `factor`. */
+static __device__ __forceinline__ bool move_latent_maxima(float (&factor)[2], row_sums *sums, const float (&max)[2])
+{
+    bool changes = false;
+#pragma unroll
+    for (int half = 0; half < 2; half++) {
+        factor[half] = max[half] == sums->max[half] ? 1.0f : ptx_ex2(sums->max[half] - max[half]);
+        sums->max[half] = max[half];
+        sums->sum[half] *= factor[half];
+        sums->rounded[half] *= factor[half];
+        changes = changes || factor[half] != 1.0f;
+    }
+    return __any_sync(~0u, changes);
+}
+
+/* P of the warpgroup's own tile in place of its dot products; true: the output has to be multiplied by `factor`. */
+static __device__ __forceinline__ bool weigh_latent_keys(float (&s)[LATENT_TILE / 2], float (&factor)[2],
+                                                         latent_state *state, const latent_memory *memory,
+                                                         int32_t tile_first, float scale)
+{
+    float max[2];
+    score_keys(s, memory->rows, &memory->keys, state->row, 0, tile_first, LATENT_TILE, scale);
+    find_row_maxima(max, s);
+#pragma unroll
+    for (int half = 0; half < 2; half++) max[half] = choose_latent_max(state->sums.max[half], max[half]);
+    const bool changes = move_latent_maxima(factor, &state->sums, max);
+    exponentiate_keys(s, &state->sums);
+    return changes;
+}
+
+/* P to where the other warpgroup reads it, and the maxima it is relative to. */
+template <class T>
+static __device__ __forceinline__ void hand_over_weights(uint32_t (&p)[LATENT_TILE / 4],
+                                                         const float (&s)[LATENT_TILE / 2], latent_state *state,
+                                                         latent_memory *memory, int32_t barrier)
+{
+    narrow_keys<T>(p, s, &state->sums);
+    const int32_t lane = threadIdx.x % 32, row = threadIdx.x / 32 % 4 * 16 + lane % 16;
+    const uint32_t to = ptx_shared_address(memory->p) + panel_offset(LATENT_ROWS, row, lane / 16);
+#pragma unroll
+    for (int i = 0; i < LATENT_TILE / 16; i++)
+        ptx_stmatrix_x4(to ^ (i << 5), p[4 * i], p[4 * i + 1], p[4 * i + 2], p[4 * i + 3]);
+    if (threadIdx.x % 4 == 0) {
+        memory->row_max[state->row] = state->sums.max[0];
+        memory->row_max[state->row + 8] = state->sums.max[1];
+    }
+    ptx_fence_proxy_async();
+    ptx_bar_arrive(barrier, LATENT_CONSUMERS);
+}
+
+/* The other warpgroup's tile: its P is there, and the output is relative to its maxima. */
+static __device__ __forceinline__ void take_over_weights(float (&out)[LATENT_VALUE / 4], latent_state *state,
+                                                         const latent_memory *memory, int32_t barrier)
+{
+    ptx_bar_sync(barrier, LATENT_CONSUMERS);
+    float factor[2];
+    const float max[2] = {memory->row_max[state->row], memory->row_max[state->row + 8]};
+    if (move_latent_maxima(factor, &state->sums, max)) {
+        ptx_wgmma_wait<0>();
+        ptx_wgmma_settle(out);
+        rescale_values(out, factor);
+    }
+}
+
+/* A tile of the first warpgroup's own, of which it has S: P, and its product, to the end. */
+template <class T>
+static __device__ __forceinline__ void attend_even_latent(float (&out)[LATENT_VALUE / 4], float (&s)[LATENT_TILE / 2],
+                                                          latent_state *state, latent_memory *memory,
+                                                          int32_t tile_first, float scale)
+{
+    uint32_t p[LATENT_TILE / 4];
+    float factor[2];
+    const bool changes = weigh_latent_keys(s, factor, state, memory, tile_first, scale);
+    hand_over_weights<T>(p, s, state, memory, LATENT_BARRIER_EVEN);
+    if (changes) rescale_values(out, factor);
+    multiply_own_values<T>(out, p, memory, 0, 0);
+    ptx_wgmma_wait<0>();
+    ptx_wgmma_settle(out);
+    release_latents(memory, 0, 0);
+}
+
+/* The first warpgroup: S and softmax of tiles 0, 2, ..., and the first half of the columns of all. */
+template <class T>
+static __device__ __forceinline__ void attend_even_latents(float (&out)[LATENT_VALUE / 4], latent_state *state,
+                                                           latent_memory *memory, int32_t origin, int32_t num_tiles,
+                                                           float scale)
+{
+    if (num_tiles == 0) return;
+    float s[LATENT_TILE / 2];
+    multiply_latent_panels<T, 0, LATENT_PANELS>(s, memory, 0, 0);
+    ptx_wgmma_wait<0>();
+    ptx_wgmma_settle(s);
+#pragma unroll 1
+    for (int32_t tile = 0;; tile += 2) {
+        attend_even_latent<T>(out, s, state, memory, origin + tile * LATENT_TILE, scale);
+        if (tile + 1 >= num_tiles) return;
+        take_over_weights(out, state, memory, LATENT_BARRIER_ODD);
+        multiply_other_values<T>(out, memory, 1, 0);
+        if (tile + 2 >= num_tiles) break;
+        multiply_latent_panels<T, 0, 1>(s, memory, 0, (tile / 2 + 1) % 2);
+        ptx_wgmma_wait<1>(); /* the values' product, with one panel behind it for the tensor cores to go on with */
+        release_latents(memory, 1, 0);
+        multiply_latent_panels<T, 1, LATENT_PANELS>(s, memory, 0, (tile / 2 + 1) % 2);
+        ptx_wgmma_wait<0>();
+        ptx_wgmma_settle(out);
+        ptx_wgmma_settle(s);
+    }
     ptx_wgmma_wait<0>();
     ptx_wgmma_settle(out);
 }
 
-/* The output follows the maxima, and P of the scores, as AMLA has them. */
-static __device__ __forceinline__ void move_amla_scales(float (&out)[LATENT_VALUE / 4], float (&p)[LATENT_KEYS / 2],
-                                                        amla_scale (&scales)[2], const row_sums *sums,
-                                                        const float (&max_before)[2], const float (&factor)[2],
-                                                        const attend_args *args)
+/* The second: tiles 1, 3, ..., and the other half of the columns. */
+template <class T>
+static __device__ __forceinline__ void attend_odd_latents(float (&out)[LATENT_VALUE / 4], latent_state *state,
+                                                          latent_memory *memory, int32_t origin, int32_t num_tiles,
+                                                          float scale)
 {
-    if (args->rescaling == FV_RESCALING_MULTIPLY_BF16) {
-        if (__any_sync(~0u, factor[0] != 1.0f || factor[1] != 1.0f)) rescale_values(out, factor);
-        return;
-    }
-    int32_t addend[2];
-#pragma unroll
-    for (int half = 0; half < 2; half++)
-        addend[half] = amla_move_scale(&scales[half], sums->max[half], max_before[half], args->params.q_dtype,
-                                       args->rescaling);
-#pragma unroll
-    for (int i = 0; i < LATENT_KEYS / 2; i++) p[i] *= scales[i / 2 % 2].scale;
-    if (!__any_sync(~0u, addend[0] != 0 || addend[1] != 0)) return;
-#pragma unroll
-    for (int i = 0; i < LATENT_VALUE / 4; i++) out[i] = exponent_add(out[i], addend[i / 2 % 2]);
-}
-
-template <class T, bool IS_AMLA>
-static __device__ __forceinline__ void attend_latent_tiles(float (&out)[LATENT_VALUE / 4], row_sums *sums,
-                                                           amla_scale (&scales)[2], latent_memory *memory,
-                                                           const attend_args *args)
-{
-    const int32_t group = warpgroup_of_thread(), row = threadIdx.x / 32 % 4 * 16 + threadIdx.x % 32 / 4;
-    const float scale = args->params.scale * memory->job.k_head_scale * FV_LOG2E;
-    const int32_t first_key = memory->keys.first;
-    const int32_t num_tiles = uniform((memory->keys.end - first_key + LATENT_TILE - 1) / LATENT_TILE);
-    latent_rows rows = find_latents(memory, args, first_key);
-    load_latent_tile(memory, args, 0, &rows);
-    ptx_cp_async_commit();
-    rows = find_latents(memory, args, first_key + LATENT_TILE);
+    float s[LATENT_TILE / 2];
+    uint32_t p[LATENT_TILE / 4];
+    float factor[2];
 #pragma unroll 1
-    for (int32_t tile = 0; tile < num_tiles; tile++) {
-        const int32_t tile_first = first_key + tile * LATENT_TILE;
-        if (tile + 1 < num_tiles) load_latent_tile(memory, args, tile + 1, &rows);
-        ptx_cp_async_commit();
-        rows = find_latents(memory, args, tile_first + 2 * LATENT_TILE);
-        ptx_cp_async_wait<1>();
-        ptx_fence_proxy_async();
-        __syncthreads();
-
-        float s[LATENT_KEYS / 2], max[2], factor[2];
-        multiply_latent_keys<T>(s, memory, memory->tiles[tile % 2], group);
-        score_keys(s, memory->rows, &memory->keys, row, group * LATENT_KEYS, tile_first, LATENT_TILE, scale);
-        find_row_maxima(max, s);
-        if (threadIdx.x % 4 == 0) {
-            memory->row_values[group][row] = max[0];
-            memory->row_values[group][row + 8] = max[1];
-        }
-        __syncthreads();
-        max[0] = fmaxf(max[0], memory->row_values[1 - group][row]);
-        max[1] = fmaxf(max[1], memory->row_values[1 - group][row + 8]);
-        const float max_before[2] = {sums->max[0], sums->max[1]};
-        const bool changes = raise_row_maxima(factor, sums, max);
-        uint32_t p[LATENT_KEYS / 4];
-        exponentiate_keys(s, sums);
-        if constexpr (IS_AMLA) move_amla_scales(out, s, scales, sums, max_before, factor, args);
-        narrow_keys<T>(p, s, sums);
-        store_latent_weights(memory, p, row, group);
-        ptx_fence_proxy_async();
-        if (!IS_AMLA && changes) rescale_values(out, factor);
-        __syncthreads();
-        multiply_latent_values<T>(out, memory, memory->tiles[tile % 2], group);
-        __syncthreads(); /* the tile, P and the maxima are read to the end */
+    for (int32_t tile = 1; tile < num_tiles; tile += 2) {
+        multiply_latent_panels<T, 0, LATENT_PANELS>(s, memory, 1, tile / 2 % 2);
+        take_over_weights(out, state, memory, LATENT_BARRIER_EVEN);
+        multiply_other_values<T>(out, memory, 0, 1);
+        ptx_wgmma_wait<1>();
+        ptx_wgmma_settle(s);
+        const bool changes = weigh_latent_keys(s, factor, state, memory, origin + tile * LATENT_TILE, scale);
+        ptx_wgmma_wait<0>();
+        ptx_wgmma_settle(out);
+        release_latents(memory, 0, 1);
+        hand_over_weights<T>(p, s, state, memory, LATENT_BARRIER_ODD);
+        if (changes) rescale_values(out, factor);
+        multiply_own_values<T>(out, p, memory, 1, 1);
+        ptx_wgmma_wait<0>();
+        ptx_wgmma_settle(out);
+        release_latents(memory, 1, 1);
     }
-    ptx_cp_async_wait<0>();
+    if (num_tiles % 2 == 0) return;
+    take_over_weights(out, state, memory, LATENT_BARRIER_EVEN);
+    multiply_other_values<T>(out, memory, 0, 1);
+    ptx_wgmma_wait<0>();
+    ptx_wgmma_settle(out);
 }
 
 /* Of the row, all keys: the thread's own and those of the other warpgroup. */
 static __device__ __forceinline__ void meet_row_sums(float (&of_rows)[2], latent_memory *memory, int32_t group,
                                                      int32_t row)
 {
-    __syncthreads();
+    float *values = (float *)memory->p; /* no product reads it any more */
+    ptx_bar_sync(LATENT_BARRIER_CONSUMERS, LATENT_CONSUMERS);
 #pragma unroll
     for (int half = 0; half < 2; half++) {
         of_rows[half] = sum_of_quad(of_rows[half]);
-        if (threadIdx.x % 4 == 0) memory->row_values[group][row + half * 8] = of_rows[half];
+        if (threadIdx.x % 4 == 0) values[group * LATENT_ROWS + row + half * 8] = of_rows[half];
     }
-    __syncthreads();
+    ptx_bar_sync(LATENT_BARRIER_CONSUMERS, LATENT_CONSUMERS);
 #pragma unroll
-    for (int half = 0; half < 2; half++)
-        of_rows[half] = memory->row_values[0][row + half * 8] + memory->row_values[1][row + half * 8];
+    for (int half = 0; half < 2; half++) of_rows[half] = values[row + half * 8] + values[LATENT_ROWS + row + half * 8];
 }
 
-template <class T, bool IS_AMLA>
-static __device__ __forceinline__ void attend_latent_block(latent_memory *memory, const attend_args *args, int32_t row0)
+static __device__ __forceinline__ void store_latent_rows(const float (&out)[LATENT_VALUE / 4], latent_state *state,
+                                                         latent_memory *memory, const attend_args *args, int32_t group,
+                                                         int32_t num_rows)
 {
     const attend_job *job = &memory->job;
-    const int32_t group = warpgroup_of_thread(), row = threadIdx.x / 32 % 4 * 16 + threadIdx.x % 32 / 4;
-    const int32_t num_rows = fv_min_i32(LATENT_ROWS, job->num_rows - row0);
-    find_rows<LATENT_ROWS>(memory->rows, &memory->keys, args, job, row0);
-    load_query_panels<T, LATENT_ROWS, LATENT_HEAD, LATENT_THREADS>(memory->q, memory->rows, args, num_rows);
+    row_sums *sums = &state->sums;
+    meet_row_sums(sums->sum, memory, group, state->row);
+    meet_row_sums(sums->rounded, memory, group, state->row);
+#pragma unroll
+    for (int half = 0; half < 2; half++) {
+        const int32_t r = state->row + half * 8;
+        if (r < num_rows)
+            store_row(out, half, args, job, &memory->rows[r], sums->max[half], sums->sum[half],
+                      factor_of_values(job, sums->sum[half], sums->rounded[half]), group * LATENT_VALUE / 2,
+                      group == 0);
+    }
+}
+
+template <class T>
+static __device__ __forceinline__ void consume_latents(latent_memory *memory, const attend_args *args)
+{
+    const attend_job *job = &memory->job;
+    const int32_t row0 = (int32_t)blockIdx.x % args->row_parts * LATENT_ROWS, group = warpgroup_of_thread();
+    find_latent_rows(memory, args, row0);
+    ptx_bar_arrive(LATENT_BARRIER_KEYS, LATENT_THREADS);
+    load_latent_queries(memory, args);
+    ptx_cp_async_commit();
     float out[LATENT_VALUE / 4];
 #pragma unroll
     for (int i = 0; i < LATENT_VALUE / 4; i++) out[i] = 0;
-    row_sums sums;
-    clear_row_sums(&sums);
-    amla_scale scales[2] = {amla_scale_at_first(), amla_scale_at_first()};
-    if (memory->keys.first < memory->keys.end) attend_latent_tiles<T, IS_AMLA>(out, &sums, scales, memory, args);
-    meet_row_sums(sums.sum, memory, group, row);
-    meet_row_sums(sums.rounded, memory, group, row);
-#pragma unroll
-    for (int half = 0; half < 2; half++) {
-        const int32_t r = row + half * 8;
-        const float values_factor = IS_AMLA ? job->v_head_scale / scales[half].scale
-                                            : factor_of_values(job, sums.sum[half], sums.rounded[half]);
-        if (r < num_rows)
-            store_row(out, half, args, job, &memory->rows[r], sums.max[half], sums.sum[half], values_factor,
-                      group * LATENT_VALUE / 2, group == 0);
-    }
-    __syncthreads(); /* rows are read to the end */
+    latent_state state;
+    clear_row_sums(&state.sums);
+    state.row = threadIdx.x / 32 % 4 * 16 + threadIdx.x % 32 / 4;
+    const float scale = args->params.scale * job->k_head_scale * FV_LOG2E;
+    const int32_t origin = first_latent_key(&memory->keys), num_tiles = count_latent_tiles(&memory->keys);
+    ptx_cp_async_wait<0>();
+    ptx_fence_proxy_async();
+    ptx_bar_sync(LATENT_BARRIER_CONSUMERS, LATENT_CONSUMERS);
+    if (group == 0)
+        attend_even_latents<T>(out, &state, memory, origin, num_tiles, scale);
+    else
+        attend_odd_latents<T>(out, &state, memory, origin, num_tiles, scale);
+    store_latent_rows(out, &state, memory, args, group, fv_min_i32(LATENT_ROWS, job->num_rows - row0));
 }
 
-template <class T, bool IS_AMLA>
+static __device__ __forceinline__ void init_latent_memory(latent_memory *memory)
+{
+    for (int32_t buffer = 0; buffer < 2; buffer++) {
+        for (int32_t panel = 0; panel < LATENT_PANELS; panel++)
+            ptx_mbarrier_init(&memory->full[buffer][panel], LATENT_PRODUCERS);
+        for (int32_t side = 0; side < 2; side++) ptx_mbarrier_init(&memory->empty[buffer][side], 4);
+    }
+    ptx_fence_mbarrier_init();
+    memory->keys.first = memory->keys.full_end = INT32_MAX;
+    memory->keys.end = memory->keys.full_first = 0;
+}
+
+template <class T>
 static __global__ void __launch_bounds__(LATENT_THREADS, 1)
     wgmma_latent_kernel(const __grid_constant__ attend_args args)
 {
 #if FV_HAS_WGMMA
     extern __shared__ __align__(1024) char shared[];
     latent_memory *memory = (latent_memory *)shared;
+    if (threadIdx.x == 0) init_latent_memory(memory);
     overlap_begin();
     if (threadIdx.x == 0) memory->has_item = find_job(&memory->job, &args);
     __syncthreads();
     if (!memory->has_item) return;
-    const int32_t first_row = (int32_t)blockIdx.x % args.row_parts * LATENT_ROWS;
-    for (int32_t row0 = first_row; row0 < memory->job.num_rows; row0 += args.row_parts * LATENT_ROWS)
-        attend_latent_block<T, IS_AMLA>(memory, &args, row0);
+    if (threadIdx.x >= LATENT_CONSUMERS) {
+        ptx_give_registers<LATENT_PRODUCER_REGISTERS>();
+        produce_latents(memory, &args);
+    } else {
+        ptx_take_registers<LATENT_CONSUMER_REGISTERS>();
+        consume_latents<T>(memory, &args);
+    }
 #endif
 }
 
-template <class T, bool IS_AMLA> constexpr fv_cuda_attend_kernel wgmma_latent_of(void)
+template <class T> constexpr fv_cuda_attend_kernel wgmma_latent_of(void)
 {
-    return {wgmma_latent_kernel<T, IS_AMLA>, (int32_t)sizeof(latent_memory), LATENT_THREADS, LATENT_ROWS, 1};
+    return {wgmma_latent_kernel<T>, (int32_t)sizeof(latent_memory), LATENT_THREADS, LATENT_ROWS, 1};
 }
 
 #endif

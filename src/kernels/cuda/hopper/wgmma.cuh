@@ -24,6 +24,14 @@ __device__ __forceinline__ uint64_t ptx_descriptor_at(uint64_t descriptor, uint3
     return (descriptor & 0xffffffff00000000u) | (uint32_t)((uint32_t)descriptor + (bytes >> 4));
 }
 
+/* The same value, which the compiler takes for another one: what follows from it is computed again, not kept. */
+__device__ __forceinline__ uint64_t ptx_anew(uint64_t descriptor)
+{
+    uint32_t low = (uint32_t)descriptor;
+    asm volatile("" : "+r"(low));
+    return (descriptor & 0xffffffff00000000u) | low;
+}
+
 /* "wgmma.fence": before the first product that takes registers which other instructions wrote. */
 __device__ __forceinline__ void ptx_wgmma_fence(void) { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
 
@@ -110,10 +118,12 @@ __device__ __forceinline__ void ptx_fence_proxy_async(void)
     PTX_WGMMA_RS_OF(NAME, __half, "f16", N, REGISTERS, A, B, ADDS)
 
 PTX_WGMMA_SS(ptx_wgmma_m64n32k16_ss, 32, 16, "%16", "%17", "%18", 0)
+PTX_WGMMA_SS(ptx_wgmma_m64n64k16_ss, 64, 32, "%32", "%33", "%34", 0)
 PTX_WGMMA_SS(ptx_wgmma_m64n96k16_ss, 96, 48, "%48", "%49", "%50", 0)
 PTX_WGMMA_SS(ptx_wgmma_m64n128k16_ss, 128, 64, "%64", "%65", "%66", 0)
 PTX_WGMMA_SS(ptx_wgmma_m64n256k16_ss_nt, 256, 128, "%128", "%129", "%130", 1)
 PTX_WGMMA_RS(ptx_wgmma_m64n64k16_rs_nt, 64, 32, "%32, %33, %34, %35", "%36", "%37")
 PTX_WGMMA_RS(ptx_wgmma_m64n128k16_rs_nt, 128, 64, "%64, %65, %66, %67", "%68", "%69")
+PTX_WGMMA_RS(ptx_wgmma_m64n256k16_rs_nt, 256, 128, "%128, %129, %130, %131", "%132", "%133")
 
 #endif

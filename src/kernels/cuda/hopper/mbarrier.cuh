@@ -1,0 +1,72 @@
+/* Barriers in shared memory that count arrivals and bytes (mbarrier), the copies that arrive at them, and the other
+ * instructions by which warpgroups with roles of their own keep in step on Hopper (sm_90a): one thin function each. The
+ * sections are those of NVIDIA's "Parallel Thread Execution ISA". */
+#ifndef FV_KERNELS_CUDA_HOPPER_MBARRIER_CUH
+#define FV_KERNELS_CUDA_HOPPER_MBARRIER_CUH
+
+#include "kernels/cuda/ptx.cuh"
+
+/* "mbarrier.init": `count` arrivals end a phase. By one thread; others see it after a fence and a barrier. */
+__device__ __forceinline__ void ptx_mbarrier_init(uint64_t *barrier, uint32_t count)
+{
+    asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(ptx_shared_address(barrier)), "r"(count) : "memory");
+}
+
+/* "fence.mbarrier_init": what was initialised, before other blocks of the cluster and the copy engine use it. */
+__device__ __forceinline__ void ptx_fence_mbarrier_init(void)
+{
+    asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+}
+
+/* "mbarrier.arrive". */
+__device__ __forceinline__ void ptx_mbarrier_arrive(uint64_t *barrier)
+{
+    asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(ptx_shared_address(barrier)) : "memory");
+}
+
+/* "mbarrier.try_wait": until the phase of that parity has ended; parity 1 of a fresh barrier has. */
+__device__ __forceinline__ void ptx_mbarrier_wait(uint64_t *barrier, uint32_t parity)
+{
+    asm volatile("{\n.reg .pred done;\nfv_wait:\nmbarrier.try_wait.parity.shared::cta.b64 done, [%0], %1;\n"
+                 "@!done bra fv_wait;\n}\n" ::"r"(ptx_shared_address(barrier)),
+                 "r"(parity)
+                 : "memory");
+}
+
+/* "cp.async.mbarrier.arrive": an arrival, counted in the barrier's number, when all copies that this thread has asked
+ * for by cp.async are there. */
+__device__ __forceinline__ void ptx_cp_async_arrive(uint64_t *barrier)
+{
+    asm volatile("cp.async.mbarrier.arrive.noinc.shared::cta.b64 [%0];" ::"r"(ptx_shared_address(barrier)) : "memory");
+}
+
+/* "bar": barrier `id` of `threads` threads, those that wait and those that only arrive. */
+__device__ __forceinline__ void ptx_bar_sync(int32_t id, int32_t threads)
+{
+    asm volatile("bar.sync %0, %1;" ::"r"(id), "r"(threads) : "memory");
+}
+__device__ __forceinline__ void ptx_bar_arrive(int32_t id, int32_t threads)
+{
+    asm volatile("bar.arrive %0, %1;" ::"r"(id), "r"(threads) : "memory");
+}
+
+/* "Warp-level matrix store: stmatrix": four 8x8 matrices of 16-bit elements; lane l gives the shared address of row
+ * l % 8 of matrix l / 8, and of each matrix elements 2 (l % 4) and the next of row l / 4. */
+__device__ __forceinline__ void ptx_stmatrix_x4(uint32_t address, uint32_t r0, uint32_t r1, uint32_t r2, uint32_t r3)
+{
+    asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(address), "r"(r0), "r"(r1),
+                 "r"(r2), "r"(r3)
+                 : "memory");
+}
+
+/* "setmaxnreg": a warpgroup gives back registers, or waits until it has so many. */
+template <int N> __device__ __forceinline__ void ptx_give_registers(void)
+{
+    asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(N));
+}
+template <int N> __device__ __forceinline__ void ptx_take_registers(void)
+{
+    asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(N));
+}
+
+#endif
