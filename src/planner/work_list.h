@@ -78,10 +78,7 @@ typedef struct fv_work_list {
 /* What an item of `rows` rows takes beside its keys, as keys: to start, to bring its queries and to write its results;
  * where they are one part of several they are fp32, and are reduced. Of 4 rows of 128 from times on an H200, of 128 rows
  * of 512 from the bytes of their results. */
-static inline int32_t fv_lane_item_keys(int32_t rows, int32_t is_part)
-{
-    return is_part ? 180 + rows * 2 : 100 + rows;
-}
+static inline int32_t fv_lane_item_keys(int32_t rows, int32_t is_part) { return is_part ? 180 + rows * 2 : 100 + rows; }
 
 /* How long equal items take, in times of one. Where workers have several lanes, few items share the memory that all
  * lanes share otherwise, and so are done sooner (measured: two thirds of an H200's lanes in 0.76 of the time). */
