@@ -13,6 +13,7 @@
 #include "backends/mla_layer_scene.h"
 #include "core/compiler.h"
 #include "planner/plan.h"
+#include "support/thinned.h"
 
 enum { MAX_WORLD = 3 };
 
@@ -245,7 +246,7 @@ static void test_context_parallel(void **state)
     set.num_seqs = FV_ARRAY_LEN(mixed);
     set.has_norms = 1;
     set.block_size = 7;
-    for (int32_t i = 0; i < 4 * FV_ARRAY_LEN(backends); i++) {
+    for (int32_t i = 0; i < 4 * FV_ARRAY_LEN(backends); i += thinned) {
         set.backend = backends[i / 4];
         set.dtype = set.kv_dtype = strcmp(set.backend, "AMLA") == 0 ? FV_DTYPE_BF16 : FV_DTYPE_F32;
         set.mla.rotate_at_reading = i & 1;
@@ -279,6 +280,7 @@ static void test_full_size(void **state)
         .seqs = one,
         .num_seqs = 1,
     };
+    if (thinned > 1) skip();
     check(&set);
 }
 

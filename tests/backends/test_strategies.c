@@ -12,6 +12,7 @@
 #include "backends/counting_kernels.h"
 #include "backends/step_fixture.h"
 #include "core/compiler.h"
+#include "support/thinned.h"
 
 /* Decodes, extends and prefills in no order. */
 static const step_lens mixed[] = {{1, 3000}, {300, 300}, {1, 700}, {40, 900}, {1, 17}, {129, 463}, {2, 2}, {64, 64}};
@@ -237,19 +238,12 @@ static void test_small_workspace_makes_more_chunks(void **state)
     }
 }
 
-/* Sanitized builds are slow, and a tenth of the tokens takes the same ways. */
-#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
-#define PROMPT_SHARE 10
-#else
-#define PROMPT_SHARE 1
-#endif
-
 /* The example of vLLM's post: a prompt of 20,000 tokens under a budget of 16,384 a step. */
 static void test_long_prompt_in_two_steps(void **state)
 {
     (void)state;
-    static const step_lens steps[] = {{16384 / PROMPT_SHARE, 16384 / PROMPT_SHARE},
-                                      {(20000 - 16384) / PROMPT_SHARE, 20000 / PROMPT_SHARE}};
+    static const step_lens steps[] = {{16384 / (2 * thinned - 1), 16384 / (2 * thinned - 1)},
+                                      {(20000 - 16384) / (2 * thinned - 1), 20000 / (2 * thinned - 1)}};
     const fv_problem problem = {.mha = {2, 1, 32, 0}, .q_dtype = FV_DTYPE_BF16};
     for (int32_t b = 0; b < fv_backend_count(); b++) {
         for (int32_t i = 0; i < FV_ARRAY_LEN(steps); i++) {

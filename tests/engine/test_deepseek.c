@@ -19,6 +19,7 @@
 #include "engine/pre_tokenizer.h"
 #include "engine/tokenizer_cases.h"
 #include "fovea/backend.h"
+#include "support/thinned.h"
 
 /* Of the recordings: short prompts of 64 tokens with their continuation, then two longer ones. */
 enum { num_models = 2, num_short = 6, short_tokens = 64, num_prompts = 8, long_continuation = 40 };
@@ -55,7 +56,7 @@ static void test_logits_like_the_recording(void **state)
     const fixture *models = *state;
     for (int32_t model = 0; model < num_models; model++) {
         print_message("  %s\n", model_names[model]);
-        for (int32_t i = 0; i < FV_ARRAY_LEN(ways); i++) {
+        for (int32_t i = 0; i < FV_ARRAY_LEN(ways); i += thinned) {
             fv_session_options options = exact_options();
             options.kv_cache_dtype = ways[i].cache;
             const outcome seen = run_prompts(&models[model], models[model].engine, &options, ways[i].range, NULL);
@@ -151,7 +152,7 @@ static void test_every_backend(void **state)
     const fixture *models = *state;
     for (int32_t model = 0; model < num_models; model++) {
         for (int32_t i = 0; i < FV_ARRAY_LEN(mla_backends); i++) {
-            for (int32_t way = 0; way < FV_ARRAY_LEN(block_sizes) * FV_ARRAY_LEN(chunks); way++) {
+            for (int32_t way = 0; way < FV_ARRAY_LEN(block_sizes) * FV_ARRAY_LEN(chunks); way += thinned) {
                 fv_session_options options = exact_options();
                 options.attention_backend = mla_backends[i];
                 options.block_size = block_sizes[way / FV_ARRAY_LEN(chunks)];
