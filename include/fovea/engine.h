@@ -27,10 +27,12 @@ typedef struct fv_session fv_session;
 typedef void (*fv_progress_fn)(void *user, int32_t done, int32_t total);
 
 typedef struct fv_engine_options {
-    uint32_t struct_size;   /* sizeof(fv_engine_options) */
-    int32_t num_threads;    /* 0 = CPUs that this process may use */
-    fv_dtype compute_dtype; /* of weights and GEMMs: FV_DTYPE_F32, FV_DTYPE_BF16; NONE = bf16 where the CPU has it */
-    const char *isa;        /* as in fv_context_options */
+    uint32_t struct_size; /* sizeof(fv_engine_options) */
+    int32_t num_threads;  /* 0 = CPUs that this process may use */
+    /* FV_DTYPE_F32, FV_DTYPE_BF16: of weights and GEMMs. NONE: weights stay as the file stores them where that is smaller;
+     * what is computed with panels of them is bf16 where the CPU has it, else fp32 */
+    fv_dtype compute_dtype;
+    const char *isa; /* as in fv_context_options */
     fv_log_fn log;
     void *log_user;
     fv_progress_fn progress;
@@ -64,9 +66,9 @@ typedef struct fv_engine_info {
     int32_t num_threads;
     int32_t has_chat_template; /* 1: fv_engine_encode_chat works; else chat_why_not */
     fv_dtype compute_dtype;
-    uint64_t weight_bytes; /* in the compute type */
+    uint64_t weight_bytes; /* in memory */
     double load_seconds;
-    const char *gemm;         /* library and compute type; valid as long as the engine, like the next */
+    const char *gemm; /* library, compute type, how weights are kept; valid as long as the engine, like the next */
     const char *chat_why_not; /* "" or why there are no chats */
     const char *device;       /* its name, valid as long as the engine, like the next */
     const char *device_description;

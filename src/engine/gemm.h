@@ -1,9 +1,11 @@
-/* Linear layers: Y = X W^T, with weights that are read once and kept in the compute type.
+/* Linear layers: Y = X W^T, with weights that are read once and kept as the file stores them, or in the compute type
+ * where that is no larger.
  *
  * The rest of the engine knows nothing of the library behind it, which is oneDNN:
  *
  *   compute type bf16   CPUs with AVX512_BF16 or AMX, inner_product primitives (gemm_bf16.c)
  *   compute type fp32   all others, dnnl_sgemm on rows as in the file (gemm_f32.c)
+ *   as stored           few rows: kernels of ours (stored/); many: the same, or panels for the above (gemm_stored.c)
  *   on a device         weights only, in bf16 (gemm_device.c)
  *
  * oneDNN would spread a call over threads of OpenMP, which spin and fight the context's own. So each
@@ -32,8 +34,9 @@ typedef struct fv_gemm_weight fv_gemm_weight;
  * Called from several threads at once. */
 typedef fv_status (*fv_read_rows_fn)(float *rows, void *user, int64_t first_row, int64_t num_rows);
 
-/* `dtype` is FV_DTYPE_F32, FV_DTYPE_BF16 or FV_DTYPE_NONE for the best of this CPU. FV_ERR_UNSUPPORTED
- * with the reason when the CPU has no bf16 instructions. Keeps `context`; used by one thread at a time. */
+/* `dtype` is FV_DTYPE_F32 or FV_DTYPE_BF16 for weights of that type, or FV_DTYPE_NONE for the best of this CPU: weights
+ * as they are stored where that is smaller. FV_ERR_UNSUPPORTED with the reason when the CPU has no bf16 instructions.
+ * Keeps `context`; used by one thread at a time. */
 fv_status fv_gemm_create(fv_gemm_library **gemm, fv_context *context, fv_dtype dtype);
 
 /* Keeps weights in the memory of `device` in bf16, dense and row-major, for those who multiply there
@@ -50,6 +53,20 @@ const char *fv_gemm_describe(const fv_gemm_library *gemm);
  * itself this needs one chunk of rows for each worker. */
 fv_status fv_gemm_weight_create(fv_gemm_weight **weight, fv_gemm_library *gemm, int64_t out_features,
                                 int64_t in_features, fv_read_rows_fn read_rows, void *user);
+
+/* Rows of a model file, one after the other. */
+typedef struct fv_gemm_rows {
+    const void *data;
+    int32_t type; /* fv_gguf_type */
+    int64_t num_rows;
+} fv_gemm_rows;
+
+enum { FV_GEMM_MAX_PARTS = 3 };
+
+/* W of the rows of up to three parts, in the compute type, or with FV_DTYPE_NONE a copy of them as they are stored
+ * (engine/stored/) where that is smaller. in_features is a multiple of each type's block. */
+fv_status fv_gemm_weight_create_of_rows(fv_gemm_weight **weight, fv_gemm_library *gemm, int64_t in_features,
+                                        const fv_gemm_rows *parts, int32_t num_parts);
 
 /* The same of numbers that depend on `seed` alone, uniform with a variance of 1 / in_features, rounded to bf16
  * whatever the compute type; on a device they are made there. */

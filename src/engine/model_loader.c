@@ -1,4 +1,4 @@
-/* Rows are read by the GEMM's packing, in parallel, straight from the mapped file. */
+/* The GEMM takes rows in parallel, straight from the mapped file. */
 #include "engine/model_loader.h"
 
 #include <stdio.h>
@@ -6,19 +6,6 @@
 
 #include "core/compiler.h"
 #include "engine/dequantize.h"
-
-enum { max_parts = 3 };
-
-/* Rows [first, first + count) of a tensor whose matrices, if it has several, lie one after the other. */
-typedef struct tensor_rows {
-    const fv_gguf_tensor *tensor;
-    int64_t first, count;
-} tensor_rows;
-
-typedef struct stacked_rows {
-    tensor_rows parts[max_parts];
-    int32_t num_parts;
-} stacked_rows;
 
 typedef struct tensor_name {
     char text[64];
@@ -40,27 +27,6 @@ static int64_t total_rows(const fv_gguf_tensor *tensor) { return tensor->num_ele
 static const uint8_t *row_data(const fv_gguf_tensor *tensor, int64_t row)
 {
     return (const uint8_t *)tensor->data + (size_t)row * fv_gguf_type_bytes(tensor->type, tensor->shape[0]);
-}
-
-static fv_status read_stacked_rows(float *rows, void *user, int64_t first_row, int64_t num_rows)
-{
-    const stacked_rows *stack = user;
-    for (int32_t i = 0; i < stack->num_parts && num_rows > 0; i++) {
-        const tensor_rows *part = &stack->parts[i];
-        const int64_t columns = part->tensor->shape[0];
-        const int64_t count = fv_min_i64(num_rows, part->count - first_row);
-        if (count > 0) {
-            /* Rows lie one after the other: many are read as one. */
-            const fv_status status = fv_dequantize_row(rows, row_data(part->tensor, part->first + first_row),
-                                                       part->tensor->type, count * columns);
-            if (status != FV_OK) return status;
-            rows += count * columns;
-            first_row += count;
-            num_rows -= count;
-        }
-        first_row -= part->count;
-    }
-    return FV_OK;
 }
 
 fv_status fv_model_find_tensor(const fv_gguf_tensor **tensor, const fv_model_loader *from, int32_t layer,
@@ -116,23 +82,22 @@ static void tell_progress(fv_model_loader *from)
 fv_status fv_model_load_weight(fv_gemm_weight **weight, fv_model_loader *from, int32_t layer, int64_t columns,
                                const fv_weight_part *parts, int32_t num_parts)
 {
-    stacked_rows stack = {.num_parts = num_parts};
-    int64_t num_rows = 0;
+    const fv_gguf_tensor *tensors[FV_GEMM_MAX_PARTS];
+    fv_gemm_rows rows[FV_GEMM_MAX_PARTS] = {{0}};
     for (int32_t i = 0; i < num_parts; i++) {
-        tensor_rows *to = &stack.parts[i];
-        const fv_status status = fv_model_find_tensor(&to->tensor, from, layer, parts[i].suffix, columns, parts[i].rows,
-                                                      fv_max_i32(parts[i].num_matrices, 1));
+        const fv_weight_part *part = &parts[i];
+        const fv_status status = fv_model_find_tensor(&tensors[i], from, layer, part->suffix, columns, part->rows,
+                                                      fv_max_i32(part->num_matrices, 1));
         if (status != FV_OK) return status;
-        to->first = parts[i].matrix * parts[i].rows;
-        to->count = parts[i].rows;
-        num_rows += to->count;
+        rows[i] = (fv_gemm_rows){row_data(tensors[i], part->matrix * part->rows), tensors[i]->type, part->rows};
     }
-    const fv_status status = fv_gemm_weight_create(weight, from->gemm, num_rows, columns, read_stacked_rows, &stack);
+    const fv_status status = fv_gemm_weight_create_of_rows(weight, from->gemm, columns, rows, num_parts);
     if (status != FV_OK) return status;
     from->model->weight_bytes += fv_gemm_weight_bytes(*weight);
     for (int32_t i = 0; i < num_parts; i++) {
-        const tensor_rows *part = &stack.parts[i];
-        if (part->first + part->count == total_rows(part->tensor)) fv_gguf_release_tensor(from->gguf, part->tensor);
+        if ((parts[i].matrix + 1) * parts[i].rows == total_rows(tensors[i])) {
+            fv_gguf_release_tensor(from->gguf, tensors[i]);
+        }
     }
     tell_progress(from);
     return FV_OK;

@@ -86,6 +86,14 @@ static void test_short_decodes(void **state)
     check_outcome("decodes, default cache", &seen, MAX_MEAN_ERROR_F16);
 }
 
+/* Five types in one file: Q4_K, Q5_0, Q6_K, Q8_0 and F32, two of them in one weight. */
+static void test_weights_as_stored(void **state)
+{
+    const fixture *f = fixture_or_skip(state);
+    const fv_session_options options = session_options();
+    check_weights_as_stored(f, &options, num_short, short_tokens);
+}
+
 /* Four windows of text in small steps: what the sliding layers no longer see goes back, and the
  * perplexity is that of an implementation which keeps it. */
 static void test_perplexity(void **state)
@@ -142,7 +150,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_facts),         cmocka_unit_test(test_prompts_like_the_recording),
         cmocka_unit_test(test_every_backend), cmocka_unit_test(test_short_decodes),
-        cmocka_unit_test(test_perplexity),
+        cmocka_unit_test(test_perplexity),    cmocka_unit_test(test_weights_as_stored),
     };
     return cmocka_run_group_tests(tests, set_up, tear_down);
 }

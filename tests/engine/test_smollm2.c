@@ -157,6 +157,13 @@ static void test_one_thread(void **state)
     fv_engine_destroy(engine);
 }
 
+static void test_weights_as_stored(void **state)
+{
+    const fixture *f = fixture_or_skip(state);
+    const fv_session_options options = session_options(all_tokens);
+    check_weights_as_stored(f, &options, f->logits.num_prompts, 104);
+}
+
 /* bf16 weights and activations, on CPUs that have bf16 instructions: further off, but no worse a model. */
 static void test_bf16(void **state)
 {
@@ -411,6 +418,7 @@ int main(void)
         cmocka_unit_test(test_tokens_do_not_depend_on_how),
         cmocka_unit_test(test_every_backend),
         cmocka_unit_test(test_one_thread),
+        cmocka_unit_test(test_weights_as_stored),
         cmocka_unit_test(test_bf16),
         cmocka_unit_test(test_batch_mates_do_not_change_a_bit),
         cmocka_unit_test(test_perplexity),

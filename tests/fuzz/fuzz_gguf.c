@@ -93,7 +93,7 @@ static void load_model(const fv_gguf *gguf)
     static fv_context *context;
     const fv_context_options options = {.struct_size = sizeof(options), .num_threads = 1, .no_plugins = 1};
     if (!context && fv_context_create(&context, &options) != FV_OK) return;
-    if (!gemm && fv_gemm_create(&gemm, context, FV_DTYPE_F32) != FV_OK) return;
+    if (!gemm && fv_gemm_create(&gemm, context, FV_DTYPE_NONE) != FV_OK) return;
     fv_model *model;
     if (fv_model_load(&model, gguf, gemm, NULL, NULL) == FV_OK) fv_model_destroy(model);
 }

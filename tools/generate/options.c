@@ -109,7 +109,7 @@ void generate_print_help(void)
         "      --device NAME           cpu (default), or a GPU: cuda, cuda:1. On a GPU weights and cache are bfloat16\n"
         "                              and steps that only decode are launches of captured graphs\n"
         "      --no-graphs             plain launches on a GPU\n"
-        "      --dtype TYPE            of weights and GEMMs: auto, float32, bfloat16\n"
+        "      --dtype TYPE            of weights and GEMMs: auto (weights as the file has them), float32, bfloat16\n"
         "      --threads N             default: the CPUs that this process may use\n"
         "\n"
         "      --random-weights SHAPE  no model file: seeded random weights of the shape tiny or llama-8b, a random\n"

@@ -50,8 +50,8 @@ void generate_print_summary(FILE *file, const generate_summary *summary, bool wi
 {
     const fv_engine_info *engine = &summary->engine;
     const fv_session_stats *session = &summary->session;
-    fprintf(file, "model      %s: %.0f MiB of %s, loaded in %.2f s\n", summary->model, mib(engine->weight_bytes),
-            fv_dtype_name(engine->compute_dtype), engine->load_seconds);
+    fprintf(file, "model      %s: %.0f MiB, loaded in %.2f s\n", summary->model, mib(engine->weight_bytes),
+            engine->load_seconds);
     print_speed(file, "prefill", session->prefill_tokens, session->prefill_seconds);
     print_speed(file, "decode", session->decode_tokens, session->decode_seconds);
     fprintf(file, "cache      %lld tokens, %d sequences at once; %s, blocks of %d, %.0f MiB\n",

@@ -1,0 +1,311 @@
+/* Weights that stay as the file stores them, in one of two ways:
+ *
+ *   few rows of X    stripes of W and rows of X go to the kernels of stored/
+ *   many             a chunk of W becomes a panel of floats, which the library's kernel packs and multiplies with
+ *                    all blocks of rows of X:
+ *
+ *     stripes  ->  floats  ->  (bf16, packed)  ->  blocks of Y
+ *
+ * Where the kernels are faster than the library even for many rows, there are no panels. */
+#include <stdlib.h>
+
+#include "core/compiler.h"
+#include "core/context.h"
+#include "engine/gemm_private.h"
+#include "engine/gguf.h"
+
+enum {
+    min_panel_rows = 16,     /* below, making a panel takes longer than multiplying with it */
+    x_rows_of_task = 64,     /* rows of X that one task of the kernels multiplies */
+    cached_bytes = 16 << 10, /* of W: stays in the first cache for several rows of X */
+    tasks_per_worker = 8,
+};
+
+/* fp32 is not faster than the kernels, unless it has wider vectors than they have. */
+static bool uses_panels(const fv_gemm_job *job)
+{
+    const fv_gemm_library *gemm = job->gemm;
+    if (job->batch_invariant || job->num_rows < min_panel_rows) return false;
+    const bool is_wider = gemm->context->isa > gemm->stored.table->isa;
+    return is_wider || gemm->kernel->dtype != FV_DTYPE_F32 || !gemm->stored.table->is_for_many_rows;
+}
+
+bool fv_gemm_stored_is_smaller(const fv_gemm_library *gemm, int64_t in_features, const fv_gemm_rows *parts,
+                               int32_t num_parts)
+{
+    if (!gemm->stored.table) return false;
+    size_t bytes = 0, expanded_bytes = 0;
+    for (int32_t i = 0; i < num_parts; i++) {
+        const fv_stored_layout *layout = fv_stored_find_layout(parts[i].type);
+        if (!layout) return false;
+        bytes += (size_t)parts[i].num_rows * fv_gguf_type_bytes(parts[i].type, in_features);
+        expanded_bytes += (size_t)(parts[i].num_rows * in_features) * fv_dtype_bytes(gemm->kernel->dtype);
+    }
+    return bytes < expanded_bytes;
+}
+
+static size_t bytes_of_part(const fv_stored_rows *part)
+{
+    return (size_t)fv_ceil_div(part->num_rows, FV_STORED_ROWS) *
+           fv_stored_stripe_bytes(part->layout, part->in_features);
+}
+
+fv_status fv_gemm_stored_prepare(fv_gemm_weight *weight, fv_gemm_library *gemm, const fv_gemm_rows *parts,
+                                 int32_t num_parts)
+{
+    fv_gemm_stored *stored = &gemm->stored;
+    for (int32_t i = 0; i < num_parts; i++) {
+        fv_stored_rows *part = &weight->parts[i];
+        *part = (fv_stored_rows){
+            .layout = fv_stored_find_layout(parts[i].type),
+            .num_rows = parts[i].num_rows,
+            .in_features = weight->in_features,
+        };
+        if (part->in_features % part->layout->values != 0) {
+            return fv_fail(FV_ERR_INVALID, "rows of %lld elements of type %s; accepted: multiples of %d",
+                           (long long)part->in_features, fv_gguf_type_name(parts[i].type), part->layout->values);
+        }
+        size_t packed_bytes = 0;
+        const fv_status status = fv_gemm_prepare_shapes(&packed_bytes, gemm, part->num_rows, part->in_features);
+        if (status != FV_OK) return status;
+        if (packed_bytes > stored->max_packed_bytes) stored->max_packed_bytes = packed_bytes;
+        weight->bytes += (size_t)fv_round_up((int64_t)bytes_of_part(part), FV_GEMM_ALIGNMENT);
+    }
+    weight->num_parts = num_parts;
+    stored->is_used = true;
+    stored->max_in_features = fv_max_i64(stored->max_in_features, weight->in_features);
+    return FV_OK;
+}
+
+/* --- filling ------------------------------------------------------------------------------------- */
+
+typedef struct fill_job {
+    const fv_stored_rows *part;
+    const uint8_t *rows;
+    uint8_t *stripes;
+} fill_job;
+
+static void fill_task(void *user, int64_t index, int32_t worker)
+{
+    (void)worker;
+    const fill_job *job = user;
+    const fv_stored_rows *part = job->part;
+    const int64_t first_row = index * FV_STORED_ROWS;
+    const size_t row_bytes = fv_gguf_type_bytes(part->layout->type, part->in_features);
+    fv_stored_pack_stripe(job->stripes + (size_t)index * fv_stored_stripe_bytes(part->layout, part->in_features),
+                          job->rows + (size_t)first_row * row_bytes,
+                          fv_min_i64(FV_STORED_ROWS, part->num_rows - first_row), part->in_features, part->layout);
+}
+
+void fv_gemm_stored_fill(fv_gemm_weight *weight, fv_gemm_library *gemm, const fv_gemm_rows *parts)
+{
+    uint8_t *at = weight->data;
+    for (int32_t i = 0; i < weight->num_parts; i++) {
+        fv_stored_rows *part = &weight->parts[i];
+        part->stripes = at;
+        fill_job job = {part, parts[i].data, at};
+        fv_context_parallel_for(gemm->context, fv_ceil_div(part->num_rows, FV_STORED_ROWS), fill_task, &job);
+        at += fv_round_up((int64_t)bytes_of_part(part), FV_GEMM_ALIGNMENT);
+    }
+}
+
+/* --- room ---------------------------------------------------------------------------------------- */
+
+/* Integers, scales and sums of one row of X. */
+static size_t bytes_of_x(int64_t in_features)
+{
+    const int64_t num_blocks = fv_ceil_div(in_features, FV_STORED_X_BLOCK);
+    const int64_t bytes = num_blocks * (FV_STORED_X_BLOCK * (int64_t)sizeof(int16_t) + 2 * (int64_t)sizeof(float));
+    return (size_t)fv_round_up(bytes, FV_GEMM_ALIGNMENT);
+}
+
+/* Of a chunk of the library's kernel, as floats. */
+static size_t bytes_of_floats(const fv_gemm_kernel *kernel, int64_t in_features)
+{
+    return (size_t)fv_round_up(kernel->chunk_outputs * in_features * (int64_t)sizeof(float), FV_GEMM_ALIGNMENT);
+}
+
+static size_t bytes_of_panel(const fv_gemm_library *gemm)
+{
+    const fv_gemm_stored *stored = &gemm->stored;
+    const int64_t packed = gemm->kernel->pack ? (int64_t)stored->max_packed_bytes : 0;
+    return bytes_of_floats(gemm->kernel, stored->max_in_features) + (size_t)fv_round_up(packed, FV_GEMM_ALIGNMENT);
+}
+
+static void free_room(fv_gemm_stored *stored)
+{
+    free(stored->x);
+    free(stored->x_memory);
+    free(stored->panels);
+    stored->x = NULL;
+    stored->x_memory = NULL;
+    stored->panels = NULL;
+    stored->x_rows = 0;
+}
+
+fv_status fv_gemm_stored_make_room(fv_gemm_library *gemm)
+{
+    fv_gemm_stored *stored = &gemm->stored;
+    const size_t x_bytes = bytes_of_x(stored->max_in_features), panel_bytes = bytes_of_panel(gemm);
+    const bool is_enough = gemm->max_rows <= stored->x_rows && x_bytes <= stored->x_bytes &&
+                           panel_bytes <= stored->panel_bytes;
+    if (!stored->is_used || is_enough) return FV_OK;
+    free_room(stored);
+    const size_t all_panels = panel_bytes * (size_t)fv_context_num_workers(gemm->context);
+    stored->x = calloc((size_t)gemm->max_rows + 1, sizeof(*stored->x));
+    stored->x_memory = aligned_alloc(FV_GEMM_ALIGNMENT, x_bytes * ((size_t)gemm->max_rows + 1));
+    stored->panels = aligned_alloc(FV_GEMM_ALIGNMENT, all_panels);
+    if (!stored->x || !stored->x_memory || !stored->panels) {
+        free_room(stored);
+        return fv_fail(FV_ERR_NO_MEMORY, "no memory for %lld rows of activations and %zu bytes of weights",
+                       (long long)gemm->max_rows, all_panels);
+    }
+    stored->x_rows = gemm->max_rows;
+    stored->x_bytes = x_bytes;
+    stored->panel_bytes = panel_bytes;
+    return FV_OK;
+}
+
+void fv_gemm_stored_deinit(fv_gemm_stored *stored) { free_room(stored); }
+
+/* --- few rows ------------------------------------------------------------------------------------ */
+
+static void load_x_task(void *user, int64_t index, int32_t worker)
+{
+    (void)worker;
+    const fv_gemm_job *job = user;
+    const fv_gemm_stored *stored = &job->gemm->stored;
+    const int64_t in_features = job->weight->in_features, num_blocks = in_features / FV_STORED_X_BLOCK;
+    const int64_t end = fv_min_i64(job->num_rows, (index + 1) * FV_STORED_MAX_X);
+    for (int64_t row = index * FV_STORED_MAX_X; row < end; row++) {
+        fv_stored_x *x = &stored->x[row];
+        uint8_t *memory = (uint8_t *)stored->x_memory + (size_t)row * stored->x_bytes;
+        x->values = job->x + row * in_features;
+        x->integers = (int16_t *)(void *)memory;
+        x->scales = (float *)(void *)(memory + (size_t)(num_blocks * FV_STORED_X_BLOCK) * sizeof(int16_t));
+        x->sums = x->scales + num_blocks;
+        if (stored->table->load_x) stored->table->load_x(x, in_features);
+    }
+}
+
+static int64_t num_stripes(const fv_stored_rows *part) { return fv_ceil_div(part->num_rows, FV_STORED_ROWS); }
+
+/* Whole weights for each row of X, so few that each worker has several; otherwise what a cache holds. */
+static int64_t stripes_of_task(const fv_gemm_job *job)
+{
+    const fv_gemm_weight *weight = job->weight;
+    int64_t bytes = cached_bytes, all_stripes = 0;
+    if (job->num_rows <= FV_STORED_MAX_X) {
+        const int64_t workers = fv_context_num_workers(job->gemm->context);
+        bytes = fv_max_i64(bytes, (int64_t)weight->bytes / (workers * tasks_per_worker));
+    }
+    for (int32_t i = 0; i < weight->num_parts; i++) all_stripes += num_stripes(&weight->parts[i]);
+    return fv_max_i64(1, bytes * all_stripes / (int64_t)weight->bytes);
+}
+
+/* Stripes [first, first + chunk_stripes) of the part that chunk `index` is of, as far as they are there. Returns the
+ * output of its first row. */
+static int64_t stripes_at(fv_stored_rows *rows, const fv_gemm_job *job, int64_t index)
+{
+    int64_t first_output = 0;
+    const fv_stored_rows *part = job->weight->parts;
+    for (;; part++) {
+        const int64_t num_chunks = fv_ceil_div(num_stripes(part), job->chunk_stripes);
+        if (index < num_chunks) break;
+        index -= num_chunks;
+        first_output += part->num_rows;
+    }
+    const int64_t first_row = index * job->chunk_stripes * FV_STORED_ROWS;
+    *rows = *part;
+    rows->stripes += (size_t)(index * job->chunk_stripes) * fv_stored_stripe_bytes(part->layout, part->in_features);
+    rows->num_rows = fv_min_i64(job->chunk_stripes * FV_STORED_ROWS, part->num_rows - first_row);
+    return first_output + first_row;
+}
+
+static void multiply_task(void *user, int64_t index, int32_t worker)
+{
+    (void)worker;
+    const fv_gemm_job *job = user;
+    const fv_gemm_stored *stored = &job->gemm->stored;
+    fv_stored_rows rows;
+    const int64_t output = stripes_at(&rows, job, index % job->num_chunks), y_stride = job->weight->out_features;
+    const fv_stored_multiply_fn multiply = fv_stored_find_kernel(stored->table, rows.layout->type)->multiply;
+    const int64_t first = index / job->num_chunks * x_rows_of_task;
+    const int64_t end = fv_min_i64(job->num_rows, first + x_rows_of_task);
+    for (int64_t row = first; row < end;) {
+        const int32_t count = end - row >= 4 ? 4 : end - row >= 2 ? 2 : 1;
+        multiply(job->y + row * y_stride + output, y_stride, &stored->x[row], count, &rows);
+        row += count;
+    }
+}
+
+static fv_status multiply_stripes(fv_gemm_job *job)
+{
+    fv_context_parallel_for(job->gemm->context, fv_ceil_div(job->num_rows, FV_STORED_MAX_X), load_x_task, job);
+    job->chunk_stripes = stripes_of_task(job);
+    job->num_chunks = 0;
+    for (int32_t i = 0; i < job->weight->num_parts; i++) {
+        job->num_chunks += fv_ceil_div(num_stripes(&job->weight->parts[i]), job->chunk_stripes);
+    }
+    const int64_t num_tasks = fv_ceil_div(job->num_rows, x_rows_of_task) * job->num_chunks;
+    fv_context_parallel_for(job->gemm->context, num_tasks, multiply_task, job);
+    return FV_OK;
+}
+
+/* --- many rows ----------------------------------------------------------------------------------- */
+
+/* The panel of `rows`, as the library's kernel wants it, in the worker's memory. */
+static fv_status make_panel(fv_gemm_chunk *panel, const fv_gemm_job *job, const fv_stored_rows *rows, int32_t worker)
+{
+    const fv_gemm_stored *stored = &job->gemm->stored;
+    const fv_gemm_kernel *kernel = job->gemm->kernel;
+    uint8_t *memory = stored->panels + (size_t)worker * stored->panel_bytes;
+    float *floats = (float *)(void *)memory;
+    fv_stored_find_kernel(stored->table, rows->layout->type)->expand(floats, rows);
+    *panel = (fv_gemm_chunk){.data = floats, .num_outputs = rows->num_rows, .in_features = rows->in_features};
+    if (!kernel->pack) return FV_OK;
+    panel->data = memory + bytes_of_floats(kernel, rows->in_features);
+    return kernel->pack(job->gemm->state, panel, floats, worker);
+}
+
+static void panel_task(void *user, int64_t index, int32_t worker)
+{
+    fv_gemm_job *job = user;
+    const fv_gemm_kernel *kernel = job->gemm->kernel;
+    const int64_t y_stride = job->weight->out_features;
+    fv_stored_rows rows;
+    const int64_t output = stripes_at(&rows, job, index % job->num_chunks);
+    const int64_t first = index / job->num_chunks * job->blocks_per_task * kernel->row_block;
+    const int64_t end = fv_min_i64(job->num_rows, first + job->blocks_per_task * kernel->row_block);
+
+    const int before = fv_gemm_hold_openmp();
+    fv_gemm_chunk panel;
+    fv_status status = make_panel(&panel, job, &rows, worker);
+    for (int64_t row = first; row < end && status == FV_OK; row += kernel->row_block) {
+        status = kernel->run(job->gemm->state, job->y + row * y_stride + output, y_stride, job->x, row,
+                             fv_min_i64(kernel->row_block, end - row), &panel, false, worker);
+    }
+    fv_gemm_release_openmp(before);
+    if (status != FV_OK) fv_gemm_keep_failure(job, status);
+}
+
+/* A panel serves as many blocks of rows as leave each worker several tasks. */
+static fv_status multiply_panels(fv_gemm_job *job)
+{
+    const fv_gemm_kernel *kernel = job->gemm->kernel;
+    fv_gemm_load_rows(job);
+    job->chunk_stripes = kernel->chunk_outputs / FV_STORED_ROWS;
+    job->num_chunks = 0;
+    for (int32_t i = 0; i < job->weight->num_parts; i++) {
+        job->num_chunks += fv_ceil_div(num_stripes(&job->weight->parts[i]), job->chunk_stripes);
+    }
+    const int64_t num_blocks = fv_ceil_div(job->num_rows, kernel->row_block);
+    const int64_t num_tasks = (int64_t)fv_context_num_workers(job->gemm->context) * tasks_per_worker;
+    job->blocks_per_task = fv_max_i64(1, num_blocks * job->num_chunks / num_tasks);
+    return fv_gemm_run_job(job, fv_ceil_div(num_blocks, job->blocks_per_task) * job->num_chunks, panel_task);
+}
+
+fv_status fv_gemm_stored_run(fv_gemm_job *job)
+{
+    return uses_panels(job) ? multiply_panels(job) : multiply_stripes(job);
+}

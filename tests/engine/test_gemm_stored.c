@@ -1,0 +1,404 @@
+/* Weights as stored: every type and table of kernels against double sums over dequantized rows, for few and many rows
+ * of X; neither threads nor, where that is promised, other rows change a bit. */
+#include <math.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+#include "core/compiler.h"
+#include "core/float.h"
+#include "engine/dequantize.h"
+#include "engine/gemm.h"
+#include "engine/gemm_kernel.h"
+#include "engine/stored/stored.h"
+
+enum { max_rows = 130, max_outputs = 203, guard = 16 };
+
+static const int32_t types[] = {FV_GGUF_F16,  FV_GGUF_BF16, FV_GGUF_Q4_0, FV_GGUF_Q4_1, FV_GGUF_Q5_0,
+                                FV_GGUF_Q5_1, FV_GGUF_Q8_0, FV_GGUF_Q4_K, FV_GGUF_Q5_K, FV_GGUF_Q6_K};
+static const char *const isas[] = {"portable", NULL}; /* NULL: the best of this CPU */
+
+static uint32_t hash(uint32_t index, uint32_t salt)
+{
+    uint32_t bits = index * 2654435761u + salt * 40503u;
+    bits ^= bits >> 15;
+    bits *= 2246822519u;
+    return bits ^ bits >> 13;
+}
+
+static float value_at(uint32_t index, uint32_t salt) { return (float)(int32_t)hash(index, salt) * 0x1p-31f; }
+
+/* 16 bits that are a scale: 2^-7 to 2^-6 as fp16, either sign. */
+static void put_scale(uint8_t *to, uint32_t seed)
+{
+    const uint16_t scale = (uint16_t)(0x2000 | (seed & 0x83ff));
+    memcpy(to, &scale, sizeof(scale));
+}
+
+/* A file's rows of any bits, but for the scales. The caller frees them. */
+static uint8_t *create_rows(int32_t type, int64_t num_rows, int64_t in_features)
+{
+    const fv_stored_layout *layout = fv_stored_find_layout(type);
+    const size_t bytes = fv_gguf_type_bytes(type, in_features) * (size_t)num_rows;
+    uint8_t *rows = malloc(bytes);
+    assert_non_null(rows);
+    for (size_t i = 0; i < bytes; i++) rows[i] = (uint8_t)(hash((uint32_t)i, (uint32_t)type) >> 24);
+    for (size_t at = 0; at < bytes; at += (size_t)layout->block_bytes) {
+        for (int32_t i = 0; i < layout->num_scales; i++) {
+            put_scale(rows + at + layout->scales_at + 2 * i, hash((uint32_t)at, 7 + (uint32_t)i));
+        }
+        if (type == FV_GGUF_BF16) rows[at + 1] = (uint8_t)((rows[at + 1] & 0x80) | 0x3c);
+    }
+    return rows;
+}
+
+typedef struct fixture {
+    fv_context *context;
+    fv_gemm_library *gemm;
+    fv_gemm_weight *weight;
+    int64_t num_outputs, in_features;
+    float *w; /* all rows, exact */
+    float *x; /* [max_rows, in_features], then NaN */
+} fixture;
+
+typedef struct part {
+    int32_t type;
+    int64_t num_rows;
+} part;
+
+static void set_up(fixture *f, const char *isa, int32_t num_threads, int64_t in_features, const part *parts,
+                   int32_t num_parts)
+{
+    const fv_context_options options = {
+        .struct_size = sizeof(options), .num_threads = num_threads, .no_plugins = 1, .isa = isa};
+    *f = (fixture){.in_features = in_features};
+    assert_int_equal(fv_context_create(&f->context, &options), FV_OK);
+    assert_int_equal(fv_gemm_create(&f->gemm, f->context, FV_DTYPE_NONE), FV_OK);
+    fv_gemm_rows rows[FV_GEMM_MAX_PARTS];
+    for (int32_t i = 0; i < num_parts; i++) {
+        rows[i] = (fv_gemm_rows){create_rows(parts[i].type, parts[i].num_rows, in_features), parts[i].type,
+                                 parts[i].num_rows};
+        f->num_outputs += parts[i].num_rows;
+    }
+    assert_int_equal(fv_gemm_weight_create_of_rows(&f->weight, f->gemm, in_features, rows, num_parts), FV_OK);
+    assert_int_equal(fv_gemm_weight_out_features(f->weight), f->num_outputs);
+    assert_int_equal(fv_gemm_reserve(f->gemm, max_rows), FV_OK);
+
+    f->w = malloc((size_t)(f->num_outputs * in_features) * sizeof(float));
+    float *to = f->w;
+    for (int32_t i = 0; i < num_parts; i++, to += parts[i - 1].num_rows * in_features) {
+        assert_int_equal(fv_dequantize_row(to, rows[i].data, rows[i].type, rows[i].num_rows * in_features), FV_OK);
+        free((void *)(uintptr_t)rows[i].data);
+    }
+    const int64_t count = max_rows * in_features;
+    f->x = malloc((size_t)(count + guard) * sizeof(float));
+    for (int64_t i = 0; i < count; i++) f->x[i] = value_at((uint32_t)i, 2) * (i % 37 == 0 ? 20.0f : 1.0f);
+    for (int64_t i = count; i < count + guard; i++) f->x[i] = NAN;
+}
+
+static void tear_down(fixture *f)
+{
+    free(f->x);
+    free(f->w);
+    fv_gemm_weight_destroy(f->weight);
+    fv_gemm_destroy(f->gemm);
+    fv_context_destroy(f->context);
+}
+
+/* Y of the last num_rows rows of X, with a guard behind it that must stay. The caller frees it. */
+static float *run(fixture *f, int64_t num_rows, bool batch_invariant)
+{
+    const int64_t size = num_rows * f->num_outputs;
+    float *y = malloc((size_t)(size + guard) * sizeof(float));
+    for (int64_t i = 0; i < size + guard; i++) y[i] = 12345.0f;
+    const float *x = f->x + (max_rows - num_rows) * f->in_features;
+    assert_int_equal(fv_gemm_run(f->gemm, y, x, f->weight, num_rows, batch_invariant), FV_OK);
+    for (int64_t i = size; i < size + guard; i++) assert_true(y[i] == 12345.0f);
+    return y;
+}
+
+/* Errors are measured in |w| |x|: one of a thousand products left out is 1e-3. X rounded to 16 bits per 32 values
+ * is within 3e-5, fp32 sums of exact values within 2e-6, and bf16, where panels are that, within 2^-8. */
+static void check_values(const fixture *f, const float *y, int64_t num_rows, bool batch_invariant)
+{
+    const bool is_bf16 = fv_gemm_dtype(f->gemm) == FV_DTYPE_BF16 && num_rows >= 16 && !batch_invariant;
+    const double tolerance = is_bf16 ? 0x1p-8 : 3e-5;
+    for (int64_t row = 0; row < num_rows; row += 1 + row / 9) {
+        const float *x = f->x + (max_rows - num_rows + row) * f->in_features;
+        for (int64_t output = 0; output < f->num_outputs; output += 1 + output / 40) {
+            const float *w = f->w + output * f->in_features;
+            double sum = 0.0, w_square = 0.0, x_square = 0.0;
+            for (int64_t k = 0; k < f->in_features; k++) {
+                sum += (double)w[k] * (double)x[k];
+                w_square += (double)w[k] * (double)w[k];
+                x_square += (double)x[k] * (double)x[k];
+            }
+            const double error = fabs(sum - (double)y[row * f->num_outputs + output]);
+            if (!(error <= tolerance * sqrt(w_square * x_square))) {
+                fail_msg("%d rows, row %d output %d: %g instead of %g", (int)num_rows, (int)row, (int)output,
+                         (double)y[row * f->num_outputs + output], sum);
+            }
+        }
+    }
+}
+
+static const int64_t row_counts[] = {1, 2, 3, 4, 5, 7, 8, 15, 16, 17, 65, max_rows};
+
+static void check_all_counts(fixture *f)
+{
+    for (int32_t r = 0; r < FV_ARRAY_LEN(row_counts); r++) {
+        float *y = run(f, row_counts[r], false);
+        check_values(f, y, row_counts[r], false);
+        free(y);
+    }
+}
+
+static void test_layout(void **state)
+{
+    (void)state;
+    for (int32_t t = 0; t < FV_ARRAY_LEN(types); t++) {
+        const fv_stored_layout *layout = fv_stored_find_layout(types[t]);
+        assert_non_null(layout);
+        assert_int_equal(fv_gguf_type_bytes(types[t], layout->values), layout->block_bytes);
+        assert_int_equal(2 * layout->num_scales + 4 * layout->num_words, layout->block_bytes);
+        const int64_t in_features = 3 * 256;
+        const size_t row_bytes = fv_gguf_type_bytes(types[t], in_features);
+        uint8_t *rows = create_rows(types[t], FV_STORED_ROWS, in_features);
+        uint8_t *stripe = malloc(fv_stored_stripe_bytes(layout, in_features)), *row = malloc(row_bytes);
+        for (int64_t num_rows = 1; num_rows <= FV_STORED_ROWS; num_rows++) {
+            fv_stored_pack_stripe(stripe, rows, num_rows, in_features, layout);
+            for (int32_t i = 0; i < FV_STORED_ROWS; i++) {
+                fv_stored_unpack_blocks(row, stripe, i, 0, in_features / layout->values, layout);
+                if (i >= num_rows) {
+                    for (size_t byte = 0; byte < row_bytes; byte++) assert_int_equal(row[byte], 0);
+                } else {
+                    assert_memory_equal(row, rows + (size_t)i * row_bytes, row_bytes);
+                }
+            }
+        }
+        free(rows);
+        free(stripe);
+        free(row);
+    }
+}
+
+/* Every table's floats are those of fv_dequantize_row. */
+static void test_expanded_rows(void **state)
+{
+    (void)state;
+    enum { num_rows = 19, in_features = 3 * 256 };
+    static const fv_isa limits[] = {FV_ISA_PORTABLE, FV_ISA_AVX2};
+    for (int32_t t = 0; t < FV_ARRAY_LEN(types); t++) {
+        const fv_stored_layout *layout = fv_stored_find_layout(types[t]);
+        const size_t stripe_bytes = fv_stored_stripe_bytes(layout, in_features);
+        const size_t row_bytes = fv_gguf_type_bytes(types[t], in_features);
+        uint8_t *rows = create_rows(types[t], num_rows, in_features), *stripes = malloc(3 * stripe_bytes);
+        for (int32_t i = 0; i < 3; i++) {
+            fv_stored_pack_stripe(stripes + (size_t)i * stripe_bytes, rows + (size_t)i * 8 * row_bytes, i < 2 ? 8 : 3,
+                                  in_features, layout);
+        }
+        float *expected = malloc(num_rows * in_features * sizeof(float));
+        assert_int_equal(fv_dequantize_row(expected, rows, types[t], num_rows * in_features), FV_OK);
+        for (int32_t i = 0; i < FV_ARRAY_LEN(limits) && limits[i] <= fv_cpu_isa(); i++) {
+            const fv_stored_kernel *kernel = fv_stored_find_kernel(fv_stored_find_table(limits[i]), types[t]);
+            float *got = malloc((num_rows * in_features + guard) * sizeof(float));
+            for (int32_t k = 0; k < guard; k++) got[num_rows * in_features + k] = 12345.0f;
+            kernel->expand(got, &(fv_stored_rows){layout, stripes, num_rows, in_features});
+            for (int32_t k = 0; k < num_rows * in_features; k++) {
+                if (isnan(expected[k]) ? !isnan(got[k]) : !(got[k] == expected[k])) {
+                    fail_msg("type %d, value %d: %a instead of %a", types[t], k, (double)got[k], (double)expected[k]);
+                }
+            }
+            for (int32_t k = 0; k < guard; k++) assert_true(got[num_rows * in_features + k] == 12345.0f);
+            free(got);
+        }
+        free(rows);
+        free(stripes);
+        free(expected);
+    }
+}
+
+static void test_values(void **state)
+{
+    (void)state;
+    static const int64_t shapes[][2] = {{203, 256}, {9, 768}, {1, 256}, {7, 1536}, {96, 256}};
+    for (int32_t isa = 0; isa < FV_ARRAY_LEN(isas); isa++) {
+        for (int32_t t = 0; t < FV_ARRAY_LEN(types); t++) {
+            for (int32_t s = 0; s < FV_ARRAY_LEN(shapes); s++) {
+                fixture f;
+                set_up(&f, isas[isa], 2, shapes[s][1], &(part){types[t], shapes[s][0]}, 1);
+                const size_t file_bytes = fv_gguf_type_bytes(types[t], f.in_features) * (size_t)(f.num_outputs + 8);
+                assert_in_range(fv_gemm_weight_bytes(f.weight), 1, file_bytes + 64); /* not expanded */
+                check_all_counts(&f);
+                tear_down(&f);
+            }
+        }
+    }
+}
+
+/* Blocks of 32 that are no multiple of 8 blocks, and floats of any number. */
+static void test_short_rows(void **state)
+{
+    (void)state;
+    static const part parts[] = {{FV_GGUF_Q4_0, 20}, {FV_GGUF_Q4_1, 20}, {FV_GGUF_Q5_0, 20}, {FV_GGUF_Q5_1, 20},
+                                 {FV_GGUF_Q8_0, 20}, {FV_GGUF_F16, 20},  {FV_GGUF_BF16, 20}};
+    for (int32_t isa = 0; isa < FV_ARRAY_LEN(isas); isa++) {
+        for (int32_t i = 0; i < FV_ARRAY_LEN(parts); i++) {
+            const bool is_float = parts[i].type == FV_GGUF_F16 || parts[i].type == FV_GGUF_BF16;
+            for (int64_t in_features = 32; in_features <= 352; in_features += 160) {
+                fixture f;
+                set_up(&f, isas[isa], 2, is_float ? in_features + 1 : in_features, &parts[i], 1);
+                check_all_counts(&f);
+                tear_down(&f);
+            }
+        }
+    }
+}
+
+static void test_parts_of_several_types(void **state)
+{
+    (void)state;
+    static const part parts[] = {{FV_GGUF_Q4_K, 43}, {FV_GGUF_F16, 101}, {FV_GGUF_Q6_K, 59}};
+    for (int32_t isa = 0; isa < FV_ARRAY_LEN(isas); isa++) {
+        fixture f;
+        set_up(&f, isas[isa], 2, 512, parts, 3);
+        assert_true(f.num_outputs <= max_outputs);
+        check_all_counts(&f);
+        tear_down(&f);
+    }
+}
+
+static void test_threads_do_not_matter(void **state)
+{
+    (void)state;
+    for (int32_t isa = 0; isa < FV_ARRAY_LEN(isas); isa++) {
+        for (int32_t t = 0; t < FV_ARRAY_LEN(types); t++) {
+            fixture one, two;
+            set_up(&one, isas[isa], 1, 512, &(part){types[t], 203}, 1);
+            set_up(&two, isas[isa], 2, 512, &(part){types[t], 203}, 1);
+            for (int32_t r = 0; r < FV_ARRAY_LEN(row_counts); r++) {
+                float *a = run(&one, row_counts[r], false), *b = run(&two, row_counts[r], false);
+                assert_memory_equal(a, b, (size_t)(row_counts[r] * 203) * sizeof(float));
+                free(a);
+                free(b);
+            }
+            tear_down(&one);
+            tear_down(&two);
+        }
+    }
+}
+
+static void test_other_rows_do_not_matter(void **state)
+{
+    (void)state;
+    for (int32_t isa = 0; isa < FV_ARRAY_LEN(isas); isa++) {
+        for (int32_t t = 0; t < FV_ARRAY_LEN(types); t++) {
+            fixture f;
+            set_up(&f, isas[isa], 2, 256, &(part){types[t], 41}, 1);
+            float *all = run(&f, max_rows, true);
+            check_values(&f, all, max_rows, true);
+            for (int64_t num_rows = 1; num_rows <= 7; num_rows++) {
+                float *few = run(&f, num_rows, true);
+                assert_memory_equal(few, all + (max_rows - num_rows) * 41, (size_t)(num_rows * 41) * sizeof(float));
+                free(few);
+            }
+            free(all);
+            tear_down(&f);
+        }
+    }
+}
+
+/* A value that is not finite spoils its row, and no other; nothing comes of zeros. */
+static void test_unusual_rows(void **state)
+{
+    (void)state;
+    static const float spoils[] = {NAN, INFINITY, -INFINITY};
+    for (int32_t isa = 0; isa < FV_ARRAY_LEN(isas); isa++) {
+        for (int32_t t = 0; t < FV_ARRAY_LEN(types); t++) {
+            fixture f;
+            set_up(&f, isas[isa], 2, 256, &(part){types[t], 19}, 1);
+            float *clean = run(&f, 4, false);
+            float *row = f.x + (max_rows - 3) * f.in_features; /* the second of four */
+            for (int32_t i = 0; i < FV_ARRAY_LEN(spoils); i++) {
+                const float kept = row[77];
+                row[77] = spoils[i];
+                float *y = run(&f, 4, false);
+                row[77] = kept;
+                for (int64_t output = 0; output < 19; output++) {
+                    if (f.w[output * f.in_features + 77] == 0.0f) continue;
+                    assert_false(isfinite(y[19 + output]));
+                }
+                assert_memory_equal(y, clean, 19 * sizeof(float));
+                assert_memory_equal(y + 2 * 19, clean + 2 * 19, 2 * 19 * sizeof(float));
+                free(y);
+            }
+            for (int64_t k = 0; k < f.in_features; k++) row[k] = k % 2 ? 0.0f : 1e-40f;
+            float *y = run(&f, 4, false);
+            for (int64_t output = 0; output < 19; output++) assert_true(fabsf(y[19 + output]) < 1e-36f);
+            free(y);
+            free(clean);
+            tear_down(&f);
+        }
+    }
+}
+
+/* Weights that come after room for rows was made, with more features; a type that is not kept; refusals. */
+static void test_creation(void **state)
+{
+    (void)state;
+    fixture f;
+    set_up(&f, NULL, 2, 256, &(part){FV_GGUF_Q4_0, 40}, 1);
+    uint8_t *rows = create_rows(FV_GGUF_Q8_0, 40, 2048);
+    fv_gemm_weight *wide;
+    const fv_gemm_rows part_of_wide = {rows, FV_GGUF_Q8_0, 40};
+    assert_int_equal(fv_gemm_weight_create_of_rows(&wide, f.gemm, 2048, &part_of_wide, 1), FV_OK);
+    float *x = calloc(max_rows * 2048, sizeof(float)), *y = malloc(max_rows * 40 * sizeof(float));
+    for (int32_t row = 0; row < max_rows; row++) x[row * 2048 + 2047] = 1.0f;
+    float *w = malloc(2048 * sizeof(float));
+    assert_int_equal(fv_gemm_run(f.gemm, y, x, wide, max_rows, false), FV_OK);
+    for (int32_t output = 0; output < 40; output++) {
+        assert_int_equal(fv_dequantize_row(w, rows + (size_t)output * 2176, FV_GGUF_Q8_0, 2048), FV_OK);
+        assert_true(fabsf(y[(max_rows - 1) * 40 + output] - w[2047]) <= 0.01f * fabsf(w[2047]));
+    }
+    assert_int_equal(fv_gemm_run(f.gemm, y, x, wide, max_rows + 1, false), FV_ERR_INVALID);
+    fv_gemm_weight_destroy(wide);
+
+    fv_gemm_weight *weight;
+    const fv_gemm_rows floats = {x, FV_GGUF_F32, 40}; /* no smaller than the compute type */
+    assert_int_equal(fv_gemm_weight_create_of_rows(&weight, f.gemm, 2048, &floats, 1), FV_OK);
+    assert_in_range(fv_gemm_weight_bytes(weight), 40 * 2048 * fv_dtype_bytes(fv_gemm_dtype(f.gemm)), 40 * 2048 * 4);
+    assert_int_equal(fv_gemm_run(f.gemm, y, x, weight, 3, false), FV_OK);
+    assert_true(y[0] == 1.0f);
+    fv_gemm_weight_destroy(weight);
+
+    assert_int_equal(fv_gemm_weight_create_of_rows(&weight, f.gemm, 40, &part_of_wide, 1), FV_ERR_INVALID);
+    assert_null(weight);
+    assert_int_equal(fv_gemm_weight_create_of_rows(&weight, f.gemm, 2048, &part_of_wide, 0), FV_ERR_INVALID);
+    const fv_gemm_rows none = {rows, FV_GGUF_Q8_0, 0};
+    assert_int_equal(fv_gemm_weight_create_of_rows(&weight, f.gemm, 2048, &none, 1), FV_ERR_INVALID);
+    free(rows);
+    free(x);
+    free(y);
+    free(w);
+    tear_down(&f);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_layout),
+        cmocka_unit_test(test_expanded_rows),
+        cmocka_unit_test(test_values),
+        cmocka_unit_test(test_short_rows),
+        cmocka_unit_test(test_parts_of_several_types),
+        cmocka_unit_test(test_threads_do_not_matter),
+        cmocka_unit_test(test_other_rows_do_not_matter),
+        cmocka_unit_test(test_unusual_rows),
+        cmocka_unit_test(test_creation),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
