@@ -1,17 +1,37 @@
-/* The CPU as a device: its memory is host memory, its streams run at once, it has no graphs. */
+/* The CPU as a device: its memory is host memory, its streams run at once, it has no graphs. Large areas ask for
+ * huge pages: a cache in random blocks would have a miss of the TLB for each. The pages belong to the NUMA node
+ * of the thread that writes them first. */
 #include <stdio.h>
 #include <string.h>
+#if defined(__linux__)
+#include <sys/mman.h>
+#endif
 
 #include "core/context.h"
 #include "core/error.h"
 
 #define DEVICE_ALIGNMENT 256
+#define HUGE_PAGE_BYTES ((uintptr_t)2 << 20)
+
+/* A hint for the whole huge pages inside the area; where they are not allowed nothing changes. */
+static void advise_huge_pages(void *memory, size_t bytes)
+{
+#if defined(__linux__) && defined(MADV_HUGEPAGE)
+    const uintptr_t first = ((uintptr_t)memory + HUGE_PAGE_BYTES - 1) / HUGE_PAGE_BYTES * HUGE_PAGE_BYTES;
+    const uintptr_t end = ((uintptr_t)memory + bytes) / HUGE_PAGE_BYTES * HUGE_PAGE_BYTES;
+    if (first < end) (void)madvise((char *)memory + (first - (uintptr_t)memory), end - first, MADV_HUGEPAGE);
+#else
+    (void)memory, (void)bytes;
+#endif
+}
 
 static fv_status cpu_alloc(void **memory, fv_device *device, size_t bytes)
 {
     const fv_allocator *allocator = &device->context->allocator;
     *memory = allocator->alloc(allocator->user, bytes ? bytes : 1, DEVICE_ALIGNMENT);
-    return *memory ? FV_OK : fv_fail(FV_ERR_NO_MEMORY, "no memory for %zu bytes on the cpu", bytes);
+    if (!*memory) return fv_fail(FV_ERR_NO_MEMORY, "no memory for %zu bytes on the cpu", bytes);
+    advise_huge_pages(*memory, bytes);
+    return FV_OK;
 }
 
 static void cpu_free(fv_device *device, void *memory) { fv_context_free(device->context, memory); }

@@ -20,14 +20,15 @@ typedef struct tile_rows {
     fv_key_rows rows;
     int32_t first_key; /* of the tile */
     int32_t first, end;
-    int32_t turn; /* 0 or 1: whose row tables it uses */
+    int64_t v_stride; /* of the rows of values, see fv_key_rows */
+    int32_t turn;     /* 0 or 1: whose row tables it uses */
 } tile_rows;
 
 typedef struct few_scratch {
     fv_row_group *groups;   /* [heads][num_groups] */
-    float *q;               /* [heads][num_groups * R][D], lane order */
+    float *q;               /* [heads][num_groups][D][R], see fv_few_pack_query */
     float *sums;            /* [heads][num_groups][Dv in blocks of columns][R][block], lane order */
-    float *row;             /* [Dv] */
+    float *row;             /* [D or Dv] */
     float *scores;          /* [tile][R] */
     float *k_scales;        /* [tile] */
     float *v_scales;        /* [tile] */
@@ -51,11 +52,12 @@ static few_scratch few_scratch_of(const fv_attend_params *params, int32_t num_ro
     const size_t rows = padded * (size_t)params->num_kv_heads;
     const size_t tile = (size_t)params->tile_keys;
     const size_t k_size = (size_t)params->head_size, v_size = (size_t)params->v_head_size;
+    const size_t widest = k_size > v_size ? k_size : v_size;
     few_scratch scratch = {0};
     scratch.groups = fv_scratch_take(memory, &scratch.bytes, rows * sizeof(fv_row_group));
     scratch.q = fv_scratch_take(memory, &scratch.bytes, rows * k_size * sizeof(float));
     scratch.sums = fv_scratch_take(memory, &scratch.bytes, rows * v_size * sizeof(float));
-    scratch.row = fv_scratch_take(memory, &scratch.bytes, v_size * sizeof(float));
+    scratch.row = fv_scratch_take(memory, &scratch.bytes, widest * sizeof(float));
     scratch.scores = fv_scratch_take(memory, &scratch.bytes, tile * 4 * sizeof(float));
     scratch.k_scales = fv_scratch_take(memory, &scratch.bytes, tile * sizeof(float));
     scratch.v_scales = fv_scratch_take(memory, &scratch.bytes, tile * sizeof(float));
@@ -109,8 +111,9 @@ static void head_init(const few_item *few, int32_t head)
     }
     for (int32_t r = 0; r < padded_rows; r++) {
         const char *from = fv_attend_q_row(few->job, kv_head, fv_min_i32(r, few->job->num_rows - 1));
-        fv_row_load_lanes(few->scratch.q + (int64_t)(head * padded_rows + r) * head_size, from, head_size,
-                          params->q_dtype, few->job->lane_dtype);
+        float *q = few->scratch.q + (int64_t)(head * padded_rows + r / few->num_rows * few->num_rows) * head_size;
+        fv_row_load_lanes(few->scratch.row, from, head_size, params->q_dtype, few->job->lane_dtype);
+        fv_few_pack_query(q, few->scratch.row, r % few->num_rows, head_size, few->num_rows);
     }
     memset(few->scratch.sums + (int64_t)head * padded_rows * params->v_head_size, 0,
            (size_t)padded_rows * (size_t)params->v_head_size * sizeof(float));
@@ -165,6 +168,7 @@ static void find_head_values(tile_rows *tile, const few_item *few, int32_t kv_he
     const char **rows = scratch->v_rows[tile->turn];
     tile->rows.v = rows;
     tile->rows.v_offset = kv_head * source->v.head_stride;
+    tile->rows.v_stride = tile->v_stride;
     if (source->v_in_place) return;
     const int64_t copy_bytes = size * (int64_t)fv_dtype_bytes(source->dtype);
     for (int32_t i = tile->first; i < tile->end; i++) {
@@ -175,6 +179,7 @@ static void find_head_values(tile_rows *tile, const few_item *few, int32_t kv_he
     pad_copied(scratch->v_copied, tile);
     tile->rows.v = scratch->v_copied;
     tile->rows.v_offset = 0;
+    tile->rows.v_stride = 0;
 }
 
 /* The scales of the tile's keys in `scales`; NULL where there are none. */
@@ -199,7 +204,14 @@ static void attend_tile_head(const few_item *few, tile_rows *tile, int32_t head)
 
     find_head_keys(tile, few, kv_head);
     find_head_values(tile, few, kv_head);
-    fv_softmax_span span = {.job = job, .first_key = tile->first_key, .scale = fv_attend_score_scale(job, kv_head)};
+    const float factor = fv_few_factor(tile->source->dtype);
+    fv_softmax_span span = {
+        .job = job,
+        .first_key = tile->first_key,
+        .scale = fv_attend_score_scale(job, kv_head),
+        .weight_factor = factor,
+    };
+    span.scale.dot *= factor;
     if (job->has_k_scales && has_scales) {
         span.k_scales = head_scales(scratch->k_scales, few, tile, &params->cache.k_scales, params->k_scale, kv_head);
     }
@@ -237,7 +249,7 @@ static tile_rows tile_from(const few_item *few, int32_t key, int32_t turn)
     const fv_attend_job *job = few->job;
     const int32_t first_key = key / few->tile_keys * few->tile_keys;
     const int32_t end_key = fv_attend_source_end(job, key, fv_min_i32(job->keys.end, first_key + few->tile_keys));
-    const tile_rows tile = {
+    tile_rows tile = {
         .source = fv_attend_source_of(job, key),
         .first_key = first_key,
         .first = key - first_key,
@@ -251,6 +263,7 @@ static tile_rows tile_from(const few_item *few, int32_t key, int32_t turn)
     fv_attend_find_rows(v_rows + tile.first, job, &tile.source->v, key, end_key);
     pad_rows(k_rows, tile.first, tile.end, few->tile_keys);
     pad_rows(v_rows, tile.first, tile.end, few->tile_keys);
+    tile.v_stride = fv_few_row_stride(v_rows, tile.first, tile.end);
     return tile;
 }
 

@@ -533,6 +533,7 @@ static void attend_group(const packed_item *packed, const packed_tile *tile, are
         .first = first,
         .end = end,
         .first_row = g * num_rows,
+        .weight_factor = 1.0f,
         .is_edge = all_first > first || all_end < end || first % num_keys != 0 || end % num_keys != 0,
         .scale = fv_attend_score_scale(packed->job, tile->head),
     };

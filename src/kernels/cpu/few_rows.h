@@ -18,11 +18,44 @@ typedef struct fv_key_rows {
     const char *const *v;      /* next multiple of 8 behind end are valid */
     fv_prefetch_stream *ahead; /* memory that the next tile will want */
     int64_t k_offset, v_offset;
+    int64_t v_stride; /* bytes from each row of v to the next, where it is the same for all; else 0 */
 } fv_key_rows;
+
+/* The distance of the rows [first, end), 0 where it varies. */
+static inline int64_t fv_few_row_stride(const char *const *rows, int32_t first, int32_t end)
+{
+    if (first + 2 > end) return 0;
+    const int64_t stride = rows[first + 1] - rows[first];
+    for (int32_t i = first + 2; i < end; i++) {
+        if (rows[i] - rows[i - 1] != stride) return 0;
+    }
+    return stride;
+}
 
 FV_ALWAYS_INLINE int64_t fv_few_element_bytes(const fv_dtype dtype)
 {
     return dtype == FV_DTYPE_F32 ? 4 : dtype == FV_DTYPE_F16 || dtype == FV_DTYPE_BF16 ? 2 : 1;
+}
+
+/* Sixteen elements in lane order, or eight, times 1 / fv_few_factor: e4m3 comes out of fp16 as 2^-8 of itself, and
+ * it is cheaper to multiply scores and weights. */
+#if defined(__AVX2__) && defined(__F16C__)
+FV_ALWAYS_INLINE float fv_few_factor(const fv_dtype dtype) { return dtype == FV_DTYPE_F8_E4M3 ? 256.0f : 1.0f; }
+
+FV_ALWAYS_INLINE fv_f32x16 fv_few_load16(const void *from, const fv_dtype dtype)
+{
+    return dtype == FV_DTYPE_F8_E4M3 ? fv_load16_e4m3_small(from) : fv_load16(from, dtype);
+}
+#else
+FV_ALWAYS_INLINE float fv_few_factor(const fv_dtype dtype) { return (void)dtype, 1.0f; }
+
+FV_ALWAYS_INLINE fv_f32x16 fv_few_load16(const void *from, const fv_dtype dtype) { return fv_load16(from, dtype); }
+#endif
+
+FV_ALWAYS_INLINE fv_f32x8 fv_few_load8(const void *from, const fv_dtype dtype)
+{
+    const fv_f32x8 value = fv_load8(from, dtype);
+    return fv_few_factor(dtype) == 1.0f ? value : value * (1.0f / fv_few_factor(dtype));
 }
 
 /* Columns of a block of sums. */
@@ -30,12 +63,49 @@ FV_ALWAYS_INLINE int32_t fv_few_block_width(const int32_t num_rows) { return FV_
 
 /* --- scores = K q ----------------------------------------------------------------------------------- */
 
+/* Queries of a group, in the order of their use: for each 16 elements in lane order the first 8 of each row, then
+ * the second 8; a rest of 8 likewise. `lanes` is row `row`. */
+static inline void fv_few_pack_query(float *q, const float *lanes, int32_t row, int32_t head_size, int32_t num_rows)
+{
+    int32_t d = 0;
+    for (; d + 16 <= head_size; d += 16, q += 16 * num_rows) {
+        fv_store_f32(q + row * FV_LANES, fv_load_f32(lanes + d));
+        fv_store_f32(q + (num_rows + row) * FV_LANES, fv_load_f32(lanes + d + FV_LANES));
+    }
+    if (d < head_size) fv_store_f32(q + row * FV_LANES, fv_load_f32(lanes + d));
+}
+
+/* 16 elements of 8 / R keys and R rows: 16 multiply-adds. A vector of queries serves all the keys from a register.
+ * With R = 4, where each has two uses only, some are read twice as operands instead: that leaves as many loads and
+ * as many instructions as a core takes at a time. Where more than a shift and a mask decodes a key, all are. */
+FV_ALWAYS_INLINE void fv_few_dot_step(fv_f32x8 sums[FV_LANES], const float *q, const char *const k[FV_LANES],
+                                      int64_t offset, const int32_t num_rows, const fv_dtype dtype)
+{
+    const int32_t num_keys = FV_LANES / num_rows;
+    fv_f32x16 keys[FV_LANES];
+    FV_UNROLL
+    for (int32_t j = 0; j < num_keys; j++) keys[j] = fv_few_load16(k[j] + offset, dtype);
+    FV_UNROLL
+    for (int32_t i = 0; i < 2 * num_rows; i++) {
+        const int32_t r = i % num_rows, is_operand = num_rows == 4 && (dtype != FV_DTYPE_BF16 || i % 3 == 2);
+        const float *at = q + i * FV_LANES;
+        const fv_f32x8 row = is_operand ? fv_splat(0.0f) : fv_in_register(fv_load_f32(at));
+        FV_UNROLL
+        for (int32_t j = 0; j < num_keys; j++) {
+            const fv_f32x8 key = i < num_rows ? keys[j].a : keys[j].b;
+            fv_f32x8 *sum = &sums[j * num_rows + r];
+            *sum = is_operand ? fv_fma_load_onto(*sum, key, at) : fv_fma_onto(*sum, key, row);
+        }
+    }
+}
+
 /* Scores of the keys [first, end), and of those that share a vector with them. */
 FV_ALWAYS_INLINE void fv_few_dot(float *scores, const float *q, const fv_key_rows *rows, int32_t first, int32_t end,
                                  int32_t head_size, const int32_t num_rows, const fv_dtype dtype, const int32_t uses)
 {
     const int32_t num_keys = FV_LANES / num_rows;
     const int64_t bytes = fv_few_element_bytes(dtype);
+    fv_prefetch_cursor cursor = fv_prefetch_begin(rows->ahead);
     for (int32_t key = first / num_keys * num_keys; key < end; key += num_keys) {
         const char *k[FV_LANES];
         fv_f32x8 sums[FV_LANES];
@@ -44,42 +114,27 @@ FV_ALWAYS_INLINE void fv_few_dot(float *scores, const float *q, const fv_key_row
         FV_UNROLL
         for (int32_t i = 0; i < FV_LANES; i++) sums[i] = fv_splat(0.0f);
 
-        const char *ahead = fv_prefetch_take(rows->ahead, head_size * num_keys * bytes / uses);
+        const char *ahead = fv_prefetch_step(&cursor, head_size * num_keys * bytes / uses);
+        const float *of_rows = q;
         int32_t d = 0;
-        for (; d + 16 <= head_size; d += 16) {
-            fv_f32x16 keys[FV_LANES];
+        for (; d + 16 <= head_size; d += 16, of_rows += 16 * num_rows) {
             fv_prefetch_bytes(ahead + d * num_keys * bytes / uses, 16 * num_keys * bytes / uses);
-            FV_UNROLL
-            for (int32_t j = 0; j < num_keys; j++) keys[j] = fv_load16(k[j] + d * bytes, dtype);
-            FV_UNROLL
-            for (int32_t r = 0; r < num_rows; r++) {
-                const fv_f32x8 a = fv_load_f32(q + r * head_size + d);
-                FV_UNROLL
-                for (int32_t j = 0; j < num_keys; j++) {
-                    sums[j * num_rows + r] = fv_fma(a, keys[j].a, sums[j * num_rows + r]);
-                }
-            }
-            FV_UNROLL
-            for (int32_t r = 0; r < num_rows; r++) {
-                const fv_f32x8 b = fv_load_f32(q + r * head_size + d + 8);
-                FV_UNROLL
-                for (int32_t j = 0; j < num_keys; j++) {
-                    sums[j * num_rows + r] = fv_fma(b, keys[j].b, sums[j * num_rows + r]);
-                }
-            }
+            fv_few_dot_step(sums, of_rows, k, d * bytes, num_rows, dtype);
         }
         if (d < head_size) {
             FV_UNROLL
             for (int32_t j = 0; j < num_keys; j++) {
-                const fv_f32x8 one = fv_load8(k[j] + d * bytes, dtype);
+                const fv_f32x8 one = fv_few_load8(k[j] + d * bytes, dtype);
                 FV_UNROLL
                 for (int32_t r = 0; r < num_rows; r++) {
-                    sums[j * num_rows + r] = fv_fma(fv_load_f32(q + r * head_size + d), one, sums[j * num_rows + r]);
+                    fv_f32x8 *sum = &sums[j * num_rows + r];
+                    *sum = fv_fma(fv_load_f32(of_rows + r * FV_LANES), one, *sum);
                 }
             }
         }
         fv_store_f32(scores + key * num_rows, fv_reduce8(sums));
     }
+    fv_prefetch_end(&cursor);
 }
 
 /* --- sums = sums * rescale + weights V ---------------------------------------------------------------- */
@@ -90,10 +145,10 @@ FV_ALWAYS_INLINE void fv_few_add_key(fv_f32x8 *acc, const char *row, const float
 {
     const int64_t bytes = fv_few_element_bytes(dtype);
     fv_f32x8 values[FV_LANES];
-    if (num_vectors == 1) values[0] = fv_load8(row, dtype);
+    if (num_vectors == 1) values[0] = fv_few_load8(row, dtype);
     FV_UNROLL
     for (int32_t c = 0; c + 1 < num_vectors; c += 2) {
-        const fv_f32x16 pair = fv_load16(row + c * FV_LANES * bytes, dtype);
+        const fv_f32x16 pair = fv_few_load16(row + c * FV_LANES * bytes, dtype);
         values[c] = pair.a;
         values[c + 1] = pair.b;
     }
@@ -104,32 +159,27 @@ FV_ALWAYS_INLINE void fv_few_add_key(fv_f32x8 *acc, const char *row, const float
         FV_UNROLL
         for (int32_t c = 0; c < num_vectors; c++) {
             const fv_f32x8 value = masked ? (fv_f32x8)((fv_i32x8)values[c] & seen) : values[c];
-            acc[r * num_vectors + c] = fv_fma(weight, value, acc[r * num_vectors + c]);
+            acc[r * num_vectors + c] = fv_fma_onto(acc[r * num_vectors + c], weight, value);
         }
     }
 }
 
-/* One block of columns: `num_vectors` vectors for each row of the group, side by side in `sums`. `from`
- * is the byte offset of the columns in a row of V. rescale NULL: sums stay as they are. masked: a key of
- * weight 0 adds nothing, whatever its value. */
-FV_ALWAYS_INLINE void fv_few_accumulate_block(float *sums, const float *weights, const float *rescale,
-                                              const fv_key_rows *rows, int32_t first, int32_t end, int64_t from,
-                                              const int32_t num_vectors, const int32_t num_rows, const fv_dtype dtype,
-                                              const int32_t masked, const int32_t uses)
+/* One block of columns: `num_vectors` vectors for each row of the group, side by side in `sums`. `from` is the byte
+ * offset of the columns in a row of V. masked: a key of weight 0 adds nothing, whatever its value. */
+FV_ALWAYS_INLINE void fv_few_accumulate_block(float *sums, const float *weights, const fv_key_rows *rows, int32_t first,
+                                              int32_t end, int64_t from, const int32_t num_vectors,
+                                              const int32_t num_rows, const fv_dtype dtype, const int32_t masked,
+                                              const int32_t uses)
 {
     const int64_t offset = rows->v_offset + from;
-    const int64_t key_bytes = num_vectors * FV_LANES * fv_few_element_bytes(dtype);
-    const char *ahead = fv_prefetch_take(rows->ahead, (end - first) * key_bytes / uses);
+    const int64_t key_bytes = num_vectors * FV_LANES * fv_few_element_bytes(dtype) / uses;
+    const char *ahead = fv_prefetch_take(rows->ahead, (end - first) * key_bytes);
     fv_f32x8 acc[FV_LANES];
     FV_UNROLL
     for (int32_t i = 0; i < num_rows * num_vectors; i++) acc[i] = fv_load_f32(sums + i * FV_LANES);
-    if (rescale) {
-        FV_UNROLL
-        for (int32_t i = 0; i < num_rows * num_vectors; i++) acc[i] *= rescale[i / num_vectors];
-    }
     int32_t key = first;
-    for (; key + 2 <= end; key += 2) {
-        fv_prefetch_bytes(ahead + (key - first) * key_bytes / uses, 2 * key_bytes / uses);
+    for (; key + 2 <= end; key += 2, ahead += 2 * key_bytes) {
+        fv_prefetch_bytes(ahead, 2 * key_bytes);
         fv_few_add_key(acc, rows->v[key] + offset, weights + key * num_rows, num_vectors, num_rows, dtype, masked);
         fv_few_add_key(acc, rows->v[key + 1] + offset, weights + (key + 1) * num_rows, num_vectors, num_rows, dtype,
                        masked);
@@ -140,9 +190,63 @@ FV_ALWAYS_INLINE void fv_few_accumulate_block(float *sums, const float *weights,
     for (int32_t i = 0; i < num_rows * num_vectors; i++) fv_store_f32(sums + i * FV_LANES, acc[i]);
 }
 
+/* The same for FV_FEW_ACCUMULATE_KEYS keys whose rows are `stride` apart, and which need no addresses therefore. */
+FV_ALWAYS_INLINE void fv_few_accumulate_even(float *sums, const float *weights, const char *row, int64_t stride,
+                                             const char *ahead, const int32_t num_vectors, const int32_t num_rows,
+                                             const fv_dtype dtype, const int32_t uses)
+{
+    const int64_t key_bytes = num_vectors * FV_LANES * fv_few_element_bytes(dtype) / uses;
+    fv_f32x8 acc[FV_LANES];
+    FV_UNROLL
+    for (int32_t i = 0; i < num_rows * num_vectors; i++) acc[i] = fv_load_f32(sums + i * FV_LANES);
+    for (int32_t key = 0; key < FV_FEW_ACCUMULATE_KEYS; key += 4, row += 4 * stride) {
+        FV_UNROLL
+        for (int32_t i = 0; i < 4; i++) {
+            if (i % 2 == 0) fv_prefetch_bytes(ahead + (key + i) * key_bytes, 2 * key_bytes);
+            fv_few_add_key(acc, row + i * stride, weights + (key + i) * num_rows, num_vectors, num_rows, dtype, 0);
+        }
+    }
+    FV_UNROLL
+    for (int32_t i = 0; i < num_rows * num_vectors; i++) fv_store_f32(sums + i * FV_LANES, acc[i]);
+}
+
+/* The blocks of 64 / R columns of full groups of keys. Returns the columns done. */
+FV_ALWAYS_INLINE int32_t fv_few_accumulate_wide(float *sums, const float *weights, const fv_key_rows *rows,
+                                                int32_t first, int32_t v_head_size, const int32_t num_rows,
+                                                const fv_dtype dtype, const int32_t uses)
+{
+    const int32_t width = fv_few_block_width(num_rows);
+    const char *row = rows->v[first] + rows->v_offset;
+    const int64_t stride = rows->v_stride;
+    const int64_t ahead_bytes = FV_FEW_ACCUMULATE_KEYS * width * fv_few_element_bytes(dtype) / uses;
+    fv_prefetch_cursor cursor = fv_prefetch_begin(rows->ahead);
+    weights += first * num_rows;
+    int32_t d = 0;
+    for (; d + width <= v_head_size; d += width, row += width * fv_few_element_bytes(dtype), sums += width * num_rows) {
+        const char *ahead = fv_prefetch_step(&cursor, ahead_bytes);
+        fv_few_accumulate_even(sums, weights, row, stride, ahead, width / FV_LANES, num_rows, dtype, uses);
+    }
+    fv_prefetch_end(&cursor);
+    return d;
+}
+
+FV_ALWAYS_INLINE void fv_few_rescale(float *sums, const float *rescale, int32_t v_head_size, const int32_t num_rows)
+{
+    const int32_t width = fv_few_block_width(num_rows);
+    for (int32_t d = 0, block; d < v_head_size; d += block) {
+        block = d + width <= v_head_size ? width : d + 16 <= v_head_size ? 16 : 8;
+        for (int32_t r = 0; r < num_rows; r++) {
+            for (int32_t c = 0; c < block; c += FV_LANES, sums += FV_LANES) {
+                fv_store_f32(sums, fv_load_f32(sums) * rescale[r]);
+            }
+        }
+    }
+}
+
 /* Eight accumulators at a time, as in fv_few_dot: blocks of 64 / R columns, then of 16, then of 8. Few keys at a
  * time, for where the heads of a token lie side by side, the rows of one head are so far apart that a
- * tile's fall into a few sets of the L1 cache, and the next columns would find the keys evicted. */
+ * tile's fall into a few sets of the L1 cache, and the next columns would find the keys evicted. rescale NULL: sums
+ * stay as they are. */
 FV_ALWAYS_INLINE void fv_few_accumulate(float *sums, const float *weights, const float *rescale,
                                         const fv_key_rows *rows, int32_t first, int32_t end, int32_t v_head_size,
                                         const int32_t num_rows, const fv_dtype dtype, const int32_t masked,
@@ -150,20 +254,23 @@ FV_ALWAYS_INLINE void fv_few_accumulate(float *sums, const float *weights, const
 {
     const int64_t bytes = fv_few_element_bytes(dtype);
     const int32_t width = fv_few_block_width(num_rows);
-    for (int32_t key = first; key < end; key += FV_FEW_ACCUMULATE_KEYS, rescale = NULL) {
+    if (rescale) fv_few_rescale(sums, rescale, v_head_size, num_rows);
+    for (int32_t key = first; key < end; key += FV_FEW_ACCUMULATE_KEYS) {
         const int32_t end_key = fv_min_i32(key + FV_FEW_ACCUMULATE_KEYS, end);
         int32_t d = 0;
+        if (!masked && rows->v_stride && end_key - key == FV_FEW_ACCUMULATE_KEYS)
+            d = fv_few_accumulate_wide(sums, weights, rows, key, v_head_size, num_rows, dtype, uses);
         for (; d + width <= v_head_size; d += width) {
-            fv_few_accumulate_block(sums + d * num_rows, weights, rescale, rows, key, end_key, d * bytes,
-                                    width / FV_LANES, num_rows, dtype, masked, uses);
+            fv_few_accumulate_block(sums + d * num_rows, weights, rows, key, end_key, d * bytes, width / FV_LANES,
+                                    num_rows, dtype, masked, uses);
         }
         for (; d + 16 <= v_head_size; d += 16) {
-            fv_few_accumulate_block(sums + d * num_rows, weights, rescale, rows, key, end_key, d * bytes, 2, num_rows,
-                                    dtype, masked, uses);
+            fv_few_accumulate_block(sums + d * num_rows, weights, rows, key, end_key, d * bytes, 2, num_rows, dtype,
+                                    masked, uses);
         }
         if (d < v_head_size) {
-            fv_few_accumulate_block(sums + d * num_rows, weights, rescale, rows, key, end_key, d * bytes, 1, num_rows,
-                                    dtype, masked, uses);
+            fv_few_accumulate_block(sums + d * num_rows, weights, rows, key, end_key, d * bytes, 1, num_rows, dtype,
+                                    masked, uses);
         }
     }
 }

@@ -20,9 +20,9 @@ enum {
 
 typedef struct few_scratch {
     fv_row_group *groups;
-    float *q;    /* [rows][D], lane order */
+    float *q;    /* [groups][D][R], see fv_few_pack_query */
     float *sums; /* of each group [Dv in blocks of columns][R][block], lane order */
-    float *row;  /* [Dv] */
+    float *row;  /* [D] */
     float *scores;
     float *latents;           /* [tile][stride] of those that are brought to fp32 */
     float *copy;              /* one row of them */
@@ -60,7 +60,7 @@ static few_scratch few_scratch_of(const fv_attend_params *params, int32_t num_ro
     scratch.groups = fv_scratch_take(memory, &scratch.bytes, rows * sizeof(fv_row_group));
     scratch.q = fv_scratch_take(memory, &scratch.bytes, rows * (size_t)params->head_size * sizeof(float));
     scratch.sums = fv_scratch_take(memory, &scratch.bytes, rows * v_size * sizeof(float));
-    scratch.row = fv_scratch_take(memory, &scratch.bytes, v_size * sizeof(float));
+    scratch.row = fv_scratch_take(memory, &scratch.bytes, row_bytes);
     scratch.scores = fv_scratch_take(memory, &scratch.bytes, TILE_KEYS * 4 * sizeof(float));
     scratch.latents = fv_scratch_take(memory, &scratch.bytes, COPIED_TILE_KEYS * row_bytes);
     scratch.copy = fv_scratch_take(memory, &scratch.bytes, row_bytes);
@@ -102,8 +102,9 @@ static void begin_rows(const few_item *few)
     }
     for (int32_t row = 0; row < padded_rows; row++) {
         const char *from = fv_attend_q_row(few->job, 0, fv_min_i32(row, few->job->num_rows - 1));
-        fv_row_load_lanes(scratch->q + (int64_t)row * params->head_size, from, params->head_size, params->q_dtype,
-                          few->job->lane_dtype);
+        float *q = scratch->q + (int64_t)(row / few->num_rows * few->num_rows) * params->head_size;
+        fv_row_load_lanes(scratch->row, from, params->head_size, params->q_dtype, few->job->lane_dtype);
+        fv_few_pack_query(q, scratch->row, row % few->num_rows, params->head_size, few->num_rows);
     }
     memset(scratch->sums, 0, (size_t)padded_rows * (size_t)params->v_head_size * sizeof(float));
     if (few->in_place) return;
@@ -167,8 +168,20 @@ static void attend_tile(const few_item *few, const few_tile *tile, fv_prefetch_s
 
     if (!few->in_place) load_latents(few, tile);
     const char *const *latents = few->in_place ? scratch->rows[tile->turn] : scratch->latent_rows;
-    fv_key_rows rows = {.k = latents, .v = latents, .ahead = ahead};
-    fv_softmax_span span = {.job = job, .first_key = tile->first_key, .scale = fv_attend_score_scale(job, 0)};
+    fv_key_rows rows = {
+        .k = latents,
+        .v = latents,
+        .v_stride = fv_few_row_stride(latents, tile->first, tile->end),
+        .ahead = ahead,
+    };
+    const float factor = fv_few_factor(few->dtype);
+    fv_softmax_span span = {
+        .job = job,
+        .first_key = tile->first_key,
+        .scale = fv_attend_score_scale(job, 0),
+        .weight_factor = factor,
+    };
+    span.scale.dot *= factor;
     for (int32_t g = 0; g < few->num_groups; g++) {
         fv_row_group *group = &scratch->groups[g];
         const int32_t first = fv_max_i32(group->some.first - tile->first_key, tile->first);

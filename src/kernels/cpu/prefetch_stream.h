@@ -54,6 +54,32 @@ FV_ALWAYS_INLINE const char *fv_prefetch_take(fv_prefetch_stream *stream, int64_
     return at;
 }
 
+/* A stream's run at hand in registers, for loops whose stores might, for all the compiler knows, go to the stream. */
+typedef struct fv_prefetch_cursor {
+    fv_prefetch_stream *stream;
+    const char *at, *run_end;
+} fv_prefetch_cursor;
+
+FV_ALWAYS_INLINE fv_prefetch_cursor fv_prefetch_begin(fv_prefetch_stream *stream)
+{
+    return (fv_prefetch_cursor){stream, stream->at, stream->run_end};
+}
+
+FV_ALWAYS_INLINE const char *fv_prefetch_step(fv_prefetch_cursor *cursor, int64_t bytes)
+{
+    if (FV_UNLIKELY(cursor->at >= cursor->run_end)) {
+        fv_prefetch_stream *stream = cursor->stream;
+        stream->at = cursor->at;
+        fv_prefetch_next_run(stream);
+        *cursor = fv_prefetch_begin(stream);
+    }
+    const char *at = cursor->at;
+    if (at < cursor->run_end) cursor->at += bytes;
+    return at;
+}
+
+FV_ALWAYS_INLINE void fv_prefetch_end(const fv_prefetch_cursor *cursor) { cursor->stream->at = cursor->at; }
+
 /* Into the second-level cache. */
 FV_ALWAYS_INLINE void fv_prefetch_bytes(const char *at, const int64_t bytes)
 {

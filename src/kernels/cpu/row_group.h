@@ -32,6 +32,7 @@ typedef struct fv_softmax_span {
     int32_t first_row;  /* of the group */
     int32_t is_edge;    /* some lane of the vectors is not to be seen */
     fv_score_scale scale;
+    float weight_factor; /* of all weights, a power of two */
 } fv_softmax_span;
 
 static inline int32_t fv_rows_in_group(int32_t num_rows) { return num_rows <= 2 ? num_rows : 4; }
@@ -146,7 +147,7 @@ FV_ALWAYS_INLINE int32_t fv_row_group_softmax_as(fv_row_group *group, float *sco
             const fv_f32x8 scaled = weight * fv_lane_values(v_scales + key, num_rows);
             weight = fv_select((fv_i32x8)(weight == 0.0f), weight, scaled);
         }
-        fv_store_f32(at, weight);
+        fv_store_f32(at, weight * span->weight_factor);
     }
     group->max = max;
     group->sum = sum;
@@ -154,7 +155,7 @@ FV_ALWAYS_INLINE int32_t fv_row_group_softmax_as(fv_row_group *group, float *sco
     return fv_any((fv_i32x8)(shrink != 1.0f));
 }
 
-/* Dot products to weights 2^(s - max), with the group brought up to date. Scores [key][row] count from
+/* Dot products to weights 2^(s - max) * weight_factor, with the group brought up to date. Scores [key][row] count from
  * the tile's first key. rescale[r] = 2^(old max - new max); returns 0 if all are 1. */
 FV_ALWAYS_INLINE int32_t fv_row_group_softmax(fv_row_group *group, float *scores, float rescale[FV_LANES],
                                               const fv_softmax_span *span, const int32_t num_rows)

@@ -181,7 +181,11 @@ FV_ALWAYS_INLINE fv_f32x8 fv_load8_e5m2(const void *from) { return fv_f32_of_f16
 
 FV_ALWAYS_INLINE fv_f32x8 fv_load8_i8(const void *from)
 {
+#if defined(__AVX2__)
+    const fv_i32x8 stored = (fv_i32x8)_mm256_cvtepi8_epi32(_mm_loadl_epi64((const __m128i *)from));
+#else
     const fv_i32x8 stored = (fv_i32x8)(fv_widen_u8(from) << 24) >> 24;
+#endif
     return __builtin_convertvector(stored, fv_f32x8);
 }
 
@@ -460,6 +464,52 @@ FV_ALWAYS_INLINE fv_f32x8 fv_tanh(fv_f32x8 x)
     const fv_f32x8 far = 1.0f - 2.0f / (power + 1.0f);
     const fv_i32x8 sign = (fv_i32x8)x & INT32_MIN;
     return fv_select((fv_i32x8)(magnitude < 0.625f), near, (fv_f32x8)((fv_i32x8)far | sign));
+}
+
+#if defined(__AVX2__) && defined(__F16C__)
+/* As fv_load16_e4m3, but 2^-8 of the values. Where all bits but the sign are set the fp16 becomes all ones: NaN. */
+FV_ALWAYS_INLINE fv_f32x16 fv_load16_e4m3_small(const void *from)
+{
+    const __m256i wide = _mm256_cvtepi8_epi16(_mm_loadu_si128((const __m128i *)from));
+    const __m256i half = _mm256_and_si256(_mm256_slli_epi16(wide, 7), _mm256_set1_epi16((int16_t)0xbf80));
+    const __m256i top = _mm256_set1_epi16(0x3f80);
+    const __m256i nan = _mm256_cmpeq_epi16(_mm256_and_si256(half, top), top);
+    return fv_f32_of_16_f16(_mm256_or_si256(half, nan));
+}
+#endif
+
+/* --- for loops that count instructions ------------------------------------------------------------------ */
+
+/* The value in a register from here on: where it is used twice, the compiler would rather load it twice. */
+FV_ALWAYS_INLINE fv_f32x8 fv_in_register(fv_f32x8 value)
+{
+#if defined(__AVX2__)
+    __asm__("" : "+x"(value));
+#endif
+    return value;
+}
+
+/* sum + a * b in the sum's own register: from fv_fma GCC makes forms that end in moves between registers. */
+FV_ALWAYS_INLINE fv_f32x8 fv_fma_onto(fv_f32x8 sum, fv_f32x8 a, fv_f32x8 b)
+{
+#if defined(__FMA__) && defined(__AVX2__)
+    __asm__("vfmadd231ps %2, %1, %0" : "+x"(sum) : "x"(a), "x"(b));
+    return sum;
+#else
+    return fv_fma(a, b, sum);
+#endif
+}
+
+/* The same with b from memory, in one instruction. */
+FV_ALWAYS_INLINE fv_f32x8 fv_fma_load_onto(fv_f32x8 sum, fv_f32x8 a, const float *b)
+{
+#if defined(__FMA__) && defined(__AVX2__)
+    typedef float unaligned __attribute__((vector_size(32), aligned(4), may_alias));
+    __asm__("vfmadd231ps %2, %1, %0" : "+x"(sum) : "x"(a), "m"(*(const unaligned *)b));
+    return sum;
+#else
+    return fv_fma(a, fv_load_f32(b), sum);
+#endif
 }
 
 #endif
