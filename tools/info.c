@@ -87,7 +87,7 @@ static void read_isa(info *i, fv_context *context)
     i->isa_limit = limit && *limit ? limit : NULL;
     i->isa_used = cpu->tables[cpu->num_tables - 1]->name;
     const struct fv_kernel_table *const *tables;
-    const int32_t num_tables = fv_cpu_tables(&tables, FV_ISA_AVX512);
+    const int32_t num_tables = fv_cpu_tables(&tables, FV_ISA_AMX);
     size_t used = 0;
     for (int32_t t = 0; t < num_tables && used < sizeof(i->isa_compiled); t++) {
         used += (size_t)snprintf(i->isa_compiled + used, sizeof(i->isa_compiled) - used, "%s%s", t ? " " : "",

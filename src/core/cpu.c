@@ -12,9 +12,11 @@
 
 #if defined(__x86_64__)
 #include <cpuid.h>
+#include <sys/syscall.h>
+#include <unistd.h>
 #endif
 
-static const char *const isa_names[] = {"portable", "avx2", "avx512"};
+static const char *const isa_names[] = {"portable", "avx2", "avx512", "amx"};
 
 const char *fv_isa_name(fv_isa isa) { return isa_names[isa]; }
 
@@ -26,8 +28,36 @@ fv_status fv_isa_parse(fv_isa *isa, const char *name)
             return FV_OK;
         }
     }
-    return fv_fail(FV_ERR_INVALID, "no ISA level '%s'; accepted: portable, avx2, avx512", name);
+    return fv_fail(FV_ERR_INVALID, "no ISA level '%s'; accepted: portable, avx2, avx512, amx", name);
 }
+
+#if defined(__x86_64__) && defined(FV_HAVE_AMX)
+#define REQUEST_STATE 0x1023 /* ARCH_REQ_XCOMP_PERM of arch_prctl */
+#define TILE_DATA 18         /* the component of the extended state that holds the tiles */
+#define TILE_STATES (3u << 17)
+
+/* 1: the operating system saves the tiles. Linux wants to be asked before a process uses them, 8 KB a thread. */
+static int32_t amx_is_permitted(void)
+{
+    uint32_t a = 0, b = 0, c = 0, d = 0;
+    if (!__get_cpuid(1, &a, &b, &c, &d) || !(c & bit_OSXSAVE)) return 0;
+    __asm__ volatile("xgetbv" : "=a"(a), "=d"(d) : "c"(0));
+    if ((a & TILE_STATES) != TILE_STATES) return 0;
+    return syscall(SYS_arch_prctl, REQUEST_STATE, TILE_DATA) == 0;
+}
+
+static int32_t cpu_has_amx(void)
+{
+    uint32_t a = 0, b = 0, c = 0, d = 0;
+    if (!__get_cpuid_count(7, 0, &a, &b, &c, &d)) return 0;
+    const uint32_t bf16_tiles = 1u << 24 | 1u << 22;
+    if ((d & bf16_tiles) != bf16_tiles) return 0;
+    if (!__get_cpuid_count(7, 1, &a, &b, &c, &d) || !(a & 1u << 5)) return 0; /* AVX512_BF16 */
+    return amx_is_permitted();
+}
+#else
+static int32_t cpu_has_amx(void) { return 0; }
+#endif
 
 fv_isa fv_cpu_isa(void)
 {
@@ -40,7 +70,8 @@ fv_isa fv_cpu_isa(void)
     const int avx512 = __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
                        __builtin_cpu_supports("avx512cd") && __builtin_cpu_supports("avx512dq") &&
                        __builtin_cpu_supports("avx512vl");
-    return avx512 ? FV_ISA_AVX512 : FV_ISA_AVX2;
+    if (!avx512) return FV_ISA_AVX2;
+    return cpu_has_amx() ? FV_ISA_AMX : FV_ISA_AVX512;
 #else
     return FV_ISA_PORTABLE;
 #endif

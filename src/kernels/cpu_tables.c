@@ -15,18 +15,32 @@ static const fv_kernel_table kernels[] = {
     [FV_ISA_AVX2].name = "avx2",
     [FV_ISA_AVX512].name = "avx512",
 #endif
+#if defined(FV_HAVE_AMX)
+    [FV_ISA_AMX].name = "amx",
+#endif
 #include "kernels/kernels.def"
 };
 #undef FV_KERNEL
 #undef FV_KERNEL_VARIANTS
 
 static const fv_kernel_table *const tables_of_isa[] = {
-    &fv_reference_kernels,
-    &kernels[FV_ISA_PORTABLE],
+    &fv_reference_kernels, &kernels[FV_ISA_PORTABLE],
 #if defined(__x86_64__)
-    &kernels[FV_ISA_AVX2],
-    &kernels[FV_ISA_AVX512],
+    &kernels[FV_ISA_AVX2], &kernels[FV_ISA_AVX512],
 #endif
+#if defined(FV_HAVE_AMX)
+    &kernels[FV_ISA_AMX],
+#endif
+};
+
+const fv_kernel_table fv_cpu_emulated_amx = {
+    .name = "amx-emulated",
+    .attend_paged = fv_attend_paged_amx_emulated,
+    .num_attend_paged = FV_NUM_VARIANTS_attend_paged,
+    .attend_dense = fv_attend_dense_amx_emulated,
+    .num_attend_dense = FV_NUM_VARIANTS_attend_dense,
+    .mla_decode = fv_mla_decode_amx_emulated,
+    .num_mla_decode = 1, /* the others are the base's, which the tables of weaker levels have */
 };
 
 int32_t fv_cpu_tables(const fv_kernel_table *const **tables, fv_isa limit)

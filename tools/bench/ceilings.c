@@ -3,12 +3,14 @@
 
 #include <stdint.h>
 
+#include "bench/ceiling_tiles.h"
 #include "core/compiler.h"
 #include "core/cpu.h"
 
 #define COMPUTE_CHAINS 12
 #define COMPUTE_ROUNDS 4096 /* of a task: some tens of microseconds */
 #define COMPUTE_TASKS 8     /* for each worker */
+#define TILE_ROUNDS 2048    /* of a task, of tiles: half a millisecond */
 #define READ_TASKS 16       /* for each worker */
 #define MAX_READ_TASKS 4096
 
@@ -40,6 +42,7 @@ static const loops all_loops[] = {
 #if defined(__x86_64__)
     [FV_ISA_AVX2] = {read_avx2, compute_avx2, 32},
     [FV_ISA_AVX512] = {read_avx512, compute_avx512, 64},
+    [FV_ISA_AMX] = {read_avx512, compute_avx512, 64},
 #endif
 };
 
@@ -89,10 +92,20 @@ static void compute_task(void *user, int64_t index, int32_t worker)
     (void)sink;
 }
 
-double fv_ceiling_compute(fv_context *context)
+static void tile_task(void *user, int64_t index, int32_t worker)
+{
+    (void)user, (void)worker, (void)index;
+    fv_tile_loop(TILE_ROUNDS);
+}
+
+double fv_ceiling_compute(fv_context *context, fv_dtype dtype)
 {
     const loops *chosen = &all_loops[fv_cpu_isa()];
     const int64_t num_tasks = (int64_t)COMPUTE_TASKS * fv_context_num_workers(context);
+    if (dtype == FV_DTYPE_BF16 && fv_cpu_isa() >= FV_ISA_AMX) {
+        fv_context_parallel_for(context, num_tasks, tile_task, NULL);
+        return fv_tile_loop(1) * TILE_ROUNDS * (double)num_tasks;
+    }
     fv_context_parallel_for(context, num_tasks, compute_task, &chosen);
     return 2.0 * COMPUTE_CHAINS * COMPUTE_ROUNDS * (double)num_tasks * (chosen->vector_bytes / 4);
 }

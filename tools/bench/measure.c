@@ -140,9 +140,9 @@ static void sample_ceilings(race *r, int32_t round)
 {
     fv_workload *w = r->workload;
     const int32_t copy = (r->next_copy + w->num_copies / 2) % w->num_copies;
-    fv_ceiling_compute(w->context); /* wakes workers that a kernel of one thread let sleep */
+    fv_ceiling_compute(w->context, w->problem.q_dtype); /* wakes workers that a kernel of one thread let sleep */
     const double compute_start = fv_now_us();
-    r->operations = fv_ceiling_compute(w->context);
+    r->operations = fv_ceiling_compute(w->context, w->problem.q_dtype);
     const double read_start = fv_now_us();
     volatile uint64_t sink = fv_ceiling_read(w->context, w->caches[copy], w->ranges, w->num_ranges);
     const double read_end = fv_now_us();

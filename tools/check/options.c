@@ -9,32 +9,35 @@
 #include "core/cpu.h"
 #include "core/error.h"
 #include "fovea/backend.h"
+#include "kernels/cpu_tables.h"
 
 #define DEFAULT_RANDOM 3000
 #define QUICK_RANDOM 600
 
 void check_options_print_help(void)
 {
-    printf("usage: fovea check [OPTION...]\n"
-           "\n"
-           "Runs every kernel and backend against the oracle: the published test grids, random cases, and\n"
-           "mutants that the comparison must catch. Exit code 1 if anything failed.\n"
-           "\n"
-           "  --backends LIST   backends to check, by name with commas between; default: all\n"
-           "  --device NAME     where the kernels run: cpu (default), cuda, cuda:1\n"
-           "  --kernels NAME    only this table of kernels (reference, portable, avx2, ...)\n"
-           "  --isa NAME        strongest instruction set: portable, avx2, avx512; default all: what the CPU has\n"
-           "  --random N        random cases; default %d, with --quick %d\n"
-           "  --seed N          seed of the random cases; default 1\n"
-           "  --only ID         one case or group: random.17, triton_unified, cpu_attn.3, mutants, or an operation:\n"
-           "                    merge_states, reduce_segments, merge_ranks, kv_copy, rope, rope_kv_write,\n"
-           "                    rms_norm, copy_rows, mla_weights\n"
-           "  --quick           a sample of the grids that takes seconds\n"
-           "  --list            name the cases, run none\n"
-           "  --threads N       default: all CPUs\n"
-           "  --json            the result as JSON\n"
-           "  --help            this text\n",
-           DEFAULT_RANDOM, QUICK_RANDOM);
+    printf(
+        "usage: fovea check [OPTION...]\n"
+        "\n"
+        "Runs every kernel and backend against the oracle: the published test grids, random cases, and\n"
+        "mutants that the comparison must catch. Exit code 1 if anything failed.\n"
+        "\n"
+        "  --backends LIST   backends to check, by name with commas between; default: all\n"
+        "  --device NAME     where the kernels run: cpu (default), cuda, cuda:1\n"
+        "  --kernels NAME    only this table of kernels (reference, portable, avx2, ..., amx-emulated)\n"
+        "  --isa NAME        strongest instruction set: portable, avx2, avx512, amx; default all: what the CPU has,\n"
+        "                    and amx emulated where it does not have that\n"
+        "  --random N        random cases; default %d, with --quick %d\n"
+        "  --seed N          seed of the random cases; default 1\n"
+        "  --only ID         one case or group: random.17, triton_unified, cpu_attn.3, mutants, or an operation:\n"
+        "                    merge_states, reduce_segments, merge_ranks, kv_copy, rope, rope_kv_write,\n"
+        "                    rms_norm, copy_rows, mla_weights\n"
+        "  --quick           a sample of the grids that takes seconds\n"
+        "  --list            name the cases, run none\n"
+        "  --threads N       default: all CPUs\n"
+        "  --json            the result as JSON\n"
+        "  --help            this text\n",
+        DEFAULT_RANDOM, QUICK_RANDOM);
 }
 
 static fv_status add_backend(check_options *options, const char *name, size_t length)
@@ -75,7 +78,18 @@ static fv_status parse_isa(check_options *options, const char *text)
 {
     fv_isa isa;
     options->isa = strcmp(text, "all") == 0 ? NULL : text;
-    return options->isa ? fv_isa_parse(&isa, text) : FV_OK;
+    if (!options->isa) return FV_OK;
+    const fv_status status = fv_isa_parse(&isa, text);
+    if (status == FV_OK && isa == FV_ISA_AMX && fv_cpu_isa() < FV_ISA_AMX) options->isa = NULL; /* emulated */
+    return status;
+}
+
+/* On the CPU, where it has no AMX and no weaker level is asked for, or by name. */
+static int32_t emulates(const check_options *options)
+{
+    if (strcmp(options->device, "cpu") != 0) return 0;
+    if (options->kernels && strcmp(options->kernels, fv_cpu_emulated_amx.name) == 0) return 1;
+    return fv_cpu_isa() < FV_ISA_AMX && !options->isa;
 }
 
 fv_status check_options_parse(check_options *options, int argc, char **argv)
@@ -118,6 +132,7 @@ fv_status check_options_parse(check_options *options, int argc, char **argv)
         }
     }
     if (status == FV_OK && optind < argc) status = fv_args_refuse_operand(argv[optind], argv[0]);
+    options->emulates = emulates(options);
     if (options->num_random < 0) options->num_random = options->quick ? QUICK_RANDOM : DEFAULT_RANDOM;
     return status;
 }

@@ -12,6 +12,7 @@ typedef struct check_options {
     const char *kernels; /* one table; NULL all */
     const char *device;  /* where the kernels run */
     const char *isa;     /* strongest level; NULL what the CPU has */
+    int32_t emulates;    /* 1: kernels of level amx run with their instructions in plain C */
     const char *only;    /* a case, or a group of cases; NULL all */
     int32_t num_random;
     int64_t seed;

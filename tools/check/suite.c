@@ -16,6 +16,7 @@
 #include "core/error.h"
 #include "core/executor.h"
 #include "fovea/backend.h"
+#include "kernels/cpu_tables.h"
 #include "kvcache/latent_entry.h"
 
 /* Costs in (row, key, element) steps of check_case_cost(). */
@@ -83,6 +84,17 @@ static int32_t table_wanted(const check_suite *suite, const fv_kernel_table *tab
     return !suite->options->kernels || strcmp(table->name, suite->options->kernels) == 0;
 }
 
+/* Tables of attention kernels: those of the device, then the emulated one. */
+static int32_t num_tables_of(const check_suite *suite, const check_lane *lane)
+{
+    return lane->device->num_tables + suite->options->emulates;
+}
+
+static const fv_kernel_table *table_at(const check_lane *lane, int32_t index)
+{
+    return index < lane->device->num_tables ? lane->device->tables[index] : &fv_cpu_emulated_amx;
+}
+
 static void run_table(const check_suite *suite, check_scene *scene, const check_expected *expected,
                       const check_lane *lane, const fv_kernel_table *table, const char *description)
 {
@@ -115,6 +127,7 @@ static void run_backend(const check_suite *suite, check_scene *scene, const chec
     const check_case *test = scene->test;
     const char *kernels = suite->options->kernels, *weaker = NULL;
     check_result result;
+    if (kernels && strcmp(kernels, fv_cpu_emulated_amx.name) == 0) return; /* which is in no plan */
     check_run_plan(&result, scene, expected, lane, backend, kernels);
     check_report_add(suite->report, &result, description);
     if (!kernels && lane->device->num_tables > 1 && test->seed % 4 == 0)
@@ -185,10 +198,10 @@ static void run_case(const check_suite *suite, const check_case *test, check_lan
     check_expected expected;
     check_scene_init(&scene, test);
     check_expected_init(&expected, &scene, lane, INT32_MAX);
-    for (int32_t i = 0; i < lane->device->num_tables; i++) {
-        const fv_kernel_table *table = lane->device->tables[i];
-        const int32_t too_slow = check_case_cost(test) >
-                                 (strcmp(table->name, "reference") == 0 ? REFERENCE_COST : HUGE_COST);
+    for (int32_t i = 0; i < num_tables_of(suite, lane); i++) {
+        const fv_kernel_table *table = table_at(lane, i);
+        const int32_t is_slow = strcmp(table->name, "reference") == 0 || i >= lane->device->num_tables;
+        const int32_t too_slow = check_case_cost(test) > (is_slow ? REFERENCE_COST : HUGE_COST);
         if (table_wanted(suite, table) && !too_slow) run_table(suite, &scene, &expected, lane, table, description);
     }
     for (int32_t i = 0; i < suite->options->num_backends; i++) {
@@ -267,10 +280,11 @@ static fv_status open_lanes(check_suite *suite)
 static fv_status check_kernels_name(const check_suite *suite)
 {
     char names[256] = "";
-    for (int32_t i = 0; i < suite->threaded.device->num_tables; i++) {
-        if (table_wanted(suite, suite->threaded.device->tables[i])) return FV_OK;
+    for (int32_t i = 0; i < num_tables_of(suite, &suite->threaded); i++) {
+        const fv_kernel_table *table = table_at(&suite->threaded, i);
+        if (table_wanted(suite, table)) return FV_OK;
         strncat(names, i ? ", " : "", sizeof(names) - strlen(names) - 1);
-        strncat(names, suite->threaded.device->tables[i]->name, sizeof(names) - strlen(names) - 1);
+        strncat(names, table->name, sizeof(names) - strlen(names) - 1);
     }
     return fv_fail(FV_ERR_INVALID, "--kernels is '%s'; accepted: %s", suite->options->kernels, names);
 }
@@ -291,14 +305,15 @@ static void print_isas(const check_suite *suite)
     printf("%s\n", fv_device_describe(suite->threaded.device));
     if (!suite->threaded.device->host_is_device) return;
     printf("instruction sets:");
-    for (fv_isa isa = FV_ISA_PORTABLE; isa <= FV_ISA_AVX512; isa++) {
+    for (fv_isa isa = FV_ISA_PORTABLE; isa <= FV_ISA_AMX; isa++) {
         int32_t has_table = 0;
         for (int32_t i = 0; i < suite->threaded.device->num_tables; i++)
             has_table |= strcmp(suite->threaded.device->tables[i]->name, fv_isa_name(isa)) == 0;
         printf(" %s %s;", fv_isa_name(isa),
-               isa > limit ? "not on this CPU"
-               : has_table ? "native"
-                           : "not asked for, or without kernels");
+               isa == FV_ISA_AMX && suite->options->emulates ? "emulated"
+               : isa > limit                                 ? "not on this CPU"
+               : has_table                                   ? "native"
+                                                             : "not asked for, or without kernels");
     }
     printf(" %d threads\n", fv_context_num_workers(suite->threaded.context));
 }

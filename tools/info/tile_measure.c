@@ -79,7 +79,7 @@ fv_status fv_tile_measure_create(fv_tile_measure **measure, fv_isa isa, const fv
     /* Shapes of the base tiles that fit, level by level; the portable one is not worth the time. */
 #if defined(__x86_64__)
     if (isa == FV_ISA_AVX2) m->shapes = shapes_avx2, m->num_shapes = FV_ARRAY_LEN(shapes_avx2);
-    if (isa == FV_ISA_AVX512) m->shapes = shapes_avx512, m->num_shapes = FV_ARRAY_LEN(shapes_avx512);
+    if (isa >= FV_ISA_AVX512) m->shapes = shapes_avx512, m->num_shapes = FV_ARRAY_LEN(shapes_avx512);
 #endif
     if (m->num_shapes == 0) {
         free(m);

@@ -14,4 +14,9 @@ enum { FV_NUM_VARIANTS_attend_paged = 3, FV_NUM_VARIANTS_attend_dense = 2, FV_NU
 #undef FV_KERNEL
 #undef FV_KERNEL_VARIANTS
 
+/* The AMX kernels with the tiles in plain C: for tests, where the CPU has none. */
+extern const fv_attend_variant fv_attend_paged_amx_emulated[FV_NUM_VARIANTS_attend_paged];
+extern const fv_attend_variant fv_attend_dense_amx_emulated[FV_NUM_VARIANTS_attend_dense];
+extern const fv_attend_variant fv_mla_decode_amx_emulated[FV_NUM_VARIANTS_mla_decode];
+
 #endif

@@ -1,0 +1,13 @@
+/* Attention of one work item of few rows with bf16 tiles: attend_few_tiles.c */
+#ifndef FV_KERNELS_CPU_AMX_ATTEND_FEW_TILES_H
+#define FV_KERNELS_CPU_AMX_ATTEND_FEW_TILES_H
+
+#include "kernels/cpu/attend_item.h"
+
+/* 1: the item has up to 8 rows for each KV head, and scores that are multiples of dot products. */
+int32_t FV_ISA_SYMBOL(fv_few_tiles_serve)(const fv_attend_job *job);
+
+/* As fv_attend_tiles, with the same scratch; of items that the above says yes to. */
+int32_t FV_ISA_SYMBOL(fv_attend_few_tiles)(const fv_attend_job *job, void *scratch);
+
+#endif

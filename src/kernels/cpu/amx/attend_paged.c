@@ -1,0 +1,52 @@
+/* attend_paged and attend_dense with tiles: attend_tiles.c and, up to 8 rows, attend_few_tiles.c. What tiles do not
+ * serve, queries of other dtypes than bf16, scales of single keys, head sizes that are not multiples of 32, goes to the
+ * level below; so do few rows over caches of 8 bits or in pieces.
+ *
+ * A Q block of 512 rows makes the pairs of V, once for a block of keys, a small part of the products. */
+#include "kernels/cpu/amx/item_loop.h"
+
+/* The largest blocks of the base, whose strategies take any number of rows. */
+#define PAGED_BASE (&FV_BASE_SYMBOL(fv_attend_paged)[FV_NUM_VARIANTS_attend_paged - 1])
+#define DENSE_BASE (&FV_BASE_SYMBOL(fv_attend_dense)[FV_NUM_VARIANTS_attend_dense - 1])
+
+static int32_t attend_item(const fv_attend_params *params, const fv_work_item *item, void *scratch)
+{
+    const fv_attend_job job = fv_attend_job_of(params, item);
+    const int32_t query_len = params->query_start[item->seq + 1] - params->query_start[item->seq];
+    const int64_t num_rows = (int64_t)fv_max_i32(query_len, item->num_tokens) * job.group;
+    return fv_item_loop_tiles(&job, num_rows, scratch);
+}
+
+static fv_status launch_paged(const fv_launch *launch, const fv_attend_params *params)
+{
+    return fv_item_loop_run(&(fv_item_loop){launch, params, PAGED_BASE, attend_item});
+}
+
+/* Without the cache, whose dtype would have a say in how dense rows are read. */
+static fv_status launch_dense(const fv_launch *launch, const fv_attend_params *params)
+{
+    assert(params->dense.k);
+    fv_attend_params dense = *params;
+    dense.cache = (fv_kv_view){0};
+    dense.block_table = NULL;
+    dense.k_scale = dense.v_scale = NULL;
+    dense.num_kv_scales = 0;
+    return fv_item_loop_run(&(fv_item_loop){launch, &dense, DENSE_BASE, attend_item});
+}
+
+static size_t paged_scratch(const fv_attend_params *params) { return fv_item_loop_scratch(params, PAGED_BASE); }
+static size_t dense_scratch(const fv_attend_params *params) { return fv_item_loop_scratch(params, DENSE_BASE); }
+
+static const char *paged_why_not(const fv_problem *problem) { return fv_item_loop_why_not(problem, PAGED_BASE); }
+static const char *dense_why_not(const fv_problem *problem) { return fv_item_loop_why_not(problem, DENSE_BASE); }
+
+const fv_attend_variant FV_ISA_SYMBOL(fv_attend_paged)[FV_NUM_VARIANTS_attend_paged] = {
+    {"tiles16", 16, 64, paged_why_not, paged_scratch, launch_paged, FV_RESCALING_MULTIPLY, 0},
+    {"tiles128", 128, 64, paged_why_not, paged_scratch, launch_paged, FV_RESCALING_MULTIPLY, 0},
+    {"tiles512", 512, 64, paged_why_not, paged_scratch, launch_paged, FV_RESCALING_MULTIPLY, 0},
+};
+
+const fv_attend_variant FV_ISA_SYMBOL(fv_attend_dense)[FV_NUM_VARIANTS_attend_dense] = {
+    {"tiles128", 128, 64, dense_why_not, dense_scratch, launch_dense, FV_RESCALING_MULTIPLY, 0},
+    {"tiles512", 512, 64, dense_why_not, dense_scratch, launch_dense, FV_RESCALING_MULTIPLY, 0},
+};

@@ -1,0 +1,99 @@
+/* The work items of a call of attention, one task of the executor for each, first to the tiles and, where they cannot
+ * serve it, to the level below. */
+#ifndef FV_KERNELS_CPU_AMX_ITEM_LOOP_H
+#define FV_KERNELS_CPU_AMX_ITEM_LOOP_H
+
+#include "core/executor.h"
+#include "kernels/cpu/amx/attend_few_tiles.h"
+#include "kernels/cpu/amx/attend_tiles.h"
+#include "kernels/cpu/amx/base.h"
+
+/* 1: done; 0: the base takes the item. */
+typedef int32_t (*fv_tile_item_fn)(const fv_attend_params *params, const fv_work_item *item, void *scratch);
+
+typedef struct fv_item_loop {
+    const fv_launch *launch;
+    const fv_attend_params *params;
+    const fv_attend_variant *base;
+    fv_tile_item_fn attend;
+} fv_item_loop;
+
+/* 1: the cache's keys and values lie in rows of bf16. */
+static inline int32_t fv_item_loop_reads_rows(const fv_attend_job *job)
+{
+    const int32_t uses_cache = job->keys.first < fv_min_i32(job->keys.end, job->dense_from);
+    return !uses_cache || (job->cache.stored == FV_DTYPE_BF16 && job->cache.k_in_place && job->cache.v_in_place);
+}
+
+/* The strategy for the item's rows; a query of num_rows rows in all. Few would not pay for copies of the keys, which
+ * the base reads as they are. */
+static inline int32_t fv_item_loop_tiles(const fv_attend_job *job, int64_t num_rows, void *scratch)
+{
+    if (job->has_k_scales || job->has_v_scales) return 0;
+    if (num_rows <= FV_DECODE_ROWS && !fv_item_loop_reads_rows(job)) return 0;
+    if (FV_ISA_SYMBOL(fv_few_tiles_serve)(job)) return FV_ISA_SYMBOL(fv_attend_few_tiles)(job, scratch);
+    return FV_ISA_SYMBOL(fv_attend_tiles)(job, scratch);
+}
+
+static inline void fv_item_loop_attend(const fv_item_loop *loop, const fv_work_item *item, int32_t worker)
+{
+    fv_attend_params one = *loop->params;
+    one.scratch = (char *)one.scratch + (size_t)worker * one.scratch_bytes;
+    if (loop->attend(&one, item, one.scratch)) return;
+    one.items = item;
+    one.num_items = 1;
+    loop->base->launch(loop->launch, &one); /* of one item: it runs here, as worker 0 */
+}
+
+static inline void fv_item_loop_list_task(void *user, int64_t index, int32_t worker)
+{
+    const fv_item_loop *loop = user;
+    fv_item_loop_attend(loop, &loop->params->items[index], worker);
+}
+
+static inline void fv_item_loop_grid_task(void *user, int64_t index, int32_t worker)
+{
+    const fv_item_loop *loop = user;
+    const fv_attend_params *params = loop->params;
+    const int32_t kv_head = (int32_t)(index % params->num_kv_heads);
+    const int64_t cell = index / params->num_kv_heads;
+    fv_work_item item;
+    if (!fv_grid_item(&item, params, (int32_t)(cell / params->num_segments), kv_head,
+                      (int32_t)(cell % params->num_segments))) {
+        return;
+    }
+    fv_item_loop_attend(loop, &item, worker);
+}
+
+static inline fv_status fv_item_loop_run(fv_item_loop *loop)
+{
+    const fv_attend_params *params = loop->params;
+    assert(params->scratch);
+    if (!FV_ISA_SYMBOL(fv_tiles_serve)(params)) return loop->base->launch(loop->launch, params);
+    if (params->items) {
+        fv_executor_run(loop->launch->executor, params->num_items, fv_item_loop_list_task, loop);
+    } else {
+        const int64_t num_cells = (int64_t)params->num_q_blocks * params->num_kv_heads * params->num_segments;
+        fv_executor_run(loop->launch->executor, num_cells, fv_item_loop_grid_task, loop);
+    }
+    return FV_OK;
+}
+
+/* Scratch of a worker that serves the tiles and the base. */
+static inline size_t fv_item_loop_scratch(const fv_attend_params *params, const fv_attend_variant *base)
+{
+    const size_t own = FV_ISA_SYMBOL(fv_tiles_scratch)(params), of_base = base->scratch_bytes(params);
+    return (size_t)fv_round_up((int64_t)(own > of_base ? own : of_base), FV_CACHE_LINE);
+}
+
+/* Of a table: the base refuses nothing that it does not serve; emulated, tiles are alone. */
+static inline const char *fv_item_loop_why_not(const fv_problem *problem, const fv_attend_variant *base)
+{
+#if defined(FV_TILES_EMULATED)
+    const char *reason = FV_ISA_SYMBOL(fv_tiles_why_not)(problem);
+    if (reason) return reason;
+#endif
+    return base->why_not(problem);
+}
+
+#endif

@@ -1,0 +1,227 @@
+/* Vectors of 64 bytes for the AMX kernels: what stands between two products of tiles. A row of a C tile is a vector of
+ * 16 floats, a row of an A or B tile one of 32 bf16. AVX-512 where it is compiled for, else plain C that gives the same
+ * but for the last bits of the exponential. */
+#ifndef FV_KERNELS_CPU_AMX_LANES_H
+#define FV_KERNELS_CPU_AMX_LANES_H
+
+#include "kernels/cpu/simd.h"
+
+typedef float fv_lanes __attribute__((vector_size(64)));
+typedef int32_t fv_lane_ints __attribute__((vector_size(64)));
+typedef uint32_t fv_lane_bits __attribute__((vector_size(64)));
+typedef uint16_t fv_words __attribute__((vector_size(64))); /* of 16 bits: bf16 */
+
+FV_ALWAYS_INLINE fv_lanes fv_lanes_load(const void *from)
+{
+    fv_lanes value;
+    memcpy(&value, from, sizeof(value));
+    return value;
+}
+
+FV_ALWAYS_INLINE void fv_lanes_store(void *to, fv_lanes value) { memcpy(to, &value, sizeof(value)); }
+
+FV_ALWAYS_INLINE fv_lane_ints fv_lane_ints_load(const void *from)
+{
+    fv_lane_ints value;
+    memcpy(&value, from, sizeof(value));
+    return value;
+}
+
+FV_ALWAYS_INLINE fv_lanes fv_lanes_splat(float value) { return value - (fv_lanes){0}; }
+
+/* a where the mask is all ones, b where it is 0. */
+FV_ALWAYS_INLINE fv_lanes fv_lanes_select(fv_lane_ints mask, fv_lanes a, fv_lanes b)
+{
+    return (fv_lanes)((mask & (fv_lane_ints)a) | (~mask & (fv_lane_ints)b));
+}
+
+/* a > b ? a : b. */
+FV_ALWAYS_INLINE fv_lanes fv_lanes_max(fv_lanes a, fv_lanes b)
+{
+#if defined(__AVX512F__)
+    return (fv_lanes)_mm512_max_ps((__m512)a, (__m512)b);
+#else
+    return fv_lanes_select(a > b, a, b);
+#endif
+}
+
+/* 1: every lane is below `limit`, and a number. */
+FV_ALWAYS_INLINE int32_t fv_lanes_all_below(fv_lanes value, float limit)
+{
+#if defined(__AVX512F__)
+    return _mm512_cmp_ps_mask((__m512)value, _mm512_set1_ps(limit), _CMP_LT_OQ) == 0xffff;
+#else
+    int32_t all = 1;
+    for (int32_t i = 0; i < 16; i++) all &= value[i] < limit;
+    return all;
+#endif
+}
+
+/* 2^x within 3 units in the last place for x <= 1; 0 for -inf, NaN for NaN. x = n + f with n = floor(x): a minimax
+ * polynomial in f (relative error 8.3e-8) with the constant 1, times 2^n. */
+FV_ALWAYS_INLINE fv_lanes fv_lanes_exp2(fv_lanes x)
+{
+#if defined(__AVX512DQ__)
+    const fv_lanes f = (fv_lanes)_mm512_reduce_ps((__m512)x, 0x09); /* x - floor(x) */
+#else
+    const fv_lanes clamped = fv_lanes_select(x < -200.0f, fv_lanes_splat(-200.0f), x);
+    const fv_lanes nearer = __builtin_convertvector(__builtin_convertvector(clamped, fv_lane_ints), fv_lanes);
+    const fv_lanes n = nearer + (fv_lanes)((fv_lane_ints)fv_lanes_splat(-1.0f) & (fv_lane_ints)(nearer > clamped));
+    const fv_lanes f = clamped - n;
+#endif
+    fv_lanes p = fv_lanes_splat(1.86713007e-3f);
+    p = p * f + 9.01703032e-3f;
+    p = p * f + 5.57999131e-2f;
+    p = p * f + 2.40164450e-1f;
+    p = p * f + 6.93151312e-1f;
+    p = p * f + 1.0f;
+#if defined(__AVX512F__)
+    return (fv_lanes)_mm512_scalef_ps((__m512)p, (__m512)x);
+#else
+    const fv_lane_bits power = (fv_lane_bits)(__builtin_convertvector(n, fv_lane_ints) + 127) << 23;
+    return fv_lanes_select(x < -126.0f, fv_lanes_splat(0.0f), p * (fv_lanes)power);
+#endif
+}
+
+/* --- bf16 ---------------------------------------------------------------------------------------------------- */
+
+/* Words 0 to 15: `low` rounded to nearest even; 16 to 31: `high`. */
+FV_ALWAYS_INLINE fv_words fv_words_of(fv_lanes low, fv_lanes high)
+{
+#if defined(__AVX512BF16__)
+    return (fv_words)_mm512_cvtne2ps_pbh((__m512)high, (__m512)low);
+#else
+    fv_words words;
+    for (int32_t i = 0; i < 16; i++) {
+        words[i] = fv_bf16_of_f32(low[i]);
+        words[16 + i] = fv_bf16_of_f32(high[i]);
+    }
+    return words;
+#endif
+}
+
+/* A tile of 16 rows x 32 keys, keys in order, from the keys' rows of 16. words[p] has key p % 8 + 16 (p / 8) and the
+ * key 8 after it: 4 rounds of 16 shuffles, each of which takes one bit of the row's number out of the vectors and one
+ * of the key's number in. */
+FV_ALWAYS_INLINE void fv_words_store_transposed(char *tile, const fv_words words[16])
+{
+#if defined(__AVX512BW__)
+    __m512i a[16], b[16];
+    FV_UNROLL
+    for (int32_t i = 0; i < 16; i += 2) { /* bit 2 of the row; bit 0 of the key */
+        a[i] = _mm512_unpacklo_epi16((__m512i)words[i], (__m512i)words[i + 1]);
+        a[i + 1] = _mm512_unpackhi_epi16((__m512i)words[i], (__m512i)words[i + 1]);
+    }
+    FV_UNROLL
+    for (int32_t i = 0; i < 16; i += 4) { /* bit 1 of both */
+        b[i] = _mm512_unpacklo_epi32(a[i], a[i + 2]);
+        b[i + 1] = _mm512_unpackhi_epi32(a[i], a[i + 2]);
+        b[i + 2] = _mm512_unpacklo_epi32(a[i + 1], a[i + 3]);
+        b[i + 3] = _mm512_unpackhi_epi32(a[i + 1], a[i + 3]);
+    }
+    FV_UNROLL
+    for (int32_t i = 0; i < 8; i++) { /* bit 0 of the row; bit 2 of the key */
+        const int32_t from = i / 4 * 8 + i % 4;
+        a[i / 4 * 8 + i % 4 * 2] = _mm512_unpacklo_epi64(b[from], b[from + 4]);
+        a[i / 4 * 8 + i % 4 * 2 + 1] = _mm512_unpackhi_epi64(b[from], b[from + 4]);
+    }
+    FV_UNROLL
+    for (int32_t i = 0; i < 8; i++) { /* bit 3 of the row; bit 4 of the key */
+        _mm512_storeu_si512(tile + i * 64, _mm512_shuffle_i32x4(a[i], a[i + 8], 0x88));
+        _mm512_storeu_si512(tile + (i + 8) * 64, _mm512_shuffle_i32x4(a[i], a[i + 8], 0xdd));
+    }
+#else
+    for (int32_t p = 0; p < 16; p++) {
+        uint16_t of_rows[32];
+        memcpy(of_rows, &words[p], sizeof(of_rows));
+        for (int32_t i = 0; i < 32; i++) {
+            const int32_t row = i % 16, key = p % 8 + 16 * (p / 8) + 8 * (i / 16);
+            memcpy(tile + row * 64 + key * 2, &of_rows[i], 2);
+        }
+    }
+#endif
+}
+
+/* The key of word 16 * half + row of words[p] above. */
+FV_ALWAYS_INLINE int32_t fv_words_key(const int32_t p, const int32_t half) { return p % 8 + 16 * (p / 8) + 8 * half; }
+
+/* Two rows of 32 elements to pairs, in two rows of 16: element 8 i + j makes pair 4 i + j of the low row for j < 4, and
+ * pair 4 i + j - 4 of the high row for the others: a shuffle within 16 bytes. */
+FV_ALWAYS_INLINE void fv_words_store_pairs(char *low, char *high, const char *even, const char *odd)
+{
+    fv_words a, b;
+    memcpy(&a, even, sizeof(a));
+    memcpy(&b, odd, sizeof(b));
+#if defined(__AVX512BW__)
+    _mm512_storeu_si512(low, _mm512_unpacklo_epi16((__m512i)a, (__m512i)b));
+    _mm512_storeu_si512(high, _mm512_unpackhi_epi16((__m512i)a, (__m512i)b));
+#else
+    uint16_t pairs[2][32];
+    for (int32_t i = 0; i < 32; i++) {
+        const int32_t pair = i / 8 * 4 + i % 4;
+        pairs[i / 4 % 2][2 * pair] = a[i];
+        pairs[i / 4 % 2][2 * pair + 1] = b[i];
+    }
+    memcpy(low, pairs[0], 64);
+    memcpy(high, pairs[1], 64);
+#endif
+}
+
+/* The way back for sums of such columns: two rows of 16 to 32 elements. */
+FV_ALWAYS_INLINE void fv_lanes_store_natural(float *to, const float *low, const float *high)
+{
+    FV_UNROLL
+    for (int32_t i = 0; i < 4; i++) {
+        memcpy(to + 8 * i, low + 4 * i, 16);
+        memcpy(to + 8 * i + 4, high + 4 * i, 16);
+    }
+}
+
+/* 1: some of 32 bf16 is infinite or NaN. */
+FV_ALWAYS_INLINE int32_t fv_words_not_finite(const char *from)
+{
+    fv_words words;
+    memcpy(&words, from, sizeof(words));
+    words &= 0x7f80;
+#if defined(__AVX512BW__)
+    return _mm512_cmpeq_epi16_mask((__m512i)words, _mm512_set1_epi16(0x7f80)) != 0;
+#else
+    int32_t found = 0;
+    for (int32_t i = 0; i < 32; i++) found |= words[i] == 0x7f80;
+    return found;
+#endif
+}
+
+/* Sixteen rows of 16 words of 32 bits change places with their columns. */
+static inline void fv_lanes_store_transposed(char *tile, const char *const rows[16])
+{
+#if defined(__AVX512F__)
+    __m512i a[16], b[16];
+    for (int32_t i = 0; i < 16; i += 2) {
+        const __m512i even = _mm512_loadu_si512(rows[i]), odd = _mm512_loadu_si512(rows[i + 1]);
+        a[i] = _mm512_unpacklo_epi32(even, odd);
+        a[i + 1] = _mm512_unpackhi_epi32(even, odd);
+    }
+    for (int32_t i = 0; i < 16; i += 4) { /* b[i + j] lane l: rows i to i + 3 of column 4 l + j */
+        b[i] = _mm512_unpacklo_epi64(a[i], a[i + 2]);
+        b[i + 1] = _mm512_unpackhi_epi64(a[i], a[i + 2]);
+        b[i + 2] = _mm512_unpacklo_epi64(a[i + 1], a[i + 3]);
+        b[i + 3] = _mm512_unpackhi_epi64(a[i + 1], a[i + 3]);
+    }
+    for (int32_t j = 0; j < 4; j++) {
+        const __m512i even_low = _mm512_shuffle_i32x4(b[j], b[4 + j], 0x88);
+        const __m512i odd_low = _mm512_shuffle_i32x4(b[j], b[4 + j], 0xdd);
+        const __m512i even_high = _mm512_shuffle_i32x4(b[8 + j], b[12 + j], 0x88);
+        const __m512i odd_high = _mm512_shuffle_i32x4(b[8 + j], b[12 + j], 0xdd);
+        _mm512_storeu_si512(tile + j * 64, _mm512_shuffle_i32x4(even_low, even_high, 0x88));
+        _mm512_storeu_si512(tile + (4 + j) * 64, _mm512_shuffle_i32x4(odd_low, odd_high, 0x88));
+        _mm512_storeu_si512(tile + (8 + j) * 64, _mm512_shuffle_i32x4(even_low, even_high, 0xdd));
+        _mm512_storeu_si512(tile + (12 + j) * 64, _mm512_shuffle_i32x4(odd_low, odd_high, 0xdd));
+    }
+#else
+    for (int32_t row = 0; row < 16; row++)
+        for (int32_t column = 0; column < 16; column++) memcpy(tile + column * 64 + row * 4, rows[row] + column * 4, 4);
+#endif
+}
+
+#endif

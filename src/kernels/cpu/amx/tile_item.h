@@ -1,0 +1,339 @@
+/* A work item as the tile kernels see it: blocks of keys, K as A tiles where it lies or copied, V as B tiles, and the
+ * lines that are asked for ahead. */
+#ifndef FV_KERNELS_CPU_AMX_TILE_ITEM_H
+#define FV_KERNELS_CPU_AMX_TILE_ITEM_H
+
+#include "kernels/cpu/amx/lanes.h"
+#include "kernels/cpu/amx/tile.h"
+#include "kernels/cpu/prefetch_stream.h"
+#include "kernels/cpu/row_strip.h"
+
+enum {
+    FV_TILE_STRIP_ROWS = FV_TILE_COLUMNS,
+    FV_TILE_STRIP_VECTORS = FV_TILE_STRIP_ROWS / FV_LANES,
+    FV_STEP_KEYS = 32,        /* of a step: two A tiles of keys, one A tile of weights */
+    FV_TILE_FEW_KEYS = 32,    /* of a block, one strip: near to the order in which rows lie, and soon begun */
+    FV_TILE_MANY_KEYS = 256,  /* many strips: the sums pass once for eight products */
+    FV_TILE_COPY_STRIPS = 16, /* from here on K is copied to tiles */
+    FV_TILE_MAX_HEADS = 16,   /* KV heads that meet a block of keys one after the other, while its rows are near */
+    FV_TILE_MAX_SIZE = 576,   /* of a head */
+    FV_BF16_BYTES = 2,
+    FV_AHEAD_BYTES = 256,
+};
+
+/* Where tile kernels start: a strip with its tiles. */
+typedef struct fv_tile_strip {
+    fv_row_strip rows; /* its q and sums are unused */
+    char *q;           /* [D / 32] B tiles */
+    float *sums;       /* [Dv / 16] C tiles; pairs of columns as fv_words_store_pairs leaves them */
+} fv_tile_strip;
+
+/* A block of keys; indices count from first_key, a multiple of FV_STEP_KEYS. */
+typedef struct fv_key_block {
+    int32_t first_key;
+    int32_t first, end;  /* keys that the item looks at */
+    const char **k_rows; /* [block_keys] of KV head 0, from `first` to `end` */
+    const char **v_rows;
+} fv_key_block;
+
+typedef struct fv_tile_scratch {
+    fv_tile_strip *strips; /* [heads][num_strips] */
+    char *q;
+    float *sums;
+    float *scores;        /* of two pairs of strips, in turn: [2][2][block_keys][16] */
+    char *weights;        /* [2][block_keys / 32] A tiles */
+    char *pairs;          /* [block_keys / 32][Dv / 16] B tiles of V */
+    char *k_copies;       /* [block_keys / 16][D / 32] A tiles */
+    char *v_copies;       /* [FV_STEP_KEYS][Dv] */
+    char *k_copy;         /* [D] */
+    char *gathered;       /* [max(D, Dv)] */
+    char *zeros;          /* [max(D, Dv)] */
+    float *row;           /* [Dv] */
+    const char **rows[2]; /* of this block and the next, in turn: [2][block_keys] */
+    const char **k_tiles; /* [block_keys / 16] of the head at hand */
+    int64_t *k_strides;   /* bytes between the keys of a tile in the cache; 0: they are copied */
+    size_t bytes;
+} fv_tile_scratch;
+
+typedef struct fv_tile_item {
+    const fv_attend_job *job;
+    fv_attend_job natural; /* the job with its sums in natural order, for the end of a row */
+    fv_tile_scratch scratch;
+    fv_tiles tiles;
+    int32_t first_head, num_heads;
+    int32_t num_strips; /* of a head */
+    int32_t block_keys;
+    fv_prefetch_stream ahead;
+    int32_t ahead_portions; /* of FV_AHEAD_BYTES, at each site */
+} fv_tile_item;
+
+/* --- scratch -------------------------------------------------------------------------------------------------- */
+
+static inline int32_t fv_num_strips(int32_t num_rows) { return (int32_t)fv_ceil_div(num_rows, FV_TILE_STRIP_ROWS); }
+
+static inline fv_tile_scratch fv_tile_scratch_of(const fv_attend_params *params, int32_t all_strips, int32_t block_keys,
+                                                 void *memory)
+{
+    const size_t strips = (size_t)all_strips, keys = (size_t)block_keys;
+    const size_t k_bytes = (size_t)params->head_size * FV_BF16_BYTES;
+    const size_t v_bytes = (size_t)params->v_head_size * FV_BF16_BYTES;
+    fv_tile_scratch scratch = {0};
+    scratch.strips = fv_scratch_take(memory, &scratch.bytes, strips * sizeof(fv_tile_strip));
+    scratch.q = fv_scratch_take(memory, &scratch.bytes, strips * FV_TILE_STRIP_ROWS * k_bytes);
+    scratch.sums = fv_scratch_take(memory, &scratch.bytes,
+                                   strips * FV_TILE_STRIP_ROWS * (size_t)params->v_head_size * sizeof(float));
+    scratch.scores = fv_scratch_take(memory, &scratch.bytes, 4 * keys * FV_TILE_STRIP_ROWS * sizeof(float));
+    scratch.weights = fv_scratch_take(memory, &scratch.bytes, 2 * keys * FV_TILE_STRIP_ROWS * FV_BF16_BYTES);
+    scratch.pairs = fv_scratch_take(memory, &scratch.bytes, keys * v_bytes);
+    scratch.k_copies = fv_scratch_take(memory, &scratch.bytes, keys * k_bytes);
+    scratch.v_copies = fv_scratch_take(memory, &scratch.bytes, FV_STEP_KEYS * v_bytes);
+    scratch.k_copy = fv_scratch_take(memory, &scratch.bytes, k_bytes);
+    scratch.gathered = fv_scratch_take(memory, &scratch.bytes, k_bytes > v_bytes ? k_bytes : v_bytes);
+    scratch.zeros = fv_scratch_take(memory, &scratch.bytes, k_bytes > v_bytes ? k_bytes : v_bytes);
+    scratch.row = fv_scratch_take(memory, &scratch.bytes, (size_t)params->v_head_size * sizeof(float));
+    for (int32_t i = 0; i < 2; i++)
+        scratch.rows[i] = fv_scratch_take(memory, &scratch.bytes, 2 * keys * sizeof(char *));
+    scratch.k_tiles = fv_scratch_take(memory, &scratch.bytes, keys / FV_TILE_ROWS * sizeof(char *));
+    scratch.k_strides = fv_scratch_take(memory, &scratch.bytes, keys / FV_TILE_ROWS * sizeof(int64_t));
+    return scratch;
+}
+
+/* --- keys ------------------------------------------------------------------------------------------------------ */
+
+/* The item's block that starts at `first_key`, with its rows looked up; empty behind the item's keys. */
+static inline fv_key_block fv_key_block_at(const fv_tile_item *item, int32_t first_key, int32_t turn)
+{
+    const fv_attend_job *job = item->job;
+    const char **rows = item->scratch.rows[turn];
+    const fv_key_block block = {
+        .first_key = first_key,
+        .first = fv_max_i32(job->keys.first - first_key, 0),
+        .end = fv_min_i32(job->keys.end - first_key, item->block_keys),
+        .k_rows = rows,
+        .v_rows = rows + item->block_keys,
+    };
+    for (int32_t first = block.first, end; first < block.end; first = end) {
+        const fv_key_source *source = fv_attend_source_of(job, first_key + first);
+        end = fv_attend_source_end(job, first_key + first, first_key + block.end) - first_key;
+        fv_attend_find_rows(block.k_rows + first, job, &source->k, first_key + first, first_key + end);
+        fv_attend_find_rows(block.v_rows + first, job, &source->v, first_key + first, first_key + end);
+    }
+    return block;
+}
+
+/* 1: keys can be read where they lie. */
+static inline int32_t fv_tile_reads_key(const fv_key_source *source)
+{
+    return source->stored == FV_DTYPE_BF16 && source->k_in_place && source->shared_size == 0;
+}
+
+static inline int32_t fv_tile_reads_value(const fv_key_source *source)
+{
+    return source->stored == FV_DTYPE_BF16 && source->v_in_place;
+}
+
+/* Bytes between the 16 keys from `first` on, where they can be read as they lie; else 0. */
+static inline int64_t fv_tile_stride(const fv_attend_job *job, const fv_key_block *block, int32_t first)
+{
+    if (first < block->first || first + FV_TILE_ROWS > block->end) return 0;
+    const fv_key_source *source = fv_attend_source_of(job, block->first_key + first);
+    const int32_t one_source = fv_attend_source_of(job, block->first_key + first + FV_TILE_ROWS - 1) == source;
+    if (!one_source || !fv_tile_reads_key(source)) return 0;
+    const int64_t stride = block->k_rows[first + 1] - block->k_rows[first];
+    for (int32_t i = 2; i < FV_TILE_ROWS; i++)
+        if (block->k_rows[first + i] - block->k_rows[first + i - 1] != stride) return 0;
+    return stride;
+}
+
+static inline int32_t fv_key_block_steps(const fv_key_block *block)
+{
+    return (int32_t)fv_ceil_div(block->end, FV_STEP_KEYS);
+}
+
+/* Many rows meet each tile: they are better off with tiles whose rows lie together, which the caches bring in ahead. */
+static inline void fv_tile_find_strides(const fv_tile_item *item, const fv_key_block *block)
+{
+    const int32_t copies = item->num_strips >= FV_TILE_COPY_STRIPS;
+    for (int32_t t = 0; t < 2 * fv_key_block_steps(block); t++)
+        item->scratch.k_strides[t] = copies ? 0 : fv_tile_stride(item->job, block, t * FV_TILE_ROWS);
+}
+
+/* Elements of a row as bf16, which holds those of every narrow format. `gathered` [size] is scratch for rows whose
+ * elements do not lie side by side. */
+static inline void fv_tile_convert(char *to, const char *row, const fv_kv_plane *plane, int32_t size, fv_dtype dtype,
+                                   char *gathered)
+{
+    const int64_t bytes = (int64_t)fv_dtype_bytes(dtype);
+    if (!fv_plane_is_dense(plane, bytes)) {
+        fv_row_gather(gathered, row, plane, 0, size, (size_t)bytes);
+        row = gathered;
+    }
+    if (dtype == FV_DTYPE_BF16) {
+        memcpy(to, row, (size_t)(size * bytes));
+        return;
+    }
+    for (int32_t d = 0; d < size; d += FV_LANES)
+        fv_store_u16(to + d * FV_BF16_BYTES, (fv_u32x8)fv_load8(row + d * bytes, dtype) >> 16);
+}
+
+/* Element 0 of a key of the block, as bf16: where it lies, or a copy; zeros outside of the item. */
+static inline const char *fv_tile_find_key(const fv_tile_item *item, const fv_key_block *block, int32_t kv_head,
+                                           int32_t key)
+{
+    const fv_attend_job *job = item->job;
+    if (key < block->first || key >= block->end) return item->scratch.zeros;
+    const fv_key_source *source = fv_attend_source_of(job, block->first_key + key);
+    const char *row = block->k_rows[key] + kv_head * source->k.head_stride;
+    if (fv_tile_reads_key(source)) return row;
+
+    char *copy = item->scratch.k_copy, *gathered = item->scratch.gathered;
+    const int32_t own_size = job->params->head_size - source->shared_size;
+    fv_tile_convert(copy, row, &source->k, own_size, source->stored, gathered);
+    if (source->shared_size == 0) return copy;
+    row = (const char *)source->k_shared.data +
+          (job->dense_row + block->first_key + key) * source->k_shared.slot_stride;
+    fv_tile_convert(copy + own_size * FV_BF16_BYTES, row, &source->k_shared, source->shared_size, source->stored,
+                    gathered);
+    return copy;
+}
+
+/* To [D / 32] A tiles. */
+static inline void fv_tile_copy(char *to, const fv_tile_item *item, const fv_key_block *block, int32_t kv_head,
+                                int32_t first)
+{
+    const int32_t depth = item->job->params->head_size / FV_TILE_DEPTH;
+    for (int32_t i = 0; i < FV_TILE_ROWS; i++, to += FV_TILE_ROW_BYTES) {
+        const char *row = fv_tile_find_key(item, block, kv_head, first + i);
+        for (int32_t d = 0; d < depth; d++)
+            fv_lanes_store(to + d * FV_TILE_BYTES, fv_lanes_load(row + d * FV_TILE_ROW_BYTES));
+    }
+}
+
+/* The tiles of K of one head. */
+static inline void fv_tile_find_keys(const fv_tile_item *item, const fv_key_block *block, int32_t kv_head)
+{
+    const fv_tile_scratch *scratch = &item->scratch;
+    const int64_t row_bytes = (int64_t)item->job->params->head_size * FV_BF16_BYTES;
+    for (int32_t t = 0; t < 2 * fv_key_block_steps(block); t++) {
+        const int32_t first = t * FV_TILE_ROWS;
+        if (scratch->k_strides[t] != 0) {
+            const fv_key_source *source = fv_attend_source_of(item->job, block->first_key + first);
+            scratch->k_tiles[t] = block->k_rows[first] + kv_head * source->k.head_stride;
+            continue;
+        }
+        char *copy = scratch->k_copies + first * row_bytes;
+        fv_tile_copy(copy, item, block, kv_head, first);
+        scratch->k_tiles[t] = copy;
+    }
+}
+
+/* Asks for the next few lines of the next block. */
+FV_ALWAYS_INLINE void fv_tile_call_ahead(fv_tile_item *item)
+{
+    for (int32_t i = 0; i < item->ahead_portions; i++)
+        fv_prefetch_bytes(fv_prefetch_take(&item->ahead, FV_AHEAD_BYTES), FV_AHEAD_BYTES);
+}
+
+/* The values of a step's keys; zeros outside of the item, so that garbage there meets no weight. */
+static inline void fv_tile_find_values(const char *rows[FV_STEP_KEYS], const fv_tile_item *item,
+                                       const fv_key_block *block, int32_t kv_head, int32_t first)
+{
+    const fv_attend_job *job = item->job;
+    const int32_t size = job->params->v_head_size;
+    for (int32_t i = 0; i < FV_STEP_KEYS; i++) {
+        const int32_t key = first + i;
+        rows[i] = item->scratch.zeros;
+        if (key < block->first || key >= block->end) continue;
+        const fv_key_source *source = fv_attend_source_of(job, block->first_key + key);
+        rows[i] = block->v_rows[key] + kv_head * source->v.head_stride;
+        if (fv_tile_reads_value(source)) continue;
+        char *copy = item->scratch.v_copies + (int64_t)i * size * FV_BF16_BYTES;
+        fv_tile_convert(copy, rows[i], &source->v, size, source->stored, item->scratch.gathered);
+        rows[i] = copy;
+    }
+}
+
+/* Pairs of V of the block's keys. Returns 1 if `looks` and some value is infinite or NaN. */
+static inline int32_t fv_tile_pair_values(fv_tile_item *item, const fv_key_block *block, int32_t kv_head, int32_t looks)
+{
+    const int32_t size = item->job->params->v_head_size;
+    int32_t not_finite = 0;
+    for (int32_t step = block->first / FV_STEP_KEYS; step < fv_key_block_steps(block); step++) {
+        const char *rows[FV_STEP_KEYS];
+        fv_tile_find_values(rows, item, block, kv_head, step * FV_STEP_KEYS);
+        char *to = item->scratch.pairs + (int64_t)step * FV_STEP_KEYS * size * FV_BF16_BYTES;
+        for (int32_t i = 0; i < FV_STEP_KEYS; i += 2, to += FV_TILE_ROW_BYTES) {
+            for (int32_t d = 0; d < size; d += 32) {
+                char *low = to + d / FV_TILE_COLUMNS * FV_TILE_BYTES;
+                fv_words_store_pairs(low, low + FV_TILE_BYTES, rows[i] + d * FV_BF16_BYTES,
+                                     rows[i + 1] + d * FV_BF16_BYTES);
+            }
+            fv_tile_call_ahead(item);
+        }
+        for (int32_t i = 0; looks && i < FV_STEP_KEYS; i++)
+            for (int32_t d = 0; d < size; d += 32) not_finite |= fv_words_not_finite(rows[i] + d * FV_BF16_BYTES);
+    }
+    return not_finite;
+}
+
+/* K of a step as the products take it: the tiles of its keys, and the bytes between the rows of each and from one to
+ * the next 32 elements. */
+typedef struct fv_step_keys {
+    const char *tiles[2];
+    int64_t strides[2], depths[2];
+} fv_step_keys;
+
+FV_ALWAYS_INLINE fv_step_keys fv_step_keys_of(const fv_tile_scratch *scratch, int32_t step)
+{
+    fv_step_keys keys;
+    FV_UNROLL
+    for (int32_t i = 0; i < 2; i++) {
+        const int64_t stride = scratch->k_strides[2 * step + i];
+        keys.tiles[i] = scratch->k_tiles[2 * step + i];
+        keys.strides[i] = stride ? stride : FV_TILE_ROW_BYTES;
+        keys.depths[i] = stride ? FV_TILE_ROW_BYTES : FV_TILE_BYTES;
+    }
+    return keys;
+}
+
+/* Aims at the memory of a block, in the order in which it lies, and sets how much each of num_sites calls asks for. */
+static inline void fv_tile_aim_ahead(fv_tile_item *item, const fv_key_block *block, int32_t num_sites)
+{
+    const fv_attend_params *params = item->job->params;
+    item->ahead = fv_prefetch_nothing(item->scratch.zeros);
+    item->ahead_portions = 0;
+    if (block->first >= block->end) return;
+    const fv_key_source *source = fv_attend_source_of(item->job, block->first_key + block->first);
+    const int32_t end = fv_attend_source_end(item->job, block->first_key + block->first,
+                                             block->first_key + block->end) -
+                        block->first_key;
+    if (!source->k_in_place || !source->v_in_place || source->shared_size > 0) return;
+    const int64_t element_bytes = (int64_t)fv_dtype_bytes(source->stored);
+    const int32_t is_latent = source->k.data == source->v.data;
+    fv_prefetch_stream stream = {
+        .rows = {block->k_rows, block->v_rows},
+        .num_planes = is_latent ? 1 : 2,
+        .num_heads = item->num_heads,
+        .offset = item->first_head * source->k.head_stride,
+        .head_stride = source->k.head_stride,
+        .row_bytes = params->head_size * element_bytes,
+        .first = block->first,
+        .end = end,
+        .key = block->first,
+    };
+    const int64_t apart = block->v_rows[block->first] - block->k_rows[block->first];
+    if (apart > 0 && apart <= 2 * stream.row_bytes) { /* packed: the value follows its key */
+        stream.row_bytes = apart + params->v_head_size * element_bytes;
+        stream.num_planes = 1;
+    }
+    const int64_t bytes = (int64_t)stream.num_planes * (end - block->first) * item->num_heads * stream.row_bytes;
+    if (source->k.slot_stride > source->k.head_stride) { /* a token's heads lie side by side: one row */
+        stream.row_bytes += (item->num_heads - 1) * source->k.head_stride;
+        stream.num_heads = 1;
+    }
+    item->ahead_portions = (int32_t)fv_ceil_div(bytes, (int64_t)num_sites * FV_AHEAD_BYTES);
+    item->ahead = stream;
+    fv_prefetch_next_run(&item->ahead);
+}
+
+#endif

@@ -1,0 +1,88 @@
+/* From scores to weights: the online softmax of a strip, whose lanes are rows. */
+#ifndef FV_KERNELS_CPU_AMX_WEIGHER_H
+#define FV_KERNELS_CPU_AMX_WEIGHER_H
+
+#include "kernels/cpu/amx/tile_item.h"
+
+/* The largest dot product with which 2^(scaled - max) needs no clamp. */
+#define FV_MAX_PLAIN_DOT 1e30f
+
+/* Hides the keys [first, end) from the rows that do not see them. */
+static inline void fv_hide_keys(const fv_row_strip *rows, float *scores, int32_t first_key, int32_t first, int32_t end)
+{
+    const fv_lane_ints first_seen = fv_lane_ints_load(&rows->first), end_seen = fv_lane_ints_load(&rows->end);
+    for (int32_t key = first; key < end; key++) {
+        const int32_t local = first_key + key;
+        const fv_lane_ints seen = (first_seen <= local) & (end_seen > local);
+        float *at = scores + key * FV_TILE_STRIP_ROWS;
+        fv_lanes_store(at, fv_lanes_select(seen, fv_lanes_load(at), fv_lanes_splat(-INFINITY)));
+    }
+}
+
+static inline fv_lanes fv_max_of_keys(const float *scores, int32_t first, int32_t end)
+{
+    fv_lanes max[4];
+    for (int32_t i = 0; i < 4; i++) max[i] = fv_lanes_splat(-INFINITY);
+    for (int32_t key = first; key < end; key += 4) {
+        FV_UNROLL
+        for (int32_t i = 0; i < 4; i++)
+            max[i] = fv_lanes_max(max[i], fv_lanes_load(scores + (key + i) * FV_TILE_STRIP_ROWS));
+    }
+    return fv_lanes_max(fv_lanes_max(max[0], max[1]), fv_lanes_max(max[2], max[3]));
+}
+
+/* What turns dot products into weights: 2^(dot * factor - base). */
+typedef struct fv_weigher {
+    fv_lanes factor, base;
+    fv_lanes sum, other_sum;
+} fv_weigher;
+
+/* Where a score is a multiple of its dot product and no overflow is near: the new maxima over the steps [first_step,
+ * end_step) of a block that starts at first_key. Returns 0 where an overflow is near: nothing has changed but hidden
+ * scores. */
+static inline int32_t fv_weigher_begin(fv_weigher *weigh, fv_row_strip *rows, float *scores, int32_t first_key,
+                                       int32_t first_step, int32_t end_step, fv_lanes factor)
+{
+    const int32_t first = first_step * FV_STEP_KEYS, end = end_step * FV_STEP_KEYS;
+    const int32_t all_first = fv_min_i32(rows->all.first - first_key, end);
+    const int32_t all_end = rows->all.end - first_key;
+    fv_hide_keys(rows, scores, first_key, first, all_first);
+    fv_hide_keys(rows, scores, first_key, fv_max_i32(all_end, fv_max_i32(first, all_first)), end);
+    const fv_lanes top = fv_max_of_keys(scores, first, end);
+    if (!fv_lanes_all_below(top, FV_MAX_PLAIN_DOT)) return 0;
+
+    const fv_lanes old_max = fv_lanes_load(&rows->max);
+    const fv_lanes max = fv_lanes_max(old_max, top * factor);
+    /* Where no key was seen yet, any finite number serves: 2^(-inf - 0) is 0. */
+    weigh->base = fv_lanes_select(max == -INFINITY, fv_lanes_splat(0.0f), max);
+    weigh->factor = factor;
+    const fv_lanes shrink = fv_lanes_exp2(old_max - weigh->base);
+    weigh->sum = fv_lanes_load(&rows->sum) * shrink;
+    weigh->other_sum = fv_lanes_splat(0.0f);
+    fv_lanes_store(&rows->max, max);
+    fv_lanes_store(rows->rescale, shrink);
+    return 1;
+}
+
+/* One step. */
+FV_ALWAYS_INLINE void fv_weigher_step(fv_weigher *weigh, char *weights, const float *scores)
+{
+    const fv_lanes factor = weigh->factor, base = weigh->base;
+    fv_lanes sum = weigh->sum, other_sum = weigh->other_sum;
+    fv_words words[16];
+    FV_UNROLL
+    for (int32_t p = 0; p < 16; p++) {
+        const fv_lanes low = fv_lanes_exp2(fv_lanes_load(scores + fv_words_key(p, 0) * FV_TILE_STRIP_ROWS) * factor -
+                                           base);
+        const fv_lanes high = fv_lanes_exp2(fv_lanes_load(scores + fv_words_key(p, 1) * FV_TILE_STRIP_ROWS) * factor -
+                                            base);
+        sum += low;
+        other_sum += high;
+        words[p] = fv_words_of(low, high);
+    }
+    fv_words_store_transposed(weights, words);
+    weigh->sum = sum;
+    weigh->other_sum = other_sum;
+}
+
+#endif

@@ -1,0 +1,164 @@
+/* The AMX kernels' tile operations in plain C, against the formula of the instruction, and what stands between two
+ * products. Their native forms run in `fovea check` on a CPU that has them. */
+#define FV_TILES_EMULATED 1
+
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include <cmocka.h>
+#include <math.h>
+
+#include "kernels/cpu/amx/lanes.h"
+#include "kernels/cpu/amx/tile.h"
+
+static uint32_t next_random(uint32_t *state) { return *state = *state * 1664525u + 1013904223u; }
+
+/* bf16 of either sign, about 2^-8 to 2^8; every eighth is a denormal number. */
+static void fill(uint16_t *to, int32_t num, uint32_t *random)
+{
+    for (int32_t i = 0; i < num; i++) {
+        const uint32_t bits = next_random(random) >> 8;
+        to[i] = (uint16_t)((bits & 0x8000u) |
+                           (i % 8 == 7 ? bits & 0x7fu : (119u + (bits >> 16) % 16u) << 7 | (bits & 0x7fu)));
+    }
+}
+
+static float value_of(uint16_t stored) { return stored & 0x7f80u ? fv_f32_of_bf16(stored) : 0.0f; }
+
+static float flushed(float value) { return fabsf(value) < 0x1p-126f ? 0.0f : value; }
+
+static void dot_is_the_instruction(void **state)
+{
+    (void)state;
+    static fv_tiles tiles;
+    uint16_t a[16][32], b[16][32];
+    float sums[16][16];
+    uint32_t random = 7;
+    for (int32_t round = 0; round < 20; round++) {
+        fill(a[0], 512, &random);
+        fill(b[0], 512, &random);
+        for (int32_t i = 0; i < 256; i++) sums[i / 16][i % 16] = (float)(int32_t)next_random(&random) * 0x1p-28f;
+        fv_tiles_configure(&tiles, FV_TILE_ROWS);
+        fv_tile_load(&tiles, 1, a, 64);
+        fv_tile_load(&tiles, 2, b, 64);
+        fv_tile_load(&tiles, 0, sums, 64);
+        fv_tile_dot(&tiles, 0, 1, 2);
+        float results[16][16];
+        fv_tile_store(&tiles, 0, results, 64);
+        for (int32_t i = 0; i < 256; i++) {
+            const int32_t row = i / 16, column = i % 16;
+            float even = 0, odd = 0;
+            for (int32_t k = 0; k < 16; k++) {
+                even = flushed(fmaf(value_of(a[row][2 * k]), value_of(b[k][2 * column]), even));
+                odd = flushed(fmaf(value_of(a[row][2 * k + 1]), value_of(b[k][2 * column + 1]), odd));
+            }
+            assert_true(results[row][column] == flushed(sums[row][column] + flushed(even + odd)));
+        }
+    }
+}
+
+static void tiles_are_loaded_with_strides(void **state)
+{
+    (void)state;
+    static fv_tiles tiles;
+    char from[16 * 100], to[16 * 80];
+    for (int32_t i = 0; i < (int32_t)sizeof(from); i++) from[i] = (char)(i * 7);
+    memset(to, 1, sizeof(to));
+    fv_tiles_configure(&tiles, FV_TILE_ROWS);
+    fv_tile_load(&tiles, 3, from, 100);
+    fv_tile_store(&tiles, 3, to, 80);
+    for (int32_t row = 0; row < 16; row++) {
+        assert_memory_equal(to + row * 80, from + row * 100, 64);
+        if (row < 15) assert_int_equal(to[row * 80 + 64], 1);
+    }
+    fv_tile_zero(&tiles, 3);
+    fv_tile_store(&tiles, 3, to, 64);
+    for (int32_t i = 0; i < 1024; i++) assert_int_equal(to[i], 0);
+}
+
+static void weights_are_transposed(void **state)
+{
+    (void)state;
+    float weights[32][16];
+    fv_words words[16];
+    uint16_t tile[16][32];
+    for (int32_t i = 0; i < 512; i++) weights[i / 16][i % 16] = (float)(i + 1) * 0.37f;
+    for (int32_t p = 0; p < 16; p++) {
+        words[p] = fv_words_of(fv_lanes_load(weights[fv_words_key(p, 0)]), fv_lanes_load(weights[fv_words_key(p, 1)]));
+    }
+    fv_words_store_transposed((char *)tile, words);
+    for (int32_t i = 0; i < 512; i++) assert_int_equal(tile[i % 16][i / 16], fv_bf16_of_f32(weights[i / 16][i % 16]));
+}
+
+/* Pairs of columns, a product's worth of sums, and back. */
+static void pairs_come_back_in_order(void **state)
+{
+    (void)state;
+    uint16_t rows[2][32], low[32], high[32];
+    float of_low[16], of_high[16], natural[32];
+    for (int32_t i = 0; i < 32; i++) {
+        rows[0][i] = (uint16_t)i;
+        rows[1][i] = (uint16_t)(100 + i);
+    }
+    fv_words_store_pairs((char *)low, (char *)high, (const char *)rows[0], (const char *)rows[1]);
+    for (int32_t pair = 0; pair < 16; pair++) {
+        assert_int_equal(low[2 * pair + 1], low[2 * pair] + 100);
+        assert_int_equal(high[2 * pair + 1], high[2 * pair] + 100);
+        of_low[pair] = low[2 * pair];
+        of_high[pair] = high[2 * pair];
+    }
+    fv_lanes_store_natural(natural, of_low, of_high);
+    for (int32_t i = 0; i < 32; i++) assert_true(natural[i] == (float)i);
+}
+
+static void queries_are_transposed(void **state)
+{
+    (void)state;
+    uint32_t rows[16][16], tile[16][16];
+    const char *at[16];
+    for (int32_t i = 0; i < 256; i++) rows[i / 16][i % 16] = (uint32_t)i;
+    for (int32_t i = 0; i < 16; i++) at[i] = (const char *)rows[i];
+    fv_lanes_store_transposed((char *)tile, at);
+    for (int32_t i = 0; i < 256; i++) assert_int_equal(tile[i % 16][i / 16], i);
+}
+
+static void powers_are_right(void **state)
+{
+    (void)state;
+    for (int32_t i = 0; i < 20000; i++) {
+        const float x = 1.0f - (float)i * 0.00618f;
+        const double exact = exp2(x), error = fabs(fv_lanes_exp2(fv_lanes_splat(x))[i % 16] / exact - 1);
+        assert_true(error <= 3 * 0x1p-24);
+    }
+    const fv_lanes special = {0.0f, -INFINITY, NAN, -126.5f, -1e30f, -3.0f};
+    const fv_lanes powers = fv_lanes_exp2(special);
+    assert_true(powers[0] == 1.0f && powers[1] == 0.0f && powers[3] < 0x1p-125f && powers[4] == 0.0f);
+    assert_true(powers[2] != powers[2] && powers[5] == 0.125f);
+}
+
+static void overflows_are_seen(void **state)
+{
+    (void)state;
+    uint16_t words[32] = {0};
+    words[31] = 0x7f7f;
+    assert_false(fv_words_not_finite((const char *)words));
+    words[31] = 0xff80;
+    assert_true(fv_words_not_finite((const char *)words));
+    fv_lanes lanes = fv_lanes_splat(1.0f);
+    assert_true(fv_lanes_all_below(lanes, 2.0f));
+    lanes[9] = NAN;
+    assert_false(fv_lanes_all_below(lanes, 2.0f));
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(dot_is_the_instruction), cmocka_unit_test(tiles_are_loaded_with_strides),
+        cmocka_unit_test(weights_are_transposed), cmocka_unit_test(pairs_come_back_in_order),
+        cmocka_unit_test(queries_are_transposed), cmocka_unit_test(powers_are_right),
+        cmocka_unit_test(overflows_are_seen),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
