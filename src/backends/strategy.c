@@ -11,6 +11,7 @@
 #include <string.h>
 
 #include "core/error.h"
+#include "planner/lane_cut.h"
 
 #define STATIC_SEGMENTS 16
 #define DEFAULT_WORKSPACE_BYTES (256ull << 20) /* beside the scratch */

@@ -3,6 +3,7 @@
 #include "planner/prefix_group.h"
 
 #include "core/compiler.h"
+#include "planner/query_block.h"
 
 /* A group that grows. */
 typedef struct growing_group {

@@ -5,88 +5,25 @@
  * with the length: there is no batch size or length where the schedule jumps. Pieces are runs of keys
  * first, as long as those are worth a reduction, then runs of KV heads, which need none.
  *
- * A device with lanes (a GPU: the blocks of threads that it holds at once) deals the KV heads of an item out, and gets
- * the pieces that a model of its time finds best: whole rounds of items, against what each item costs beside its keys.
- * Where there is work for several rounds, the pieces may taper, as in guided self-scheduling (Polychronopoulos and Kuck,
- * IEEE Trans. Computers 36, 1987): none is larger than one and a half times what is left for a lane, so that the lanes
- * end together. */
+ * For a device with lanes see planner/lane_cut.h. */
 #include "planner/work_list.h"
 
 #include <assert.h>
-#include <math.h>
 
 #include "core/error.h"
+#include "planner/lane_cut.h"
+#include "planner/query_block.h"
 
-#define KEY_COST 4
 #define ITEMS_PER_WORKER 8
 #define MIN_SEGMENT_KEYS 256
-#define LANE_KEY_COST 256    /* of a key, in rows x keys: few rows take as long from memory as many in the products */
-#define LANE_BLOCKS 256      /* Q blocks that are weighed; where there are more, pieces taper */
-#define TAPER_KEYS 512       /* of the smallest piece that pieces taper to; what is shorter than four stays whole */
 #define FORCED_SEGMENTS 16   /* of the forced 3D path, as in the Triton attention paper */
 #define INVARIANT_SEGMENTS 8 /* at most, of a sequence at the maximal length */
-#define MERGE_COST 2         /* of one partial row, in rows x keys */
 #define REDUCE_TOKENS 4      /* of a reduction of a prefix group */
-
-typedef struct q_block {
-    int32_t seq, first_token, num_tokens;
-    int32_t first_key, end_key;
-    int32_t is_short;
-} q_block;
-
-static q_block block_at(const fv_split_rule *rule, const fv_step *step, const fv_query_run *run, int32_t first_token)
-{
-    const int32_t query_len = fv_step_query_len(step, run->seq);
-    const int32_t is_short = fv_query_is_short(rule->problem, query_len);
-    const int32_t rest = run->first_token + run->num_tokens - first_token;
-    const int32_t num_tokens = is_short ? rest : fv_min_i32(rule->block_q, rest);
-    const int32_t causal = step->causal ? step->causal[run->seq] : 1;
-    const fv_key_range keys = fv_block_keys(&rule->problem->context_parallel, step->seq_lens[run->seq],
-                                            step->seq_lens[run->seq] - query_len, first_token, num_tokens, causal,
-                                            rule->problem->window);
-    const int32_t first_key = fv_max_i32(keys.first / rule->tile_keys * rule->tile_keys, run->first_key);
-    const int32_t end_key = fv_min_i32(keys.end, run->end_key);
-    return (q_block){run->seq, first_token, num_tokens, first_key, fv_max_i32(first_key, end_key), is_short};
-}
-
-static int64_t block_cost(const fv_split_rule *rule, const q_block *block)
-{
-    const fv_problem *problem = rule->problem;
-    if (rule->num_lanes) {
-        const int64_t keys = fv_max_i32(1, block->end_key - block->first_key);
-        return keys * problem->mha.num_kv_heads * (LANE_KEY_COST + block->num_tokens * fv_group_of(problem));
-    }
-    return fv_work_cost(rule->problem, fv_max_i32(1, block->end_key - block->first_key), block->num_tokens);
-}
-
-int64_t fv_work_cost(const fv_problem *problem, int64_t num_keys, int64_t num_tokens)
-{
-    return num_keys * problem->mha.num_kv_heads * (KEY_COST + num_tokens * fv_group_of(problem));
-}
-
-int64_t fv_work_cascade_gain(const fv_problem *problem, int64_t num_keys, int64_t num_seqs, int64_t num_tokens)
-{
-    const int64_t saved = (num_seqs - 1) * num_keys * problem->mha.num_kv_heads * KEY_COST;
-    const int64_t partial_rows = 2 * num_tokens * problem->mha.num_heads; /* prefix and suffix of each */
-    return saved - partial_rows * MERGE_COST;
-}
-
-/* Cost of the Q blocks of a run, all KV heads. */
-static int64_t run_cost(const fv_split_rule *rule, const fv_step *step, const fv_query_run *run)
-{
-    int64_t cost = 0;
-    for (int32_t token = run->first_token; token < run->first_token + run->num_tokens;) {
-        const q_block block = block_at(rule, step, run, token);
-        cost += block_cost(rule, &block);
-        token += block.num_tokens;
-    }
-    return cost;
-}
 
 static int64_t total_cost(const fv_split_rule *rule, const fv_step *step, const fv_pass *pass)
 {
     int64_t total = 0;
-    for (int32_t i = 0; i < pass->num_runs; i++) total += run_cost(rule, step, &pass->runs[i]);
+    for (int32_t i = 0; i < pass->num_runs; i++) total += fv_query_run_cost(rule, step, &pass->runs[i]);
     return total;
 }
 
@@ -95,7 +32,8 @@ typedef struct block_cut {
     int32_t num_segments, segment_keys, head_run;
 } block_cut;
 
-static block_cut cut_keys(const fv_split_rule *rule, const q_block *block, int64_t segment_keys, int32_t head_run)
+static block_cut cut_keys(const fv_split_rule *rule, const fv_query_block *block, int64_t segment_keys,
+                          int32_t head_run)
 {
     const int32_t span = block->end_key - block->first_key;
     const int64_t rounded = fv_round_up(fv_max_i64(1, segment_keys), rule->tile_keys);
@@ -121,12 +59,12 @@ static int32_t min_segment_keys(const fv_split_rule *rule)
     return rule->num_lanes ? FV_MIN_LANE_SEGMENT_KEYS : MIN_SEGMENT_KEYS;
 }
 
-static block_cut choose_cut(const fv_split_rule *rule, const q_block *block, int64_t share)
+static block_cut choose_cut(const fv_split_rule *rule, const fv_query_block *block, int64_t share)
 {
     const int32_t num_kv_heads = rule->problem->mha.num_kv_heads;
     const int32_t several_heads = takes_several_heads(rule, block->num_tokens);
     const int32_t span = block->end_key - block->first_key;
-    const int64_t cost = block_cost(rule, block) / (several_heads ? 1 : num_kv_heads);
+    const int64_t cost = fv_query_block_cost(rule, block) / (several_heads ? 1 : num_kv_heads);
     const int64_t pieces = fv_max_i64(1, fv_ceil_div(cost, share));
     int32_t head_run = whole_head_run(rule, block->num_tokens);
 
@@ -156,7 +94,7 @@ static int32_t items_of(const fv_split_rule *rule, block_cut cut)
 
 /* The items of a Q block; segment g writes to slot `partial` + g * segment_slots, or, partial -1, the one
  * segment writes the result. The caller has seen to the room. */
-static void append_items(fv_work_list *list, const fv_split_rule *rule, const q_block *block, block_cut cut,
+static void append_items(fv_work_list *list, const fv_split_rule *rule, const fv_query_block *block, block_cut cut,
                          int32_t partial, int32_t segment_slots)
 {
     const int32_t num_kv_heads = rule->problem->mha.num_kv_heads;
@@ -178,8 +116,8 @@ static void append_items(fv_work_list *list, const fv_split_rule *rule, const q_
     }
 }
 
-static fv_status append_block(fv_work_list *list, const fv_split_rule *rule, const fv_step *step, const q_block *block,
-                              block_cut cut)
+static fv_status append_block(fv_work_list *list, const fv_split_rule *rule, const fv_step *step,
+                              const fv_query_block *block, block_cut cut)
 {
     if (cut.num_segments > 1 && list->num_slots + cut.num_segments * block->num_tokens > list->slot_capacity) {
         cut = (block_cut){1, fv_max_i32(1, block->end_key - block->first_key), cut.head_run};
@@ -207,7 +145,7 @@ static fv_status append_run(fv_work_list *list, const fv_split_rule *rule, const
     const int32_t block_q = is_short ? run->num_tokens : rule->block_q;
     /* Last Q block first: it sees the most keys, and the longest item should not start last. */
     for (int32_t block = (int32_t)fv_ceil_div(run->num_tokens, block_q) - 1; block >= 0; block--) {
-        const q_block at = block_at(rule, step, run, run->first_token + block * block_q);
+        const fv_query_block at = fv_query_block_at(rule, step, run, run->first_token + block * block_q);
         const fv_status status = append_block(list, rule, step, &at, choose_cut(rule, &at, share));
         if (status != FV_OK) return status;
     }
@@ -250,8 +188,8 @@ static group_cut cut_group(const fv_split_rule *rule, const fv_step *step, const
         const fv_query_run run = suffix_run(&pass->runs[group->first_run + i], group);
         cut.num_tokens += run.num_tokens;
         for (int32_t token = 0; token < run.num_tokens;) {
-            const q_block block = block_at(rule, step, &run, token);
-            const int64_t pieces = pieces_of(rule, block_cost(rule, &block), block.num_tokens, share);
+            const fv_query_block block = fv_query_block_at(rule, step, &run, token);
+            const int64_t pieces = pieces_of(rule, fv_query_block_cost(rule, &block), block.num_tokens, share);
             const int64_t most = fv_max_i32(1, (block.end_key - block.first_key) / MIN_SEGMENT_KEYS);
             cut.suffix_segments = (int32_t)fv_max_i64(cut.suffix_segments, fv_min_i64(pieces, most));
             token += block.num_tokens;
@@ -274,7 +212,7 @@ static void append_shared_keys(fv_work_list *list, const fv_split_rule *rule, co
                                const fv_prefix_group *group, const group_cut *cut)
 {
     for (int32_t token = 0; token < cut->num_tokens; token += cut->block_tokens) {
-        const q_block block = {
+        const fv_query_block block = {
             .seq = first->seq,
             .first_token = token,
             .num_tokens = fv_min_i32(cut->block_tokens, cut->num_tokens - token),
@@ -293,7 +231,7 @@ static void append_own_keys(fv_work_list *list, const fv_split_rule *rule, const
     for (int32_t i = 0, done = 0; i < group->num_runs; i++) {
         const fv_query_run run = suffix_run(&pass->runs[group->first_run + i], group);
         for (int32_t token = 0; token < run.num_tokens;) {
-            const q_block block = block_at(rule, step, &run, token);
+            const fv_query_block block = fv_query_block_at(rule, step, &run, token);
             const int32_t span = block.end_key - block.first_key;
             const int64_t keys = fv_round_up(fv_max_i64(1, fv_ceil_div(span, cut->suffix_segments)), rule->tile_keys);
             const int32_t head_run = whole_head_run(rule, block.num_tokens);
@@ -341,109 +279,6 @@ static int64_t max_shares(const fv_split_rule *rule)
     return fv_max_i64((int64_t)rule->num_workers * ITEMS_PER_WORKER, 4 * (int64_t)rule->num_lanes);
 }
 
-/* A Q block as the lanes see it: of one KV head. */
-typedef struct lane_block {
-    float cost;  /* of its keys */
-    float most;  /* pieces */
-    float whole; /* what it takes beside its keys */
-    float part;  /* what a piece of it takes */
-} lane_block;
-
-/* The pass's Q blocks; more than LANE_BLOCKS: 0, there are enough for each to stay whole. */
-static int32_t list_lane_blocks(lane_block *blocks, const fv_split_rule *rule, const fv_step *step, const fv_pass *pass)
-{
-    int32_t num_blocks = 0;
-    for (int32_t i = 0; i < pass->num_runs; i++) {
-        const fv_query_run *run = &pass->runs[i];
-        for (int32_t token = run->first_token; token < run->first_token + run->num_tokens;) {
-            if (num_blocks == LANE_BLOCKS) return 0;
-            const q_block block = block_at(rule, step, run, token);
-            const int32_t rows = block.num_tokens * fv_group_of(rule->problem);
-            blocks[num_blocks++] = (lane_block){
-                .cost = (float)(block_cost(rule, &block) / rule->problem->mha.num_kv_heads),
-                .most = (float)fv_max_i32(1, (block.end_key - block.first_key) / FV_MIN_LANE_SEGMENT_KEYS),
-                .whole = (float)(fv_lane_item_keys(rows, 0) * LANE_KEY_COST),
-                .part = (float)(fv_lane_item_keys(rows, 1) * LANE_KEY_COST),
-            };
-            token += block.num_tokens;
-        }
-    }
-    return num_blocks;
-}
-
-/* How long the lanes would take with shares of that size: the items' costs, what they take beside their keys, and how
- * well they fill rounds of the lanes. */
-static float lane_time(const fv_split_rule *rule, const lane_block *blocks, int32_t num_blocks, float share)
-{
-    const float per_share = 1.0f / share;
-    float total = 0, largest = 0, num_items = 0;
-    for (int32_t i = 0; i < num_blocks; i++) {
-        const lane_block *block = &blocks[i];
-        const float wanted = block->cost * per_share, up = (float)(int32_t)wanted;
-        const float rounded = up < wanted ? up + 1 : up;
-        const float pieces = rounded < block->most ? rounded : block->most;
-        const float item = pieces > 1 ? block->cost / pieces + block->part : block->cost + block->whole;
-        total += item * pieces;
-        num_items += pieces;
-        largest = item > largest ? item : largest;
-    }
-    const float num_kv_heads = (float)rule->problem->mha.num_kv_heads, lanes = (float)rule->num_lanes;
-    const float rounds = fv_lane_rounds(num_items * num_kv_heads, rule->num_lanes, rule->num_workers);
-    const float in_rounds = largest * rounds;                                         /* exact for equal items */
-    const float dealt_out = total * num_kv_heads / lanes + largest * (1 - 1 / lanes); /* never longer than this */
-    return in_rounds < dealt_out ? in_rounds : dealt_out;
-}
-
-/* The largest piece of a block of that cost (of one KV head) where pieces taper and `rest` is left for all lanes. */
-static int64_t taper_share(const fv_split_rule *rule, int64_t rest, int64_t cost)
-{
-    const int64_t least = (int64_t)TAPER_KEYS * (LANE_KEY_COST + FV_DECODE_ROWS);
-    return cost < 4 * least ? fv_max_i64(1, cost) : fv_max_i64(rest * 3 / (2 * (int64_t)rule->num_lanes), least);
-}
-
-/* How long the lanes would take with pieces that taper. */
-static float taper_time(const fv_split_rule *rule, const lane_block *blocks, int32_t num_blocks, int64_t total)
-{
-    const float num_kv_heads = (float)rule->problem->mha.num_kv_heads;
-    float rest = (float)total, sum = 0, last = 0;
-    for (int32_t i = 0; i < num_blocks; i++) {
-        const lane_block *block = &blocks[i];
-        const float share = (float)taper_share(rule, (int64_t)rest, (int64_t)block->cost);
-        const float wanted = ceilf(block->cost / share);
-        const float pieces = fmaxf(1, fminf(wanted, block->most));
-        last = block->cost / pieces + (pieces > 1 ? block->part : block->whole);
-        sum += last * pieces;
-        rest = fmaxf(0, rest - block->cost * num_kv_heads);
-    }
-    return sum * num_kv_heads / (float)rule->num_lanes + last;
-}
-
-/* How a pass is cut for lanes. */
-typedef struct lane_cut {
-    int64_t share;
-    int32_t tapers; /* 1: by what is left instead */
-} lane_cut;
-
-/* Of some shares between two lanes' and a quarter of a lane's, and of pieces that taper, what takes the least time. */
-static lane_cut choose_lane_cut(const fv_split_rule *rule, const fv_step *step, const fv_pass *pass, int64_t total)
-{
-    static const uint8_t eighths[] = {4, 6, 7, 8, 10, 12, 14, 16, 20, 24, 28, 32}; /* of total / lanes: 8 / eighths */
-    lane_cut best = {fv_max_i64(1, total / rule->num_lanes), 1};
-    if (pass->num_runs * (int64_t)rule->problem->mha.num_kv_heads > 4 * (int64_t)rule->num_lanes) return best;
-    lane_block blocks[LANE_BLOCKS];
-    const int32_t num_blocks = list_lane_blocks(blocks, rule, step, pass);
-    if (num_blocks == 0) return best;
-    float best_time = taper_time(rule, blocks, num_blocks, total);
-    for (size_t i = 0; i < FV_ARRAY_LEN(eighths); i++) {
-        const int64_t share = fv_max_i64(1, total * 8 / ((int64_t)rule->num_lanes * eighths[i]));
-        const float time = lane_time(rule, blocks, num_blocks, (float)share);
-        if (time >= best_time) continue;
-        best_time = time;
-        best = (lane_cut){share, 0};
-    }
-    return best;
-}
-
 fv_status fv_work_list_append(fv_work_list *list, const fv_split_rule *rule, const fv_step *step, const fv_pass *pass)
 {
     list->num_slots = 0;
@@ -451,7 +286,7 @@ fv_status fv_work_list_append(fv_work_list *list, const fv_split_rule *rule, con
     int32_t tapers = 0;
     if (rule->num_lanes) {
         rest = total_cost(rule, step, pass);
-        const lane_cut cut = choose_lane_cut(rule, step, pass, rest);
+        const fv_lane_cut cut = fv_lane_cut_choose(rule, step, pass, rest);
         share = cut.share;
         tapers = cut.tapers;
     } else if (rule->num_workers > 1) {
@@ -466,8 +301,8 @@ fv_status fv_work_list_append(fv_work_list *list, const fv_split_rule *rule, con
             continue;
         }
         for (const int32_t until = i + (now ? now->num_runs : 1); i < until; i++) {
-            const int64_t cost = tapers ? run_cost(rule, step, &pass->runs[i]) : 0;
-            if (tapers) share = taper_share(rule, rest, cost / rule->problem->mha.num_kv_heads);
+            const int64_t cost = tapers ? fv_query_run_cost(rule, step, &pass->runs[i]) : 0;
+            if (tapers) share = fv_lane_taper_share(rule, rest, cost / rule->problem->mha.num_kv_heads);
             const fv_status status = append_run(list, rule, step, &pass->runs[i], share);
             rest -= cost;
             if (status != FV_OK) return status;

@@ -72,23 +72,6 @@ typedef struct fv_work_list {
     int32_t spare_items;              /* that prefix groups may use; counts down */
 } fv_work_list;
 
-/* A device with lanes: keys of the shortest piece that is worth a reduction. */
-#define FV_MIN_LANE_SEGMENT_KEYS 64
-
-/* What an item of `rows` rows takes beside its keys, as keys: to start, to bring its queries and to write its results;
- * where they are one part of several they are fp32, and are reduced. Of 4 rows of 128 from times on an H200, of 128 rows
- * of 512 from the bytes of their results. */
-static inline int32_t fv_lane_item_keys(int32_t rows, int32_t is_part) { return is_part ? 180 + rows * 2 : 100 + rows; }
-
-/* How long equal items take, in times of one. Where workers have several lanes, few items share the memory that all
- * lanes share otherwise, and so are done sooner (measured: two thirds of an H200's lanes in 0.76 of the time). */
-static inline float fv_lane_rounds(float num_items, int32_t num_lanes, int32_t num_workers)
-{
-    const float rounds = num_items / (float)num_lanes, whole = (float)(int32_t)rounds, rest = rounds - whole;
-    if (rest <= 0) return whole;
-    return num_workers < num_lanes ? whole + 0.4f + 0.6f * rest : whole + 1;
-}
-
 /* Query heads of a KV head. */
 static inline int32_t fv_group_of(const fv_problem *problem)
 {
@@ -120,13 +103,5 @@ void fv_work_list_room(fv_work_list *list, const fv_split_rule *rule, const fv_b
 /* Appends a pass; its slots start at 0, for a pass is reduced before the next one runs. FV_ERR_NO_SPACE
  * when a step within the bounds does not fit: a fault of fv_work_list_room. */
 fv_status fv_work_list_append(fv_work_list *list, const fv_split_rule *rule, const fv_step *step, const fv_pass *pass);
-
-/* Cost of a Q block of num_tokens tokens over num_keys keys and all KV heads: keys x heads x (KEY_COST + rows),
- * for bringing in a key costs as much as KEY_COST rows of arithmetic. */
-int64_t fv_work_cost(const fv_problem *problem, int64_t num_keys, int64_t num_tokens);
-
-/* What sharing the reading of `num_keys` keys among num_seqs sequences of num_tokens tokens in all saves,
- * less what merging costs; in units of fv_work_cost. */
-int64_t fv_work_cascade_gain(const fv_problem *problem, int64_t num_keys, int64_t num_seqs, int64_t num_tokens);
 
 #endif

@@ -9,6 +9,7 @@
 #include <cmocka.h>
 
 #include "planner/prefix_group.h"
+#include "planner/query_block.h"
 
 enum { MAX_SEQS = 14, MAX_WIDTH = 40, NUM_RANDOM_TABLES = 20000, GARBAGE = INT32_MAX };
 

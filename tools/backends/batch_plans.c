@@ -6,6 +6,7 @@
 #include "bench/workload.h"
 #include "core/error.h"
 #include "planner/plan.h"
+#include "planner/query_block.h"
 
 static void describe_plan(fv_answer *a, const fv_answers *t, const fv_workload *w, fv_context *context)
 {

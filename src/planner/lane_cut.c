@@ -1,0 +1,103 @@
+#include "planner/lane_cut.h"
+
+#include <math.h>
+
+#include "planner/query_block.h"
+
+#define LANE_BLOCKS 256 /* Q blocks that are weighed; where there are more, pieces taper */
+#define TAPER_KEYS 512  /* of the smallest piece that pieces taper to; what is shorter than four stays whole */
+
+/* A Q block as the lanes see it: of one KV head. */
+typedef struct lane_block {
+    float cost;  /* of its keys */
+    float most;  /* pieces */
+    float whole; /* what it takes beside its keys */
+    float part;  /* what a piece of it takes */
+} lane_block;
+
+/* The pass's Q blocks; more than LANE_BLOCKS: 0, there are enough for each to stay whole. */
+static int32_t list_lane_blocks(lane_block *blocks, const fv_split_rule *rule, const fv_step *step, const fv_pass *pass)
+{
+    int32_t num_blocks = 0;
+    for (int32_t i = 0; i < pass->num_runs; i++) {
+        const fv_query_run *run = &pass->runs[i];
+        for (int32_t token = run->first_token; token < run->first_token + run->num_tokens;) {
+            if (num_blocks == LANE_BLOCKS) return 0;
+            const fv_query_block block = fv_query_block_at(rule, step, run, token);
+            const int32_t rows = block.num_tokens * fv_group_of(rule->problem);
+            blocks[num_blocks++] = (lane_block){
+                .cost = (float)(fv_query_block_cost(rule, &block) / rule->problem->mha.num_kv_heads),
+                .most = (float)fv_max_i32(1, (block.end_key - block.first_key) / FV_MIN_LANE_SEGMENT_KEYS),
+                .whole = (float)(fv_lane_item_keys(rows, 0) * FV_LANE_KEY_COST),
+                .part = (float)(fv_lane_item_keys(rows, 1) * FV_LANE_KEY_COST),
+            };
+            token += block.num_tokens;
+        }
+    }
+    return num_blocks;
+}
+
+/* How long the lanes would take with shares of that size: the items' costs, what they take beside their keys, and how
+ * well they fill rounds of the lanes. */
+static float lane_time(const fv_split_rule *rule, const lane_block *blocks, int32_t num_blocks, float share)
+{
+    const float per_share = 1.0f / share;
+    float total = 0, largest = 0, num_items = 0;
+    for (int32_t i = 0; i < num_blocks; i++) {
+        const lane_block *block = &blocks[i];
+        const float wanted = block->cost * per_share, up = (float)(int32_t)wanted;
+        const float rounded = up < wanted ? up + 1 : up;
+        const float pieces = rounded < block->most ? rounded : block->most;
+        const float item = pieces > 1 ? block->cost / pieces + block->part : block->cost + block->whole;
+        total += item * pieces;
+        num_items += pieces;
+        largest = item > largest ? item : largest;
+    }
+    const float num_kv_heads = (float)rule->problem->mha.num_kv_heads, lanes = (float)rule->num_lanes;
+    const float rounds = fv_lane_rounds(num_items * num_kv_heads, rule->num_lanes, rule->num_workers);
+    const float in_rounds = largest * rounds;                                         /* exact for equal items */
+    const float dealt_out = total * num_kv_heads / lanes + largest * (1 - 1 / lanes); /* never longer than this */
+    return in_rounds < dealt_out ? in_rounds : dealt_out;
+}
+
+int64_t fv_lane_taper_share(const fv_split_rule *rule, int64_t rest, int64_t cost)
+{
+    const int64_t least = (int64_t)TAPER_KEYS * (FV_LANE_KEY_COST + FV_DECODE_ROWS);
+    return cost < 4 * least ? fv_max_i64(1, cost) : fv_max_i64(rest * 3 / (2 * (int64_t)rule->num_lanes), least);
+}
+
+/* How long the lanes would take with pieces that taper. */
+static float taper_time(const fv_split_rule *rule, const lane_block *blocks, int32_t num_blocks, int64_t total)
+{
+    const float num_kv_heads = (float)rule->problem->mha.num_kv_heads;
+    float rest = (float)total, sum = 0, last = 0;
+    for (int32_t i = 0; i < num_blocks; i++) {
+        const lane_block *block = &blocks[i];
+        const float share = (float)fv_lane_taper_share(rule, (int64_t)rest, (int64_t)block->cost);
+        const float wanted = ceilf(block->cost / share);
+        const float pieces = fmaxf(1, fminf(wanted, block->most));
+        last = block->cost / pieces + (pieces > 1 ? block->part : block->whole);
+        sum += last * pieces;
+        rest = fmaxf(0, rest - block->cost * num_kv_heads);
+    }
+    return sum * num_kv_heads / (float)rule->num_lanes + last;
+}
+
+fv_lane_cut fv_lane_cut_choose(const fv_split_rule *rule, const fv_step *step, const fv_pass *pass, int64_t total)
+{
+    static const uint8_t eighths[] = {4, 6, 7, 8, 10, 12, 14, 16, 20, 24, 28, 32}; /* of total / lanes: 8 / eighths */
+    fv_lane_cut best = {fv_max_i64(1, total / rule->num_lanes), 1};
+    if (pass->num_runs * (int64_t)rule->problem->mha.num_kv_heads > 4 * (int64_t)rule->num_lanes) return best;
+    lane_block blocks[LANE_BLOCKS];
+    const int32_t num_blocks = list_lane_blocks(blocks, rule, step, pass);
+    if (num_blocks == 0) return best;
+    float best_time = taper_time(rule, blocks, num_blocks, total);
+    for (size_t i = 0; i < FV_ARRAY_LEN(eighths); i++) {
+        const int64_t share = fv_max_i64(1, total * 8 / ((int64_t)rule->num_lanes * eighths[i]));
+        const float time = lane_time(rule, blocks, num_blocks, (float)share);
+        if (time >= best_time) continue;
+        best_time = time;
+        best = (fv_lane_cut){share, 0};
+    }
+    return best;
+}

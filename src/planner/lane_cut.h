@@ -1,0 +1,44 @@
+/* Cutting a pass for a device with lanes: a GPU, and the blocks of threads that it holds at once. The KV heads of an item
+ * are dealt out, and its pieces are what a model of the time finds best: whole rounds of items, against what each item
+ * costs beside its keys. Where there is work for several rounds, the pieces may taper, as in guided self-scheduling
+ * (Polychronopoulos and Kuck, IEEE Trans. Computers 36, 1987): none is larger than one and a half times what is left for a
+ * lane, so that the lanes end together.
+ *
+ *   |-----|-----|-----|-----|          shares: pieces of about one size, in rounds
+ *   |-----------|------|---|--|-|      tapering: whole sequences first, ever smaller pieces last */
+#ifndef FV_PLANNER_LANE_CUT_H
+#define FV_PLANNER_LANE_CUT_H
+
+#include "planner/work_list.h"
+
+/* Keys of the shortest piece that is worth a reduction. */
+#define FV_MIN_LANE_SEGMENT_KEYS 64
+
+/* What an item of `rows` rows takes beside its keys, as keys: to start, to bring its queries and to write its results;
+ * where they are one part of several they are fp32, and are reduced. Of 4 rows of 128 from times on an H200, of 128 rows
+ * of 512 from the bytes of their results. */
+static inline int32_t fv_lane_item_keys(int32_t rows, int32_t is_part) { return is_part ? 180 + rows * 2 : 100 + rows; }
+
+/* How long equal items take, in times of one. Where workers have several lanes, few items share the memory that all
+ * lanes share otherwise, and so are done sooner (measured: two thirds of an H200's lanes in 0.76 of the time). */
+static inline float fv_lane_rounds(float num_items, int32_t num_lanes, int32_t num_workers)
+{
+    const float rounds = num_items / (float)num_lanes, whole = (float)(int32_t)rounds, rest = rounds - whole;
+    if (rest <= 0) return whole;
+    return num_workers < num_lanes ? whole + 0.4f + 0.6f * rest : whole + 1;
+}
+
+/* How a pass is cut. */
+typedef struct fv_lane_cut {
+    int64_t share;  /* cost of the largest piece, of one KV head */
+    int32_t tapers; /* 1: fv_lane_taper_share() instead, run by run */
+} fv_lane_cut;
+
+/* Of some shares between two lanes' and a quarter of a lane's, and of pieces that taper, what takes the least time;
+ * `total`: the pass's cost. */
+fv_lane_cut fv_lane_cut_choose(const fv_split_rule *rule, const fv_step *step, const fv_pass *pass, int64_t total);
+
+/* The largest piece of a block of that cost (of one KV head) where pieces taper and `rest` is left for all lanes. */
+int64_t fv_lane_taper_share(const fv_split_rule *rule, int64_t rest, int64_t cost);
+
+#endif
