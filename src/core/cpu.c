@@ -55,7 +55,7 @@ static int32_t cpu_has_amx(void)
     if (!__get_cpuid_count(7, 1, &a, &b, &c, &d) || !(a & 1u << 5)) return 0; /* AVX512_BF16 */
     return amx_is_permitted();
 }
-#else
+#elif defined(__x86_64__)
 static int32_t cpu_has_amx(void) { return 0; }
 #endif
 

@@ -91,7 +91,7 @@ FV_ALWAYS_INLINE fv_words fv_words_of(fv_lanes low, fv_lanes high)
 #if defined(__AVX512BF16__)
     return (fv_words)_mm512_cvtne2ps_pbh((__m512)high, (__m512)low);
 #else
-    fv_words words;
+    fv_words words = {0};
     for (int32_t i = 0; i < 16; i++) {
         words[i] = fv_bf16_of_f32(low[i]);
         words[16 + i] = fv_bf16_of_f32(high[i]);
@@ -180,7 +180,7 @@ FV_ALWAYS_INLINE void fv_lanes_store_natural(float *to, const float *low, const 
 /* 1: some of 32 bf16 is infinite or NaN. */
 FV_ALWAYS_INLINE int32_t fv_words_not_finite(const char *from)
 {
-    fv_words words;
+    fv_words words = {0};
     memcpy(&words, from, sizeof(words));
     words &= 0x7f80;
 #if defined(__AVX512BW__)
