@@ -341,4 +341,24 @@ void FV_ISA_SYMBOL(fv_attend_few_rows)(const fv_attend_job *job, void *scratch);
 size_t FV_ISA_SYMBOL(fv_attend_many_scratch)(const fv_attend_params *params);
 void FV_ISA_SYMBOL(fv_attend_many_rows)(const fv_attend_job *job, void *scratch);
 
+/* The item of cell `index` of the static grid, the KV heads of a segment side by side; 0: the cell has none. */
+static inline int32_t fv_attend_cell_item(fv_work_item *item, const fv_attend_params *params, int64_t index)
+{
+    const int32_t kv_head = (int32_t)(index % params->num_kv_heads);
+    const int64_t cell = index / params->num_kv_heads;
+    return fv_grid_item(item, params, (int32_t)(cell / params->num_segments), kv_head,
+                        (int32_t)(cell % params->num_segments));
+}
+
+/* Without the cache, whose dtype and scales would have a say in how dense rows are read. */
+static inline fv_attend_params fv_attend_without_cache(const fv_attend_params *params)
+{
+    fv_attend_params dense = *params;
+    dense.cache = (fv_kv_view){0};
+    dense.block_table = NULL;
+    dense.k_scale = dense.v_scale = NULL;
+    dense.num_kv_scales = 0;
+    return dense;
+}
+
 #endif

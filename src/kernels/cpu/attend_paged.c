@@ -38,14 +38,8 @@ static void list_task(void *user, int64_t index, int32_t worker)
 static void grid_task(void *user, int64_t index, int32_t worker)
 {
     const fv_attend_params *params = user;
-    const int32_t kv_head = (int32_t)(index % params->num_kv_heads);
-    const int64_t cell = index / params->num_kv_heads;
     fv_work_item item;
-    if (!fv_grid_item(&item, params, (int32_t)(cell / params->num_segments), kv_head,
-                      (int32_t)(cell % params->num_segments))) {
-        return;
-    }
-    attend_item(params, &item, worker);
+    if (fv_attend_cell_item(&item, params, index)) attend_item(params, &item, worker);
 }
 
 static fv_status launch(const fv_launch *launch_at, const fv_attend_params *params)
@@ -63,15 +57,10 @@ static fv_status launch(const fv_launch *launch_at, const fv_attend_params *para
     return FV_OK;
 }
 
-/* Without the cache, whose dtype and scales would have a say in how dense rows are read. */
 static fv_status launch_dense(const fv_launch *launch_at, const fv_attend_params *params)
 {
     assert(params->dense.k);
-    fv_attend_params dense = *params;
-    dense.cache = (fv_kv_view){0};
-    dense.block_table = NULL;
-    dense.k_scale = dense.v_scale = NULL;
-    dense.num_kv_scales = 0;
+    const fv_attend_params dense = fv_attend_without_cache(params);
     return launch(launch_at, &dense);
 }
 

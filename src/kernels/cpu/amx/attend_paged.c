@@ -22,15 +22,10 @@ static fv_status launch_paged(const fv_launch *launch, const fv_attend_params *p
     return fv_item_loop_run(&(fv_item_loop){launch, params, PAGED_BASE, attend_item});
 }
 
-/* Without the cache, whose dtype would have a say in how dense rows are read. */
 static fv_status launch_dense(const fv_launch *launch, const fv_attend_params *params)
 {
     assert(params->dense.k);
-    fv_attend_params dense = *params;
-    dense.cache = (fv_kv_view){0};
-    dense.block_table = NULL;
-    dense.k_scale = dense.v_scale = NULL;
-    dense.num_kv_scales = 0;
+    const fv_attend_params dense = fv_attend_without_cache(params);
     return fv_item_loop_run(&(fv_item_loop){launch, &dense, DENSE_BASE, attend_item});
 }
 

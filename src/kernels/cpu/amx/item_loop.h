@@ -55,14 +55,8 @@ static inline void fv_item_loop_grid_task(void *user, int64_t index, int32_t wor
 {
     const fv_item_loop *loop = user;
     const fv_attend_params *params = loop->params;
-    const int32_t kv_head = (int32_t)(index % params->num_kv_heads);
-    const int64_t cell = index / params->num_kv_heads;
     fv_work_item item;
-    if (!fv_grid_item(&item, params, (int32_t)(cell / params->num_segments), kv_head,
-                      (int32_t)(cell % params->num_segments))) {
-        return;
-    }
-    fv_item_loop_attend(loop, &item, worker);
+    if (fv_attend_cell_item(&item, params, index)) fv_item_loop_attend(loop, &item, worker);
 }
 
 static inline fv_status fv_item_loop_run(fv_item_loop *loop)
