@@ -21,14 +21,15 @@ static void print_help(void)
         "usage: fovea accuracy [OPTION...]\n\n"
         "Absorbed MLA decode over random latents with AMLA's rescaling by integer addition, with and without its\n"
         "compensation of errors, and with the multiplication that it stands for (\"Base\"): relative errors against\n"
-        "double beside those of the paper's tables 3 and 4, and how often a block of 512 keys moves the scale.\n\n"
+        "double beside those of the paper's tables 3 and 4, and how often a block of keys, 512 or those of a tile\n"
+        "kernel, moves the scale.\n\n"
         "  --samples N      random decodes of each column (100)\n"
         "  --heads N        query heads, 1 to 128 (128)\n"
         "  --context N      keys of each (8192)\n"
         "  --quick          4 samples of 32 heads: the tables within some percent, in seconds\n"
         "  --seed N         of the random numbers (1)\n"
         "  --threads N      (all CPUs)\n"
-        "  --kernels NAME   portable, avx2, avx512 (the best)\n"
+        "  --kernels NAME   portable, avx2, avx512, amx; amx-emulated runs anywhere, slowly (the best)\n"
         "  --json           print JSON instead\n");
 }
 

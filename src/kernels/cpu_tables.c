@@ -40,7 +40,7 @@ const fv_kernel_table fv_cpu_emulated_amx = {
     .attend_dense = fv_attend_dense_amx_emulated,
     .num_attend_dense = FV_NUM_VARIANTS_attend_dense,
     .mla_decode = fv_mla_decode_amx_emulated,
-    .num_mla_decode = 1, /* the others are the base's, which the tables of weaker levels have */
+    .num_mla_decode = FV_NUM_VARIANTS_mla_decode,
 };
 
 int32_t fv_cpu_tables(const fv_kernel_table *const **tables, fv_isa limit)

@@ -1,5 +1,5 @@
 /* AMLA: the addition to the exponent against ldexp, with its guards and the error of the compensation; and the
- * three variants of mla_decode on every CPU table that this CPU runs, against the oracle. Slots past the end of
+ * three variants of mla_decode on every CPU table that this CPU runs and on the emulated AMX one, against the oracle. Slots past the end of
  * a sequence, unused blocks and what follows the scratch memory are poisoned. */
 #include <math.h>
 #include <setjmp.h>
@@ -359,10 +359,20 @@ static void scene_destroy(mla_scene *s)
     for (int32_t i = 0; i < FV_ARRAY_LEN(parts); i++) free(parts[i]);
 }
 
+/* Tables that this CPU runs, up to AVX-512, from the second on, then the emulated one; NULL behind them. */
+static const fv_kernel_table *table_at(int32_t index)
+{
+    const fv_kernel_table *const *tables;
+    const int32_t num_tables = fv_cpu_tables(&tables, FV_ISA_AVX512) - 1;
+    if (index < num_tables) return tables[index + 1];
+    return index == num_tables ? &fv_cpu_emulated_amx : NULL;
+}
+
 static void run_variant(mla_scene *s, const fv_kernel_table *table, const fv_attend_variant *variant)
 {
     memset(s->out, 0xff, s->out_bytes);
-    attend_run_variant(&s->params, s->reduces, s->num_reduces, table, variant);
+    const fv_kernel_table *reducing = table->reduce_segments ? table : table_at(0); /* the emulated one attends only */
+    attend_run_variant(&s->params, s->reduces, s->num_reduces, reducing, variant);
 }
 
 /* loss: what the row may be off by beyond the oracle's rule, as a part of its length. */
@@ -420,17 +430,15 @@ static void check_case(const mla_case *test)
     assert_true(rows && numbers);
     expect_rows(rows, numbers, s);
 
-    const fv_kernel_table *const *tables;
-    const int32_t num_tables = fv_cpu_tables(&tables, FV_ISA_AVX512);
-    for (int32_t t = 1; t < num_tables; t++) {
+    const fv_kernel_table *table;
+    for (int32_t t = 0; (table = table_at(t)); t++) {
         int32_t num_checked = 0;
-        for (int32_t i = 0; i < tables[t]->num_mla_decode; i++) {
-            const fv_attend_variant *variant = &tables[t]->mla_decode[i];
+        for (int32_t i = 0; i < table->num_mla_decode; i++) {
+            const fv_attend_variant *variant = &table->mla_decode[i];
             if (!is_amla(variant)) continue;
             const double loss = variant->rescaling == FV_RESCALING_ADD_UNCOMPENSATED ? 0x1p-7 : 0;
-            run_variant(s, tables[t], variant);
-            for (int32_t row = 0; row < num_rows; row++)
-                compare_row(s, &rows[row], loss, tables[t]->name, variant->name);
+            run_variant(s, table, variant);
+            for (int32_t row = 0; row < num_rows; row++) compare_row(s, &rows[row], loss, table->name, variant->name);
             num_checked++;
         }
         assert_int_equal(num_checked, 3);
@@ -450,7 +458,7 @@ static mla_case mixed(void)
         .seq_lens = {1100, 333, 9, 1},
         .num_heads = 16,
         .lora = 64,
-        .rope = 16,
+        .rope = 32, /* sizes that tiles serve */
         .block_size = 16,
         .tile_keys = 64,
         .growth = 2,
@@ -557,6 +565,28 @@ static void test_masks_and_scores(void **state)
     }
 }
 
+/* Large values, and rows that fill 2 to 4 strips of a tile kernel: these share blocks of keys there. */
+static void test_rows_that_share_blocks(void **state)
+{
+    (void)state;
+    static const int32_t heads[] = {20, 40, 60, 17};
+    for (int32_t i = 0; i < 16; i += thinned) {
+        mla_case test = mixed();
+        test.lora = 256;
+        test.num_heads = heads[i % 4];
+        test.block_size = i % 3 == 2 ? 7 : 16;
+        test.tile_keys = 512;
+        test.not_causal = i % 5 == 1;
+        test.window = i % 5 == 2 ? 290 : i % 5 == 3 ? 3 : 0;
+        test.tree = i % 7 == 3;
+        test.sinks = i & 1;
+        test.soft_cap = i % 7 == 5 ? 3.0f : 0.0f;
+        test.cut = i % 4 == 1 ? 192 : 0;
+        test.growth = (float)(i % 6);
+        check_case(&test);
+    }
+}
+
 static void test_segments_and_grid(void **state)
 {
     (void)state;
@@ -573,21 +603,21 @@ static void test_segments_and_grid(void **state)
 }
 
 /* A NaN in the last new token is no business of the tokens before it. */
-static void test_nan_out_of_sight(void **state)
+static void check_nan_out_of_sight(int32_t lora, int32_t num_heads)
 {
-    (void)state;
-    const mla_case test = mixed();
+    mla_case test = mixed();
+    test.lora = lora;
+    test.num_heads = num_heads;
     mla_scene *s = scene_create(&test);
     const fv_kv_view *cache = &s->params.cache;
     const int32_t last = test.seq_lens[1] - 1;
     memset(s->cache + fv_kv_row_offset(&cache->k, s->table[1][last / test.block_size], 0, last % test.block_size), 0xff,
            (size_t)(test.lora + test.rope) * 2);
-    const fv_kernel_table *const *tables;
-    const int32_t num_tables = fv_cpu_tables(&tables, FV_ISA_AVX512);
-    for (int32_t t = 1; t < num_tables; t++) {
-        for (int32_t i = 0; i < tables[t]->num_mla_decode; i++) {
-            if (!is_amla(&tables[t]->mla_decode[i])) continue;
-            run_variant(s, tables[t], &tables[t]->mla_decode[i]);
+    const fv_kernel_table *table;
+    for (int32_t t = 0; (table = table_at(t)); t++) {
+        for (int32_t i = 0; i < table->num_mla_decode; i++) {
+            if (!is_amla(&table->mla_decode[i])) continue;
+            run_variant(s, table, &table->mla_decode[i]);
             for (int32_t token = 0; token < s->query_start[MAX_SEQS]; token++) {
                 const uint16_t *row = (const uint16_t *)(const void *)(s->out + token * s->params.out_token_stride);
                 assert_int_equal(isnan(fv_f32_of_bf16(row[0])), token == s->query_start[2] - 1);
@@ -595,6 +625,13 @@ static void test_nan_out_of_sight(void **state)
         }
     }
     scene_destroy(s);
+}
+
+static void test_nan_out_of_sight(void **state)
+{
+    (void)state;
+    check_nan_out_of_sight(64, 16);
+    check_nan_out_of_sight(256, 20);
 }
 
 /* --- maxima by hand: one head, one element that matters ----------------------------------------------------- */
@@ -697,11 +734,17 @@ static void test_jumps(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_whole_powers),     cmocka_unit_test(test_guards),
-        cmocka_unit_test(test_compensation),     cmocka_unit_test(test_heads_blocks_and_tiles),
-        cmocka_unit_test(test_dtypes),           cmocka_unit_test(test_why_not),
-        cmocka_unit_test(test_masks_and_scores), cmocka_unit_test(test_segments_and_grid),
-        cmocka_unit_test(test_nan_out_of_sight), cmocka_unit_test(test_jumps),
+        cmocka_unit_test(test_whole_powers),
+        cmocka_unit_test(test_guards),
+        cmocka_unit_test(test_compensation),
+        cmocka_unit_test(test_heads_blocks_and_tiles),
+        cmocka_unit_test(test_dtypes),
+        cmocka_unit_test(test_why_not),
+        cmocka_unit_test(test_masks_and_scores),
+        cmocka_unit_test(test_segments_and_grid),
+        cmocka_unit_test(test_rows_that_share_blocks),
+        cmocka_unit_test(test_nan_out_of_sight),
+        cmocka_unit_test(test_jumps),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -152,13 +152,33 @@ static void overflows_are_seen(void **state)
     assert_false(fv_lanes_all_below(lanes, 2.0f));
 }
 
+/* As fv_exponent_add, which test_amla.c holds to ldexp, whatever the bits and the addend are. */
+static void additions_to_exponents_are_guarded(void **state)
+{
+    (void)state;
+    static const int32_t addends[] = {INT32_MIN, -FV_EXPONENT_INFINITY, -FV_EXPONENT_ONE,     -1,       0,
+                                      1,         FV_EXPONENT_ONE,       FV_EXPONENT_INFINITY, INT32_MAX};
+    uint32_t random = 11;
+    for (int32_t i = 0; i < 20000; i++) {
+        uint32_t bits = next_random(&random);
+        if (i % 4 == 0) bits &= 0x807fffffu;
+        if (i % 4 == 1) bits |= 0x7f000000u;
+        int32_t addend = (int32_t)next_random(&random) >> (i % 5 * 4);
+        if (i % 3 == 0) addend = addends[i / 3 % FV_ARRAY_LEN(addends)];
+        const float value = fv_f32_of_bits(bits);
+        const float added = fv_lanes_exponent_add(fv_lanes_splat(value), addend)[i % 16];
+        const float expected = fv_exponent_add(fv_splat(value), addend)[i % 8];
+        assert_int_equal(fv_bits_of_f32(added), fv_bits_of_f32(expected));
+    }
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(dot_is_the_instruction), cmocka_unit_test(tiles_are_loaded_with_strides),
         cmocka_unit_test(weights_are_transposed), cmocka_unit_test(pairs_come_back_in_order),
         cmocka_unit_test(queries_are_transposed), cmocka_unit_test(powers_are_right),
-        cmocka_unit_test(overflows_are_seen),
+        cmocka_unit_test(overflows_are_seen),     cmocka_unit_test(additions_to_exponents_are_guarded),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

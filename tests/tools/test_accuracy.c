@@ -116,6 +116,24 @@ static void test_tables(void **state)
     bench_deinit(&b);
 }
 
+/* Through the tile kernels: every CPU has them, emulated. */
+static void test_emulated(void **state)
+{
+    (void)state;
+    const accuracy_setup setup = {
+        .num_samples = 2, .num_heads = 16, .context = 4096, .seed = 1, .kernels = "amx-emulated"};
+    bench b;
+    bench_init(&b, &setup);
+    accuracy_column column = {.distribution = {ACCURACY_GAUSSIAN, 3}};
+    assert_int_equal(accuracy_measure(&column, &b.lab, NULL, NULL), FV_OK);
+    const double base = column.error[ACCURACY_BASE];
+    assert_true(base > 1.4e-3 && base < 1.9e-3);
+    assert_true(fabs(column.error[ACCURACY_AMLA] / base - 1) <= 0.04);
+    assert_true(column.error[ACCURACY_UNCOMPENSATED] / base >= 1.2);
+    assert_true(column.max_moved > 0.1 && column.max_moved < 0.25); /* of 16 blocks of 256 */
+    bench_deinit(&b);
+}
+
 /* The same numbers whatever the threads are. */
 static void test_seed(void **state)
 {
@@ -139,6 +157,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_exact),
         cmocka_unit_test(test_tables),
+        cmocka_unit_test(test_emulated),
         cmocka_unit_test(test_seed),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

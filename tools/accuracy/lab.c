@@ -4,13 +4,17 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "accuracy/emulated.h"
 #include "check/random.h"
 #include "core/compiler.h"
+#include "core/context.h"
 #include "core/error.h"
 #include "core/float.h"
 #include "fovea/device.h"
+#include "kernels/cpu_tables.h"
+#include "planner/plan.h"
 
-enum { BLOCK_KEYS = 512, ALIGNMENT = 256 };
+enum { ALIGNMENT = 256 };
 
 static const char *const variants[ACCURACY_NUM_METHODS] = {
     [ACCURACY_BASE] = "amla_multiply",
@@ -83,6 +87,14 @@ static fv_status run_plan(accuracy_lab *lab, fv_plan *plan, int32_t num_samples)
     return status;
 }
 
+/* out = the result of a method's variant, of the plan or of the emulated kernels. */
+static fv_status run_method(accuracy_lab *lab, accuracy_method method, int32_t num_samples)
+{
+    if (!lab->emulated[method]) return run_plan(lab, lab->plans[method], num_samples);
+    return accuracy_emulated_run(lab->out, lab->emulated[method], &lab->samples, num_samples, lab->query_start,
+                                 lab->seq_lens, &lab->context->executor, lab->workspace);
+}
+
 /* --- the lab ------------------------------------------------------------------------------------------------- */
 
 static int32_t num_groups(const accuracy_lab *lab)
@@ -110,13 +122,32 @@ static fv_status alloc_arrays(accuracy_lab *lab)
     return FV_OK;
 }
 
-static fv_status create_plans(accuracy_lab *lab)
+/* A plan with the method's variant; the emulated kernels have none. */
+static fv_status open_method(accuracy_lab *lab, accuracy_method method, size_t *bytes)
+{
+    const char *kernels = lab->setup.kernels;
+    if (kernels && strcmp(kernels, fv_cpu_emulated_amx.name) == 0) {
+        lab->emulated[method] = accuracy_emulated_variant(variants[method]);
+        if (!lab->emulated[method])
+            return fv_fail(FV_ERR_INTERNAL, "kernels %s have no variant %s", kernels, variants[method]);
+        *bytes = accuracy_emulated_scratch(lab->emulated[method], &lab->samples, fv_context_num_workers(lab->context));
+        lab->block_keys = lab->emulated[method]->tile_keys;
+        return FV_OK;
+    }
+    const fv_status status = create_plan(&lab->plans[method], lab, variants[method]);
+    if (status != FV_OK) return status;
+    *bytes = fv_plan_workspace_bytes(lab->plans[method]);
+    lab->block_keys = lab->plans[method]->paged->tile_keys;
+    return FV_OK;
+}
+
+static fv_status open_methods(accuracy_lab *lab)
 {
     size_t bytes = 0;
     for (int32_t i = 0; i < ACCURACY_NUM_METHODS; i++) {
-        const fv_status status = create_plan(&lab->plans[i], lab, variants[i]);
+        size_t needed = 0;
+        const fv_status status = open_method(lab, i, &needed);
         if (status != FV_OK) return status;
-        const size_t needed = fv_plan_workspace_bytes(lab->plans[i]);
         if (needed > bytes) bytes = needed;
     }
     lab->workspace = aligned_alloc(ALIGNMENT, (size_t)fv_round_up((int64_t)bytes + 1, ALIGNMENT));
@@ -129,7 +160,7 @@ fv_status accuracy_lab_init(accuracy_lab *lab, fv_context *context, const accura
     const int32_t num_samples = fv_min_i32(fv_context_num_workers(context), setup->num_samples);
     fv_status status = accuracy_samples_init(&lab->samples, num_samples, setup->num_heads, setup->context, setup->seed);
     if (status == FV_OK) status = alloc_arrays(lab);
-    if (status == FV_OK) status = create_plans(lab);
+    if (status == FV_OK) status = open_methods(lab);
     if (status != FV_OK) accuracy_lab_deinit(lab);
     return status;
 }
@@ -141,6 +172,12 @@ void accuracy_lab_deinit(accuracy_lab *lab)
     void *arrays[] = {lab->query_start, lab->seq_lens, lab->out, lab->exact, lab->scratch, lab->moves, lab->workspace};
     for (int32_t i = 0; i < FV_ARRAY_LEN(arrays); i++) free(arrays[i]);
     *lab = (accuracy_lab){0};
+}
+
+const char *accuracy_lab_kernels(const accuracy_lab *lab)
+{
+    if (lab->emulated[ACCURACY_AMLA]) return "none; the emulated AMX kernels, variant amla";
+    return fv_plan_describe(lab->plans[ACCURACY_AMLA]);
 }
 
 /* --- a round of samples ---------------------------------------------------------------------------------------- */
@@ -177,7 +214,7 @@ static void exact_task(void *user, int64_t index, int32_t worker)
     const int32_t head = (int32_t)(index % num_groups(lab)) * ACCURACY_GROUP;
     char *scratch = lab->scratch + (size_t)worker * accuracy_exact_scratch(lab->setup.context);
     accuracy_exact(exact_of(lab, sample, head), &lab->moves[worker], &lab->samples, sample, head,
-                   (double)(1 / sqrtf(ACCURACY_HEAD_SIZE)), BLOCK_KEYS, scratch);
+                   (double)(1 / sqrtf(ACCURACY_HEAD_SIZE)), lab->block_keys, scratch);
 }
 
 /* |out - exact| / |exact| over all heads of a sample. */
@@ -202,7 +239,7 @@ static fv_status run_round(accuracy_column *column, const sample_round *round)
     fv_context_parallel_for(lab->context, round->num_samples, fill_task, (void *)round);
     fv_context_parallel_for(lab->context, (int64_t)round->num_samples * num_groups(lab), exact_task, (void *)round);
     for (int32_t method = 0; method < ACCURACY_NUM_METHODS; method++) {
-        const fv_status status = run_plan(lab, lab->plans[method], round->num_samples);
+        const fv_status status = run_method(lab, method, round->num_samples);
         if (status != FV_OK) return status;
         for (int32_t sample = 0; sample < round->num_samples; sample++)
             column->error[method] += error_of(lab, sample) / lab->setup.num_samples;

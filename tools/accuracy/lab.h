@@ -6,6 +6,7 @@
 #include "accuracy/exact.h"
 #include "accuracy/sample.h"
 #include "fovea/plan.h"
+#include "ops/kernel_table.h"
 
 typedef enum accuracy_method {
     ACCURACY_BASE, /* the paper's name: rescales by multiplication */
@@ -19,7 +20,7 @@ typedef struct accuracy_setup {
     int32_t num_heads;
     int32_t context;
     uint64_t seed;
-    const char *kernels; /* as in fv_plan_options */
+    const char *kernels; /* as in fv_plan_options, or "amx-emulated" */
 } accuracy_setup;
 
 typedef struct accuracy_column {
@@ -34,7 +35,9 @@ typedef struct accuracy_lab {
     accuracy_setup setup;
     fv_context *context;
     fv_plan *plans[ACCURACY_NUM_METHODS];
-    accuracy_samples samples; /* of a round: one for each worker */
+    const fv_attend_variant *emulated[ACCURACY_NUM_METHODS]; /* where there are no plans */
+    int32_t block_keys;                                      /* keys between two looks at the maximum */
+    accuracy_samples samples;                                /* of a round: one for each worker */
     int32_t *query_start;
     int32_t *seq_lens;
     uint16_t *out;         /* [samples, heads, 512] bf16 */
@@ -47,6 +50,9 @@ typedef struct accuracy_lab {
 /* `context` is the caller's. deinit takes a zeroed lab. */
 fv_status accuracy_lab_init(accuracy_lab *lab, fv_context *context, const accuracy_setup *setup);
 void accuracy_lab_deinit(accuracy_lab *lab);
+
+/* The plan in words, or what is measured instead of one. */
+const char *accuracy_lab_kernels(const accuracy_lab *lab);
 
 /* The variant's name of a method. */
 const char *accuracy_variant(accuracy_method method);

@@ -130,7 +130,7 @@ void accuracy_print(const accuracy_column *columns, const accuracy_lab *lab)
            "%llu:\n"
            "|out - exact| / |exact|, Frobenius norms over all heads, exact in double from the same inputs; mean.\n",
            setup->num_heads, setup->context, ACCURACY_BLOCK_SIZE, setup->num_samples, (unsigned long long)setup->seed);
-    printf("plan: %s\n", fv_plan_describe(lab->plans[ACCURACY_AMLA]));
+    printf("plan: %s\n", accuracy_lab_kernels(lab));
     print_table("Gaussian, sigma", columns, accuracy_paper, ACCURACY_GAUSSIAN_COLUMNS);
     print_table("uniform in [-a, a), a", columns + ACCURACY_GAUSSIAN_COLUMNS,
                 accuracy_paper + ACCURACY_GAUSSIAN_COLUMNS, ACCURACY_UNIFORM_COLUMNS);
@@ -147,7 +147,7 @@ void accuracy_print_json(const accuracy_column *columns, const accuracy_lab *lab
     fv_json json;
     fv_json_init(&json, stdout);
     fv_json_begin_object(&json, NULL);
-    fv_json_string(&json, "plan", fv_plan_describe(lab->plans[ACCURACY_AMLA]));
+    fv_json_string(&json, "plan", accuracy_lab_kernels(lab));
     fv_json_int(&json, "heads", setup->num_heads);
     fv_json_int(&json, "context", setup->context);
     fv_json_int(&json, "samples", setup->num_samples);

@@ -24,7 +24,7 @@
  * Products are summed in fp32. */
 #include "kernels/cpu/amla.h"
 
-#include "kernels/cpu/exponent_add.h"
+#include "kernels/cpu/amla_scale.h"
 #include "kernels/cpu/latent_rows.h"
 #include "kernels/cpu/row_strip.h"
 
@@ -32,10 +32,8 @@ enum { CHUNK_KEYS = 64 }; /* keys that stay in L2 while all rows meet them */
 
 /* Up to 24 rows, one to a lane, and beside their maxima m and sums l what the scale of their output hangs on. */
 typedef struct amla_strip {
-    fv_row_strip rows;                /* its sums are O */
-    fv_f32x8 power[FV_STRIP_VECTORS]; /* n */
-    fv_f32x8 scale[FV_STRIP_VECTORS]; /* s */
-    fv_f32x8 gamma[FV_STRIP_VECTORS];
+    fv_row_strip rows; /* its sums are O */
+    fv_amla_scale scale[FV_STRIP_VECTORS];
     int32_t addend[FV_STRIP_ROWS]; /* of the block at hand: what V2 adds to the bits of O; Base: rows.rescale */
     float *scores;                 /* S^T, then P^T, then P^^T [tile][8 num_vectors] */
 } amla_strip;
@@ -86,49 +84,6 @@ size_t FV_ISA_SYMBOL(fv_amla_scratch)(const fv_attend_params *params)
     return amla_scratch_of(params, fv_max_i32(num_rows, FV_DECODE_ROWS), NULL).bytes;
 }
 
-/* --- the scale of a row -------------------------------------------------------------------------------- */
-
-/* Rounds to the type of the product, kept in fp32. */
-FV_ALWAYS_INLINE fv_f32x8 round_to(fv_f32x8 value, fv_dtype dtype)
-{
-    if (dtype == FV_DTYPE_F32) return value;
-    uint16_t stored[FV_LANES];
-    if (dtype == FV_DTYPE_F16) {
-        fv_store8_f16(stored, value);
-        return fv_load8_f16(stored);
-    }
-    const fv_u32x8 bits = (fv_u32x8)value;
-    const fv_u32x8 rounded = (bits + 0x7fffu + (bits >> 16 & 1u)) & 0xffff0000u;
-    return fv_select((fv_i32x8)(value != value), value, (fv_f32x8)rounded);
-}
-
-/* The nearest whole number; from 2^23 on a float is one. */
-FV_ALWAYS_INLINE fv_f32x8 round_to_whole(fv_f32x8 value)
-{
-    const fv_f32x8 magnitude = fv_abs(value);
-    const fv_f32x8 whole = fv_select((fv_i32x8)(magnitude < 0x1p23f), magnitude + 0x1p23f - 0x1p23f, magnitude);
-    return (fv_f32x8)((fv_i32x8)whole | ((fv_i32x8)value & INT32_MIN));
-}
-
-/* n, s and gamma of the rows of vector `v` for their new maxima, and what V2 has to add for the step from
- * `old_max`: nothing where the maximum stayed, or where the row had no key before. */
-static void move_scale(amla_strip *strip, int32_t v, fv_f32x8 old_max, fv_dtype dtype, fv_rescaling rescaling)
-{
-    const fv_f32x8 max = strip->rows.max[v];
-    const fv_i32x8 moved = (fv_i32x8)(max != old_max) & (fv_i32x8)(old_max != -INFINITY);
-    const fv_f32x8 base = fv_select((fv_i32x8)(max == -INFINITY), fv_splat(0.0f), max); /* no key yet: any number */
-    const fv_f32x8 n = -round_to_whole(base);
-    const fv_f32x8 r = fv_exp2(base + n);
-    const fv_f32x8 s = rescaling == FV_RESCALING_ADD ? round_to(r, dtype) : r;
-    const fv_f32x8 gamma = r / s;
-    const fv_f32x8 error = strip->gamma[v] / gamma - 1.0f;
-    const fv_i32x8 addend = fv_exponent_addend(n - strip->power[v], error) & moved;
-    memcpy(strip->addend + v * FV_LANES, &addend, sizeof(addend));
-    strip->power[v] = n;
-    strip->scale[v] = s;
-    strip->gamma[v] = gamma;
-}
-
 /* --- the stages of a block ----------------------------------------------------------------------------- */
 
 /* The keys [first, end) of the block that some row of the strip sees. */
@@ -157,11 +112,14 @@ static void softmax(amla_strip *strip, const fv_strip_span *span, fv_rescaling r
     for (int32_t v = 0; v < strip->rows.num_vectors; v++) {
         const fv_f32x8 old_max = strip->rows.max[v];
         fv_row_strip_softmax(&strip->rows, v, strip->scores, span);
-        if (rescaling != FV_RESCALING_MULTIPLY) move_scale(strip, v, old_max, dtype, rescaling);
+        if (rescaling != FV_RESCALING_MULTIPLY) {
+            const fv_i32x8 addend = fv_amla_scale_move(&strip->scale[v], strip->rows.max[v], old_max, dtype, rescaling);
+            memcpy(strip->addend + v * FV_LANES, &addend, sizeof(addend));
+        }
 
         float *p = strip->scores + v * FV_LANES;
         for (int32_t key = span->first; key < span->end; key++)
-            fv_store_f32(p + key * width, round_to(strip->scale[v] * fv_load_f32(p + key * width), dtype));
+            fv_store_f32(p + key * width, fv_amla_round(strip->scale[v].scale * fv_load_f32(p + key * width), dtype));
     }
 }
 
@@ -228,10 +186,7 @@ static int32_t begin_strips(const amla_scratch *scratch, const fv_attend_job *jo
         strip->scores = scratch->scores + (int64_t)first_row * job->params->tile_keys;
         fv_row_strip_init(&strip->rows, job, 0, first_row, (num_rows + FV_LANES - 1) / FV_LANES);
         fv_row_strip_pack_queries(&strip->rows, job, 0);
-        for (int32_t v = 0; v < FV_STRIP_VECTORS; v++) {
-            strip->power[v] = fv_splat(0.0f);
-            strip->scale[v] = strip->gamma[v] = fv_splat(1.0f);
-        }
+        for (int32_t v = 0; v < FV_STRIP_VECTORS; v++) fv_amla_scale_init(&strip->scale[v]);
     }
     memset(scratch->out, 0, (size_t)(fv_round_up(job->num_rows, FV_LANES) * scratch->num_columns) * sizeof(float));
     return num_strips;
@@ -244,7 +199,7 @@ static void finish_rows(const amla_scratch *scratch, const fv_attend_job *job)
         const amla_strip *strip = &scratch->strips[row / FV_STRIP_ROWS];
         const int32_t v = row % FV_STRIP_ROWS / FV_LANES, lane = row % FV_LANES;
         float *out = scratch->out + (int64_t)row * scratch->num_columns;
-        const float scale = strip->scale[v][lane];
+        const float scale = strip->scale[v].scale[lane];
         for (int32_t d = 0; d < scratch->num_columns; d += FV_LANES)
             fv_store_f32(out + d, fv_load_f32(out + d) / scale);
         fv_attend_finish_row(job, 0, row, out, strip->rows.max[v][lane], strip->rows.sum[v][lane]);

@@ -14,7 +14,7 @@
 
 /* The strip of one group of heads, [first, end) of the item's. */
 typedef struct head_group {
-    fv_row_strip *rows;
+    fv_tile_strip *strip;
     int32_t first, end;
 } head_group;
 
@@ -34,7 +34,7 @@ static float *sums_of(const fv_tile_item *item, int32_t head)
 static head_group group_at(const fv_tile_item *item, int32_t first)
 {
     const int32_t num = heads_at_once(item->job);
-    return (head_group){&item->scratch.strips[first / num].rows, first, fv_min_i32(first + num, item->num_heads)};
+    return (head_group){&item->scratch.strips[first / num], first, fv_min_i32(first + num, item->num_heads)};
 }
 
 static void pack_queries(const fv_tile_item *item, int32_t head, int32_t first_lane)
@@ -57,11 +57,13 @@ static void pack_queries(const fv_tile_item *item, int32_t head, int32_t first_l
 static void begin_group(const fv_tile_item *item, const head_group *group)
 {
     const fv_attend_job *job = item->job;
-    fv_row_strip_init(group->rows, job, item->first_head + group->first, 0, FV_TILE_STRIP_VECTORS);
+    fv_row_strip *rows = &group->strip->rows;
+    fv_row_strip_init(rows, job, item->first_head + group->first, 0, FV_TILE_STRIP_VECTORS);
+    fv_tile_scale_init(group->strip);
     for (int32_t i = 0; i < FV_TILE_STRIP_ROWS; i++) {
         const fv_key_range keys = fv_attend_row_keys(job, i % job->num_rows);
-        group->rows->first[i / FV_LANES][i % FV_LANES] = keys.first;
-        group->rows->end[i / FV_LANES][i % FV_LANES] = keys.end;
+        rows->first[i / FV_LANES][i % FV_LANES] = keys.first;
+        rows->end[i / FV_LANES][i % FV_LANES] = keys.end;
     }
     for (int32_t head = group->first; head < group->end; head++)
         pack_queries(item, head, (head - group->first) * job->num_rows);
@@ -110,14 +112,13 @@ static void add_values(fv_tile_item *item, int32_t head, int32_t first_lane)
     }
 }
 
-static void rescale_sums(const fv_tile_item *item, int32_t head, const float *factors)
+static void rescale_sums(const fv_tile_item *item, int32_t head, const fv_tile_strip *strip, int32_t first_lane)
 {
     const int32_t num_rows = item->job->num_rows, num_tiles = item->job->params->v_head_size / FV_TILE_COLUMNS;
     for (int32_t row = 0; row < num_rows; row++) {
-        if (factors[row] == 1.0f) continue;
-        float *sums = sums_of(item, head) + row * FV_TILE_COLUMNS;
-        for (int32_t i = 0; i < num_tiles; i++, sums += num_rows * FV_TILE_COLUMNS)
-            fv_lanes_store(sums, fv_lanes_load(sums) * factors[row]);
+        if (fv_tile_keeps_row(strip, first_lane + row, item->rescaling)) continue;
+        fv_tile_rescale_row(sums_of(item, head) + row * FV_TILE_COLUMNS, num_rows * FV_TILE_COLUMNS, num_tiles, strip,
+                            first_lane + row, item->rescaling);
     }
 }
 
@@ -148,19 +149,20 @@ static fv_lanes factors_of(const fv_tile_item *item, const head_group *group)
 static int32_t attend_group(fv_tile_item *item, const head_group *group, const fv_key_block *block)
 {
     const int32_t num_rows = item->job->num_rows;
-    const fv_key_range *all = &group->rows->all;
+    const fv_key_range *all = &group->strip->rows.all;
     const int32_t all_seen = all->first - block->first_key <= block->first && all->end - block->first_key >= block->end;
     dot(item, group, block);
     if (!scores_are_finite(item->scratch.scores)) return 0;
     fv_weigher weigh;
-    if (!fv_weigher_begin(&weigh, group->rows, item->scratch.scores, block->first_key, 0, 1, factors_of(item, group)))
+    if (!fv_weigher_begin(&weigh, group->strip, item->scratch.scores, block->first_key, 0, 1, factors_of(item, group),
+                          item->rescaling))
         return 0;
     fv_weigher_step(&weigh, item->scratch.weights, item->scratch.scores);
-    fv_lanes_store(&group->rows->sum, weigh.sum + weigh.other_sum);
+    fv_weigher_end(&weigh, group->strip);
     for (int32_t head = group->first; head < group->end; head++) {
         const int32_t first_lane = (head - group->first) * num_rows;
         if (fv_tile_pair_values(item, block, item->first_head + head, !all_seen)) return 0;
-        rescale_sums(item, head, group->rows->rescale + first_lane);
+        rescale_sums(item, head, group->strip, first_lane);
         add_values(item, head, first_lane);
     }
     return 1;
@@ -176,9 +178,10 @@ static void finish_group(const fv_tile_item *item, const head_group *group)
             const float *low = sums_of(item, head) + column * num_rows + row * FV_TILE_COLUMNS;
             fv_lanes_store_natural(item->scratch.row + column, low, low + tile_floats);
         }
+        fv_tile_unscale_row(item->scratch.row, size, group->strip, lane, item->rescaling);
         fv_attend_finish_row(&item->natural, item->first_head + head, row, item->scratch.row,
-                             group->rows->max[lane / FV_LANES][lane % FV_LANES],
-                             group->rows->sum[lane / FV_LANES][lane % FV_LANES]);
+                             group->strip->rows.max[lane / FV_LANES][lane % FV_LANES],
+                             group->strip->rows.sum[lane / FV_LANES][lane % FV_LANES]);
     }
 }
 
@@ -221,13 +224,14 @@ int32_t FV_ISA_SYMBOL(fv_few_tiles_serve)(const fv_attend_job *job)
     return 1;
 }
 
-int32_t FV_ISA_SYMBOL(fv_attend_few_tiles)(const fv_attend_job *job, void *memory)
+int32_t FV_ISA_SYMBOL(fv_attend_few_tiles)(const fv_attend_job *job, void *memory, fv_rescaling rescaling)
 {
     const int32_t end_head = job->item->first_kv_head + job->item->num_kv_heads;
     fv_tile_item item;
     item.job = job;
     item.natural = *job;
     item.natural.lane_dtype = FV_DTYPE_F32;
+    item.rescaling = rescaling;
     item.num_strips = 1;
     item.block_keys = FV_STEP_KEYS;
     int32_t is_done = 1;
@@ -235,7 +239,7 @@ int32_t FV_ISA_SYMBOL(fv_attend_few_tiles)(const fv_attend_job *job, void *memor
     for (int32_t head = job->item->first_kv_head; head < end_head && is_done; head += FV_TILE_MAX_HEADS) {
         item.first_head = head;
         item.num_heads = fv_min_i32(FV_TILE_MAX_HEADS, end_head - head);
-        item.scratch = fv_tile_scratch_of(job->params, item.num_heads, item.block_keys, memory);
+        item.scratch = fv_tile_scratch_of(job->params, item.num_heads, 0, item.block_keys, memory);
         is_done = attend_heads(&item);
     }
     fv_tiles_release(&item.tiles);

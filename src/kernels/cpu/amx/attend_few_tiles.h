@@ -8,6 +8,6 @@
 int32_t FV_ISA_SYMBOL(fv_few_tiles_serve)(const fv_attend_job *job);
 
 /* As fv_attend_tiles, with the same scratch; of items that the above says yes to. */
-int32_t FV_ISA_SYMBOL(fv_attend_few_tiles)(const fv_attend_job *job, void *scratch);
+int32_t FV_ISA_SYMBOL(fv_attend_few_tiles)(const fv_attend_job *job, void *scratch, fv_rescaling rescaling);
 
 #endif

@@ -23,7 +23,8 @@
  * core looks ahead. Lines of the next block are asked for between, in the order in which they lie. */
 #include "kernels/cpu/amx/attend_tiles.h"
 
-#include "kernels/cpu/amx/weigher.h"
+#include "kernels/cpu/amx/attend_shared_tiles.h"
+#include "kernels/cpu/amx/tile_strips.h"
 
 /* --- what is served ------------------------------------------------------------------------------------------- */
 
@@ -61,104 +62,28 @@ size_t FV_ISA_SYMBOL(fv_tiles_scratch)(const fv_attend_params *params)
     const int32_t group = params->num_heads / params->num_kv_heads;
     const int32_t few = fv_min_i32(params->num_kv_heads, FV_TILE_MAX_HEADS);
     const int32_t many = fv_num_strips(fv_max_i32(params->block_q * group, FV_DECODE_ROWS));
-    return fv_tile_scratch_of(params, fv_max_i32(few, many), FV_TILE_MANY_KEYS, NULL).bytes;
-}
-
-/* --- queries -------------------------------------------------------------------------------------------------- */
-
-/* Rows that pad the strip repeat the last. */
-static void pack_queries(const fv_tile_strip *strip, const fv_attend_job *job, int32_t kv_head)
-{
-    const char *rows[FV_TILE_STRIP_ROWS];
-    for (int32_t i = 0; i < FV_TILE_STRIP_ROWS; i++)
-        rows[i] = fv_attend_q_row(job, kv_head, fv_min_i32(strip->rows.first_row + i, job->num_rows - 1));
-    for (int32_t d = 0; d < job->params->head_size; d += FV_TILE_DEPTH) {
-        fv_lanes_store_transposed(strip->q + d / FV_TILE_DEPTH * FV_TILE_BYTES, rows);
-        for (int32_t i = 0; i < FV_TILE_STRIP_ROWS; i++) rows[i] += FV_TILE_DEPTH * FV_BF16_BYTES;
-    }
-}
-
-static void begin_strips(const fv_tile_item *item)
-{
-    const fv_attend_job *job = item->job;
-    const size_t v_size = (size_t)job->params->v_head_size;
-    const int32_t num_all = item->num_heads * item->num_strips;
-    for (int32_t i = 0; i < num_all; i++) {
-        const int32_t kv_head = item->first_head + i / item->num_strips;
-        fv_tile_strip *strip = &item->scratch.strips[i];
-        strip->q = item->scratch.q + (size_t)i * FV_TILE_STRIP_ROWS * (size_t)job->params->head_size * FV_BF16_BYTES;
-        strip->sums = item->scratch.sums + (size_t)i * FV_TILE_STRIP_ROWS * v_size;
-        fv_row_strip_init(&strip->rows, job, kv_head, i % item->num_strips * FV_TILE_STRIP_ROWS, FV_TILE_STRIP_VECTORS);
-        pack_queries(strip, job, kv_head);
-    }
-    memset(item->scratch.sums, 0, (size_t)num_all * FV_TILE_STRIP_ROWS * v_size * sizeof(float));
-    memset(item->scratch.zeros, 0,
-           (size_t)fv_max_i32(job->params->head_size, job->params->v_head_size) * FV_BF16_BYTES);
+    const size_t in_pairs = fv_tile_scratch_of(params, fv_max_i32(few, many), 0, FV_TILE_MANY_KEYS, NULL).bytes;
+    const int32_t shared = FV_ISA_SYMBOL(fv_shared_strips)(params, fv_min_i32(many, FV_TILE_SHARED_STRIPS));
+    if (!shared) return in_pairs;
+    const size_t in_common = fv_tile_scratch_of(params, shared, shared, FV_TILE_MANY_KEYS, NULL).bytes;
+    return in_pairs > in_common ? in_pairs : in_common;
 }
 
 /* --- the products ----------------------------------------------------------------------------------------------- */
 
-/* Up to two strips that meet a block of keys together, and the steps of it that they see. */
-typedef struct strip_pair {
-    fv_tile_strip *strips[2];
-    float *scores[2]; /* [block_keys][16] */
-    int32_t num;
-    int32_t first_step, end_step;
-} strip_pair;
-
-/* Scores of a step, elements [first_d, end_d) / 32. */
-FV_ALWAYS_INLINE void dot_part(fv_tile_item *item, const strip_pair *pair, const fv_step_keys *keys, int32_t first_d,
-                               int32_t end_d, const int32_t num)
-{
-    fv_tiles *tiles = &item->tiles;
-    const char *q0 = pair->strips[0]->q, *q1 = pair->strips[num - 1]->q;
-    for (int32_t d = first_d; d < end_d; d++) {
-        fv_tile_load(tiles, 6, q0 + d * FV_TILE_BYTES, FV_TILE_ROW_BYTES);
-        fv_tile_load(tiles, 4, keys->tiles[0] + d * keys->depths[0], keys->strides[0]);
-        fv_tile_dot(tiles, 0, 4, 6);
-        fv_tile_load(tiles, 5, keys->tiles[1] + d * keys->depths[1], keys->strides[1]);
-        fv_tile_dot(tiles, 1, 5, 6);
-        if (num == 2) {
-            fv_tile_load(tiles, 7, q1 + d * FV_TILE_BYTES, FV_TILE_ROW_BYTES);
-            fv_tile_dot(tiles, 2, 4, 7);
-            fv_tile_dot(tiles, 3, 5, 7);
-        }
-        fv_tile_call_ahead(item);
-    }
-}
-
-FV_ALWAYS_INLINE void dot_begin(fv_tile_item *item, const int32_t num)
-{
-    fv_tile_zero(&item->tiles, 0);
-    fv_tile_zero(&item->tiles, 1);
-    if (num == 1) return;
-    fv_tile_zero(&item->tiles, 2);
-    fv_tile_zero(&item->tiles, 3);
-}
-
-FV_ALWAYS_INLINE void dot_end(fv_tile_item *item, const strip_pair *pair, int32_t step, const int32_t num)
-{
-    const int32_t at = step * FV_STEP_KEYS * FV_TILE_STRIP_ROWS, next = at + FV_TILE_ROWS * FV_TILE_STRIP_ROWS;
-    fv_tile_store(&item->tiles, 0, pair->scores[0] + at, FV_TILE_ROW_BYTES);
-    fv_tile_store(&item->tiles, 1, pair->scores[0] + next, FV_TILE_ROW_BYTES);
-    if (num == 1) return;
-    fv_tile_store(&item->tiles, 2, pair->scores[1] + at, FV_TILE_ROW_BYTES);
-    fv_tile_store(&item->tiles, 3, pair->scores[1] + next, FV_TILE_ROW_BYTES);
-}
-
-FV_ALWAYS_INLINE void dot_as(fv_tile_item *item, const strip_pair *pair, int32_t first_step, int32_t end_step,
+FV_ALWAYS_INLINE void dot_as(fv_tile_item *item, const fv_strip_pair *pair, int32_t first_step, int32_t end_step,
                              const int32_t num)
 {
     const int32_t depth = item->job->params->head_size / FV_TILE_DEPTH;
     for (int32_t step = first_step; step < end_step; step++) {
         const fv_step_keys keys = fv_step_keys_of(&item->scratch, step);
-        dot_begin(item, num);
-        dot_part(item, pair, &keys, 0, depth, num);
-        dot_end(item, pair, step, num);
+        fv_pair_dot_begin(item, num);
+        fv_pair_dot_part(item, pair, &keys, 0, depth, num);
+        fv_pair_dot_end(item, pair, step, num);
     }
 }
 
-static void dot(fv_tile_item *item, const strip_pair *pair, int32_t first_step, int32_t end_step)
+static void dot(fv_tile_item *item, const fv_strip_pair *pair, int32_t first_step, int32_t end_step)
 {
     if (pair->num == 2)
         dot_as(item, pair, first_step, end_step, 2);
@@ -166,19 +91,13 @@ static void dot(fv_tile_item *item, const strip_pair *pair, int32_t first_step, 
         dot_as(item, pair, first_step, end_step, 1);
 }
 
-/* The weights of strip `i` of a pair. */
-static char *weights_of(const fv_tile_item *item, int32_t i)
-{
-    return item->scratch.weights + (int64_t)i * item->block_keys * FV_TILE_STRIP_ROWS * FV_BF16_BYTES;
-}
-
 /* Sums of two strips: 32 columns at a time. */
-static void add_values_2(fv_tile_item *item, const strip_pair *pair)
+static void add_values_2(fv_tile_item *item, const fv_strip_pair *pair)
 {
     fv_tiles *tiles = &item->tiles;
     const fv_tile_scratch *scratch = &item->scratch;
     const int64_t size = item->job->params->v_head_size, step_bytes = FV_STEP_KEYS * size * FV_BF16_BYTES;
-    const char *weights = weights_of(item, 0), *others = weights_of(item, 1);
+    const char *weights = fv_tile_weights(item, 0), *others = fv_tile_weights(item, 1);
     for (int32_t column = 0; column < size; column += 32) {
         float *low = pair->strips[0]->sums + column * FV_TILE_STRIP_ROWS, *high = low + FV_TILE_ROWS * FV_TILE_COLUMNS;
         float *other_low = pair->strips[1]->sums + column * FV_TILE_STRIP_ROWS;
@@ -206,7 +125,8 @@ static void add_values_2(fv_tile_item *item, const strip_pair *pair)
 }
 
 /* Of one: 64 columns at a time, or the last 32. */
-FV_ALWAYS_INLINE void add_columns(fv_tile_item *item, const strip_pair *pair, int32_t column, const int32_t num_columns)
+FV_ALWAYS_INLINE void add_columns(fv_tile_item *item, const fv_strip_pair *pair, int32_t column,
+                                  const int32_t num_columns)
 {
     fv_tiles *tiles = &item->tiles;
     const fv_tile_scratch *scratch = &item->scratch;
@@ -241,7 +161,7 @@ FV_ALWAYS_INLINE void add_columns(fv_tile_item *item, const strip_pair *pair, in
     }
 }
 
-static void add_values_1(fv_tile_item *item, const strip_pair *pair)
+static void add_values_1(fv_tile_item *item, const fv_strip_pair *pair)
 {
     const int32_t size = item->job->params->v_head_size;
     int32_t column = 0;
@@ -251,74 +171,43 @@ static void add_values_1(fv_tile_item *item, const strip_pair *pair)
 
 /* --- softmax ------------------------------------------------------------------------------------------------------ */
 
-/* Whatever the score is made of. */
-static void weigh_any(fv_row_strip *rows, float *scores, char *weights, const fv_tile_item *item,
-                      const fv_key_block *block, const strip_pair *pair, fv_score_scale scale)
-{
-    fv_strip_span span = fv_row_strip_span(rows, item->job, block->first_key, block->first, block->end);
-    span.first = fv_max_i32(span.first, pair->first_step * FV_STEP_KEYS);
-    span.end = fv_max_i32(span.first, span.end);
-    span.scale = scale;
-    for (int32_t v = 0; v < FV_TILE_STRIP_VECTORS; v++) fv_row_strip_softmax(rows, v, scores, &span);
-    for (int32_t step = pair->first_step; step < pair->end_step; step++) {
-        fv_words words[16];
-        for (int32_t p = 0; p < 16; p++) {
-            fv_lanes halves[2];
-            for (int32_t half = 0; half < 2; half++) {
-                const int32_t key = step * FV_STEP_KEYS + fv_words_key(p, half);
-                halves[half] = key < span.first || key >= span.end ? fv_lanes_splat(0.0f)
-                                                                   : fv_lanes_load(scores + key * FV_TILE_STRIP_ROWS);
-            }
-            words[p] = fv_words_of(halves[0], halves[1]);
-        }
-        fv_words_store_transposed(weights + step * FV_TILE_BYTES, words);
-    }
-}
-
-static void rescale_sums(const fv_tile_strip *strip, int32_t size)
+static void rescale_sums(const fv_tile_strip *strip, int32_t size, fv_rescaling rescaling)
 {
     for (int32_t row = 0; row < FV_TILE_STRIP_ROWS; row++) {
-        const float factor = strip->rows.rescale[row];
-        if (factor == 1.0f) continue;
-        float *sums = strip->sums + row * FV_TILE_COLUMNS;
-        for (int32_t column = 0; column < size; column += FV_TILE_COLUMNS, sums += FV_TILE_ROWS * FV_TILE_COLUMNS)
-            fv_lanes_store(sums, fv_lanes_load(sums) * factor);
+        if (fv_tile_keeps_row(strip, row, rescaling)) continue;
+        fv_tile_rescale_row(strip->sums + row * FV_TILE_COLUMNS, FV_TILE_ROWS * FV_TILE_COLUMNS, size / FV_TILE_COLUMNS,
+                            strip, row, rescaling);
     }
 }
 
 /* Weights of a pair, step by step, and between them the scores of the next pair: half of a step's products, then the
  * exponentials of one strip, so that the tile unit and the vector units have both what to do. */
-FV_ALWAYS_INLINE void weigh_and_dot(fv_tile_item *item, fv_weigher weigh[2], const strip_pair *pair,
-                                    const strip_pair *next, int32_t step)
+FV_ALWAYS_INLINE void weigh_and_dot(fv_tile_item *item, fv_weigher weigh[2], const fv_strip_pair *pair,
+                                    const fv_strip_pair *next, int32_t step)
 {
     const int32_t depth = item->job->params->head_size / FV_TILE_DEPTH;
     const fv_step_keys keys = fv_step_keys_of(&item->scratch, step);
-    dot_begin(item, 2);
-    dot_part(item, next, &keys, 0, depth / 2, 2);
-    fv_weigher_step(&weigh[0], weights_of(item, 0) + step * FV_TILE_BYTES,
+    fv_pair_dot_begin(item, 2);
+    fv_pair_dot_part(item, next, &keys, 0, depth / 2, 2);
+    fv_weigher_step(&weigh[0], fv_tile_weights(item, 0) + step * FV_TILE_BYTES,
                     pair->scores[0] + step * FV_STEP_KEYS * FV_TILE_STRIP_ROWS);
-    dot_part(item, next, &keys, depth / 2, depth, 2);
-    fv_weigher_step(&weigh[1], weights_of(item, 1) + step * FV_TILE_BYTES,
+    fv_pair_dot_part(item, next, &keys, depth / 2, depth, 2);
+    fv_weigher_step(&weigh[1], fv_tile_weights(item, 1) + step * FV_TILE_BYTES,
                     pair->scores[1] + step * FV_STEP_KEYS * FV_TILE_STRIP_ROWS);
-    dot_end(item, next, step, 2);
+    fv_pair_dot_end(item, next, step, 2);
 }
 
 /* Scores of a pair to weights, and its sums to the new maximum. Returns the steps of `next` whose scores were computed
  * on the way: those from its first to the returned one. */
-static int32_t weigh_pair(fv_tile_item *item, const strip_pair *pair, const strip_pair *next, const fv_key_block *block,
-                          int32_t kv_head)
+static int32_t weigh_pair(fv_tile_item *item, const fv_strip_pair *pair, const fv_strip_pair *next,
+                          const fv_key_block *block, int32_t kv_head)
 {
     const fv_attend_params *params = item->job->params;
     const fv_score_scale scale = fv_attend_score_scale(item->job, kv_head);
-    const int32_t is_plain = scale.cap == 0 && scale.dot > 0 && params->alibi == FV_ALIBI_NONE && !params->tree_mask;
     fv_weigher weigh[2];
     int32_t begun[2] = {0, 0}, done = next ? next->first_step : 0;
-    for (int32_t i = 0; i < pair->num; i++) {
-        fv_row_strip *rows = &pair->strips[i]->rows;
-        begun[i] = is_plain && fv_weigher_begin(&weigh[i], rows, pair->scores[i], block->first_key, pair->first_step,
-                                                pair->end_step, fv_lanes_splat(scale.dot));
-        if (!begun[i]) weigh_any(rows, pair->scores[i], weights_of(item, i), item, block, pair, scale);
-    }
+    for (int32_t i = 0; i < pair->num; i++)
+        begun[i] = fv_strip_weigh_begin(&weigh[i], item, pair, i, block, scale, fv_tile_weights(item, i));
     for (int32_t step = pair->first_step; step < pair->end_step; step++) {
         if (next && begun[0] && begun[1] && step == done && step < next->end_step) {
             weigh_and_dot(item, weigh, pair, next, step);
@@ -327,37 +216,23 @@ static int32_t weigh_pair(fv_tile_item *item, const strip_pair *pair, const stri
         }
         for (int32_t i = 0; i < pair->num; i++) {
             if (!begun[i]) continue;
-            fv_weigher_step(&weigh[i], weights_of(item, i) + step * FV_TILE_BYTES,
+            fv_weigher_step(&weigh[i], fv_tile_weights(item, i) + step * FV_TILE_BYTES,
                             pair->scores[i] + step * FV_STEP_KEYS * FV_TILE_STRIP_ROWS);
         }
     }
     for (int32_t i = 0; i < pair->num; i++) {
-        if (begun[i]) fv_lanes_store(&pair->strips[i]->rows.sum, weigh[i].sum + weigh[i].other_sum);
-        rescale_sums(pair->strips[i], params->v_head_size);
+        if (begun[i]) fv_weigher_end(&weigh[i], pair->strips[i]);
+        rescale_sums(pair->strips[i], params->v_head_size, item->rescaling);
     }
     return done;
 }
 
 /* --- one block, one item ---------------------------------------------------------------------------------------- */
 
-/* The steps of the block that some row of the strips sees. */
-static void find_steps(strip_pair *pair, const fv_key_block *block)
-{
-    int32_t first = INT32_MAX, end = 0;
-    for (int32_t i = 0; i < pair->num; i++) {
-        first = fv_min_i32(first, pair->strips[i]->rows.some.first - block->first_key);
-        end = fv_max_i32(end, pair->strips[i]->rows.some.end - block->first_key);
-    }
-    first = fv_max_i32(first, block->first);
-    end = fv_min_i32(end, block->end);
-    pair->first_step = first < end ? first / FV_STEP_KEYS : 0;
-    pair->end_step = first < end ? (int32_t)fv_ceil_div(end, FV_STEP_KEYS) : 0;
-}
-
 /* The pair of strips from `first` on; its scores lie in buffer `turn`. */
-static strip_pair pair_at(const fv_tile_item *item, fv_tile_strip *strips, int32_t first, int32_t turn)
+static fv_strip_pair pair_at(const fv_tile_item *item, fv_tile_strip *strips, int32_t first, int32_t turn)
 {
-    strip_pair pair = {.num = fv_min_i32(2, item->num_strips - first)};
+    fv_strip_pair pair = {.num = fv_min_i32(2, item->num_strips - first)};
     for (int32_t i = 0; i < pair.num; i++) {
         pair.strips[i] = &strips[first + i];
         pair.scores[i] = item->scratch.scores + (int64_t)(2 * turn + i) * item->block_keys * FV_TILE_STRIP_ROWS;
@@ -368,12 +243,12 @@ static strip_pair pair_at(const fv_tile_item *item, fv_tile_strip *strips, int32
 /* All strips of a head, in pairs: while one pair's scores become weights, the next one's are computed. */
 static void attend_strips(fv_tile_item *item, fv_tile_strip *strips, const fv_key_block *block, int32_t kv_head)
 {
-    strip_pair pair = pair_at(item, strips, 0, 0);
-    find_steps(&pair, block);
+    fv_strip_pair pair = pair_at(item, strips, 0, 0);
+    fv_pair_find_steps(&pair, block);
     dot(item, &pair, pair.first_step, pair.end_step);
     for (int32_t i = 0; i < item->num_strips; i += 2) {
-        strip_pair next = pair_at(item, strips, i + 2, (i / 2 + 1) % 2);
-        if (next.num > 0) find_steps(&next, block);
+        fv_strip_pair next = pair_at(item, strips, i + 2, (i / 2 + 1) % 2);
+        if (next.num > 0) fv_pair_find_steps(&next, block);
         const int32_t has_work = pair.first_step < pair.end_step;
         int32_t done = next.first_step;
         if (has_work) done = weigh_pair(item, &pair, next.num == 2 ? &next : NULL, block, kv_head);
@@ -386,17 +261,6 @@ static void attend_strips(fv_tile_item *item, fv_tile_strip *strips, const fv_ke
     }
 }
 
-/* Do all rows of the head see all keys of the block? */
-static int32_t all_seen(const fv_tile_item *item, const fv_tile_strip *strips, const fv_key_block *block)
-{
-    if (item->job->params->tree_mask) return 0;
-    for (int32_t i = 0; i < item->num_strips; i++) {
-        const fv_key_range *all = &strips[i].rows.all;
-        if (all->first - block->first_key > block->first || all->end - block->first_key < block->end) return 0;
-    }
-    return 1;
-}
-
 /* Returns 0 where a value that some rows must not see is infinite or NaN. */
 static int32_t attend_block(fv_tile_item *item, const fv_key_block *block)
 {
@@ -405,33 +269,17 @@ static int32_t attend_block(fv_tile_item *item, const fv_key_block *block)
         const int32_t kv_head = item->first_head + head;
         fv_tile_strip *strips = &item->scratch.strips[head * item->num_strips];
         fv_tile_find_keys(item, block, kv_head);
-        if (fv_tile_pair_values(item, block, kv_head, !all_seen(item, strips, block))) return 0;
+        if (fv_tile_pair_values(item, block, kv_head, !fv_strips_all_seen(item, strips, block))) return 0;
         attend_strips(item, strips, block, kv_head);
     }
     return 1;
-}
-
-static void finish_strips(const fv_tile_item *item)
-{
-    const int32_t size = item->job->params->v_head_size, num_rows = item->job->num_rows;
-    for (int32_t i = 0; i < item->num_heads * num_rows; i++) {
-        const int32_t head = i / num_rows, row = i % num_rows, in_strip = row % FV_TILE_STRIP_ROWS;
-        const fv_tile_strip *strip = &item->scratch.strips[head * item->num_strips + row / FV_TILE_STRIP_ROWS];
-        for (int32_t column = 0; column < size; column += 32) {
-            const float *low = strip->sums + column * FV_TILE_STRIP_ROWS + in_strip * FV_TILE_COLUMNS;
-            fv_lanes_store_natural(item->scratch.row + column, low, low + FV_TILE_ROWS * FV_TILE_COLUMNS);
-        }
-        fv_attend_finish_row(&item->natural, item->first_head + head, row, item->scratch.row,
-                             strip->rows.max[in_strip / FV_LANES][in_strip % FV_LANES],
-                             strip->rows.sum[in_strip / FV_LANES][in_strip % FV_LANES]);
-    }
 }
 
 /* Some of the item's KV heads. */
 static int32_t attend_heads(fv_tile_item *item)
 {
     const fv_attend_job *job = item->job;
-    begin_strips(item);
+    fv_strips_begin(item);
     fv_key_block block = fv_key_block_at(item, job->keys.first / FV_STEP_KEYS * FV_STEP_KEYS, 0);
     const int32_t products = (item->num_strips + 1) / 2 * (job->params->head_size / FV_TILE_DEPTH);
     const int32_t num_sites = item->num_heads * (item->block_keys / FV_STEP_KEYS) * (products + FV_STEP_KEYS / 2);
@@ -441,11 +289,11 @@ static int32_t attend_heads(fv_tile_item *item)
         if (!attend_block(item, &block)) return 0;
         block = next;
     }
-    finish_strips(item);
+    fv_strips_finish(item);
     return 1;
 }
 
-int32_t FV_ISA_SYMBOL(fv_attend_tiles)(const fv_attend_job *job, void *memory)
+int32_t FV_ISA_SYMBOL(fv_attend_tiles)(const fv_attend_job *job, void *memory, fv_rescaling rescaling)
 {
     const int32_t is_few = job->num_rows <= FV_TILE_STRIP_ROWS;
     const int32_t end_head = job->item->first_kv_head + job->item->num_kv_heads, run = is_few ? FV_TILE_MAX_HEADS : 1;
@@ -453,15 +301,19 @@ int32_t FV_ISA_SYMBOL(fv_attend_tiles)(const fv_attend_job *job, void *memory)
     item.job = job;
     item.natural = *job;
     item.natural.lane_dtype = FV_DTYPE_F32;
+    item.rescaling = rescaling;
     item.num_strips = fv_num_strips(job->num_rows);
     item.block_keys = is_few ? FV_TILE_FEW_KEYS : FV_TILE_MANY_KEYS;
+    const int32_t in_place = job->keys.end <= job->dense_from && fv_tile_reads_value(&job->cache);
+    const int32_t shared = in_place ? FV_ISA_SYMBOL(fv_shared_strips)(job->params, item.num_strips) : 0;
     int32_t is_done = 1;
     fv_tiles_configure(&item.tiles, FV_TILE_ROWS);
     for (int32_t head = job->item->first_kv_head; head < end_head && is_done; head += run) {
         item.first_head = head;
         item.num_heads = fv_min_i32(run, end_head - head);
-        item.scratch = fv_tile_scratch_of(job->params, item.num_heads * item.num_strips, item.block_keys, memory);
-        is_done = attend_heads(&item);
+        item.scratch = fv_tile_scratch_of(job->params, item.num_heads * item.num_strips, shared, item.block_keys,
+                                          memory);
+        is_done = shared ? FV_ISA_SYMBOL(fv_attend_shared_tiles)(&item) : attend_heads(&item);
     }
     fv_tiles_release(&item.tiles);
     return is_done;

@@ -9,13 +9,15 @@
 #include "kernels/cpu/amx/base.h"
 
 /* 1: done; 0: the base takes the item. */
-typedef int32_t (*fv_tile_item_fn)(const fv_attend_params *params, const fv_work_item *item, void *scratch);
+typedef int32_t (*fv_tile_item_fn)(const fv_attend_params *params, const fv_work_item *item, void *scratch,
+                                   fv_rescaling rescaling);
 
 typedef struct fv_item_loop {
     const fv_launch *launch;
     const fv_attend_params *params;
     const fv_attend_variant *base;
     fv_tile_item_fn attend;
+    fv_rescaling rescaling;
 } fv_item_loop;
 
 /* 1: the cache's keys and values lie in rows of bf16. */
@@ -27,19 +29,20 @@ static inline int32_t fv_item_loop_reads_rows(const fv_attend_job *job)
 
 /* The strategy for the item's rows; a query of num_rows rows in all. Few would not pay for copies of the keys, which
  * the base reads as they are. */
-static inline int32_t fv_item_loop_tiles(const fv_attend_job *job, int64_t num_rows, void *scratch)
+static inline int32_t fv_item_loop_tiles(const fv_attend_job *job, int64_t num_rows, void *scratch,
+                                         fv_rescaling rescaling)
 {
     if (job->has_k_scales || job->has_v_scales) return 0;
     if (num_rows <= FV_DECODE_ROWS && !fv_item_loop_reads_rows(job)) return 0;
-    if (FV_ISA_SYMBOL(fv_few_tiles_serve)(job)) return FV_ISA_SYMBOL(fv_attend_few_tiles)(job, scratch);
-    return FV_ISA_SYMBOL(fv_attend_tiles)(job, scratch);
+    if (FV_ISA_SYMBOL(fv_few_tiles_serve)(job)) return FV_ISA_SYMBOL(fv_attend_few_tiles)(job, scratch, rescaling);
+    return FV_ISA_SYMBOL(fv_attend_tiles)(job, scratch, rescaling);
 }
 
 static inline void fv_item_loop_attend(const fv_item_loop *loop, const fv_work_item *item, int32_t worker)
 {
     fv_attend_params one = *loop->params;
     one.scratch = (char *)one.scratch + (size_t)worker * one.scratch_bytes;
-    if (loop->attend(&one, item, one.scratch)) return;
+    if (loop->attend(&one, item, one.scratch, loop->rescaling)) return;
     one.items = item;
     one.num_items = 1;
     loop->base->launch(loop->launch, &one); /* of one item: it runs here, as worker 0 */

@@ -4,6 +4,7 @@
 #ifndef FV_KERNELS_CPU_AMX_LANES_H
 #define FV_KERNELS_CPU_AMX_LANES_H
 
+#include "kernels/cpu/exponent_add.h"
 #include "kernels/cpu/simd.h"
 
 typedef float fv_lanes __attribute__((vector_size(64)));
@@ -81,6 +82,23 @@ FV_ALWAYS_INLINE fv_lanes fv_lanes_exp2(fv_lanes x)
     const fv_lane_bits power = (fv_lane_bits)(__builtin_convertvector(n, fv_lane_ints) + 127) << 23;
     return fv_lanes_select(x < -126.0f, fv_lanes_splat(0.0f), p * (fv_lanes)power);
 #endif
+}
+
+/* fv_exponent_add (exponent_add.h) of sixteen. */
+FV_ALWAYS_INLINE fv_lanes fv_lanes_exponent_add(fv_lanes value, int32_t addend)
+{
+    const fv_lane_ints magnitude = (fv_lane_ints)value & INT32_MAX;
+    const fv_lane_ints sum = (fv_lane_ints)((fv_lane_bits)magnitude + (uint32_t)addend);
+    const fv_lane_ints is_special = magnitude >= FV_EXPONENT_INFINITY;
+    fv_lane_ints kept;
+    if (addend < 0) {
+        kept = sum & (sum >= FV_EXPONENT_ONE); /* 0 and denormal numbers fall below it too */
+    } else {
+        const fv_lane_ints is_over = (fv_lane_bits)sum >= FV_EXPONENT_INFINITY;
+        kept = ((is_over & FV_EXPONENT_INFINITY) | (~is_over & sum)) & (magnitude >= FV_EXPONENT_ONE);
+    }
+    kept = (is_special & magnitude) | (~is_special & kept);
+    return (fv_lanes)(kept | ((fv_lane_ints)value & INT32_MIN));
 }
 
 /* --- bf16 ---------------------------------------------------------------------------------------------------- */

@@ -3,6 +3,7 @@
 #ifndef FV_KERNELS_CPU_AMX_TILE_ITEM_H
 #define FV_KERNELS_CPU_AMX_TILE_ITEM_H
 
+#include "kernels/cpu/amla_scale.h"
 #include "kernels/cpu/amx/lanes.h"
 #include "kernels/cpu/amx/tile.h"
 #include "kernels/cpu/prefetch_stream.h"
@@ -11,12 +12,13 @@
 enum {
     FV_TILE_STRIP_ROWS = FV_TILE_COLUMNS,
     FV_TILE_STRIP_VECTORS = FV_TILE_STRIP_ROWS / FV_LANES,
-    FV_STEP_KEYS = 32,        /* of a step: two A tiles of keys, one A tile of weights */
-    FV_TILE_FEW_KEYS = 32,    /* of a block, one strip: near to the order in which rows lie, and soon begun */
-    FV_TILE_MANY_KEYS = 256,  /* many strips: the sums pass once for eight products */
-    FV_TILE_COPY_STRIPS = 16, /* from here on K is copied to tiles */
-    FV_TILE_MAX_HEADS = 16,   /* KV heads that meet a block of keys one after the other, while its rows are near */
-    FV_TILE_MAX_SIZE = 576,   /* of a head */
+    FV_STEP_KEYS = 32,         /* of a step: two A tiles of keys, one A tile of weights */
+    FV_TILE_FEW_KEYS = 32,     /* of a block, one strip: near to the order in which rows lie, and soon begun */
+    FV_TILE_MANY_KEYS = 256,   /* many strips: the sums pass once for eight products */
+    FV_TILE_COPY_STRIPS = 16,  /* from here on K is copied to tiles */
+    FV_TILE_SHARED_STRIPS = 8, /* of a head, over large values: up to here all share a block */
+    FV_TILE_MAX_HEADS = 16,    /* KV heads that meet a block of keys one after the other, while its rows are near */
+    FV_TILE_MAX_SIZE = 576,    /* of a head */
     FV_BF16_BYTES = 2,
     FV_AHEAD_BYTES = 256,
 };
@@ -26,6 +28,8 @@ typedef struct fv_tile_strip {
     fv_row_strip rows; /* its q and sums are unused */
     char *q;           /* [D / 32] B tiles */
     float *sums;       /* [Dv / 16] C tiles; pairs of columns as fv_words_store_pairs leaves them */
+    fv_amla_scale scale[FV_TILE_STRIP_VECTORS]; /* of the sums, where they are rescaled by addition */
+    int32_t addend[FV_TILE_STRIP_ROWS];         /* of the block at hand, to the bits of each row's sums */
 } fv_tile_strip;
 
 /* A block of keys; indices count from first_key, a multiple of FV_STEP_KEYS. */
@@ -40,8 +44,8 @@ typedef struct fv_tile_scratch {
     fv_tile_strip *strips; /* [heads][num_strips] */
     char *q;
     float *sums;
-    float *scores;        /* of two pairs of strips, in turn: [2][2][block_keys][16] */
-    char *weights;        /* [2][block_keys / 32] A tiles */
+    float *scores;        /* of two pairs of strips, or of all that share a block, in turn: [2][2][block_keys][16] */
+    char *weights;        /* of a pair, or of all: [2][block_keys / 32] A tiles */
     char *pairs;          /* [block_keys / 32][Dv / 16] B tiles of V */
     char *k_copies;       /* [block_keys / 16][D / 32] A tiles */
     char *v_copies;       /* [FV_STEP_KEYS][Dv] */
@@ -49,7 +53,7 @@ typedef struct fv_tile_scratch {
     char *gathered;       /* [max(D, Dv)] */
     char *zeros;          /* [max(D, Dv)] */
     float *row;           /* [Dv] */
-    const char **rows[2]; /* of this block and the next, in turn: [2][block_keys] */
+    const char **rows[3]; /* of this block and the next two, in turn: [2][block_keys] */
     const char **k_tiles; /* [block_keys / 16] of the head at hand */
     int64_t *k_strides;   /* bytes between the keys of a tile in the cache; 0: they are copied */
     size_t bytes;
@@ -63,6 +67,7 @@ typedef struct fv_tile_item {
     int32_t first_head, num_heads;
     int32_t num_strips; /* of a head */
     int32_t block_keys;
+    fv_rescaling rescaling;
     fv_prefetch_stream ahead;
     int32_t ahead_portions; /* of FV_AHEAD_BYTES, at each site */
 } fv_tile_item;
@@ -71,10 +76,12 @@ typedef struct fv_tile_item {
 
 static inline int32_t fv_num_strips(int32_t num_rows) { return (int32_t)fv_ceil_div(num_rows, FV_TILE_STRIP_ROWS); }
 
-static inline fv_tile_scratch fv_tile_scratch_of(const fv_attend_params *params, int32_t all_strips, int32_t block_keys,
-                                                 void *memory)
+/* shared_strips: those that share a block (attend_shared_tiles.c), or 0. */
+static inline fv_tile_scratch fv_tile_scratch_of(const fv_attend_params *params, int32_t all_strips,
+                                                 int32_t shared_strips, int32_t block_keys, void *memory)
 {
     const size_t strips = (size_t)all_strips, keys = (size_t)block_keys;
+    const size_t kept = (size_t)fv_max_i32(2, shared_strips), strip_scores = keys * FV_TILE_STRIP_ROWS;
     const size_t k_bytes = (size_t)params->head_size * FV_BF16_BYTES;
     const size_t v_bytes = (size_t)params->v_head_size * FV_BF16_BYTES;
     fv_tile_scratch scratch = {0};
@@ -82,8 +89,8 @@ static inline fv_tile_scratch fv_tile_scratch_of(const fv_attend_params *params,
     scratch.q = fv_scratch_take(memory, &scratch.bytes, strips * FV_TILE_STRIP_ROWS * k_bytes);
     scratch.sums = fv_scratch_take(memory, &scratch.bytes,
                                    strips * FV_TILE_STRIP_ROWS * (size_t)params->v_head_size * sizeof(float));
-    scratch.scores = fv_scratch_take(memory, &scratch.bytes, 4 * keys * FV_TILE_STRIP_ROWS * sizeof(float));
-    scratch.weights = fv_scratch_take(memory, &scratch.bytes, 2 * keys * FV_TILE_STRIP_ROWS * FV_BF16_BYTES);
+    scratch.scores = fv_scratch_take(memory, &scratch.bytes, 2 * kept * strip_scores * sizeof(float));
+    scratch.weights = fv_scratch_take(memory, &scratch.bytes, kept * strip_scores * FV_BF16_BYTES);
     scratch.pairs = fv_scratch_take(memory, &scratch.bytes, keys * v_bytes);
     scratch.k_copies = fv_scratch_take(memory, &scratch.bytes, keys * k_bytes);
     scratch.v_copies = fv_scratch_take(memory, &scratch.bytes, FV_STEP_KEYS * v_bytes);
@@ -91,7 +98,7 @@ static inline fv_tile_scratch fv_tile_scratch_of(const fv_attend_params *params,
     scratch.gathered = fv_scratch_take(memory, &scratch.bytes, k_bytes > v_bytes ? k_bytes : v_bytes);
     scratch.zeros = fv_scratch_take(memory, &scratch.bytes, k_bytes > v_bytes ? k_bytes : v_bytes);
     scratch.row = fv_scratch_take(memory, &scratch.bytes, (size_t)params->v_head_size * sizeof(float));
-    for (int32_t i = 0; i < 2; i++)
+    for (int32_t i = 0; i < 3; i++)
         scratch.rows[i] = fv_scratch_take(memory, &scratch.bytes, 2 * keys * sizeof(char *));
     scratch.k_tiles = fv_scratch_take(memory, &scratch.bytes, keys / FV_TILE_ROWS * sizeof(char *));
     scratch.k_strides = fv_scratch_take(memory, &scratch.bytes, keys / FV_TILE_ROWS * sizeof(int64_t));

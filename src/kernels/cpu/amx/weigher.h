@@ -2,7 +2,7 @@
 #ifndef FV_KERNELS_CPU_AMX_WEIGHER_H
 #define FV_KERNELS_CPU_AMX_WEIGHER_H
 
-#include "kernels/cpu/amx/tile_item.h"
+#include "kernels/cpu/amx/tile_scale.h"
 
 /* The largest dot product with which 2^(scaled - max) needs no clamp. */
 #define FV_MAX_PLAIN_DOT 1e30f
@@ -31,18 +31,19 @@ static inline fv_lanes fv_max_of_keys(const float *scores, int32_t first, int32_
     return fv_lanes_max(fv_lanes_max(max[0], max[1]), fv_lanes_max(max[2], max[3]));
 }
 
-/* What turns dot products into weights: 2^(dot * factor - base). */
+/* What turns dot products into weights: 2^(dot * factor - base), which are `scale` times what the row sum counts. */
 typedef struct fv_weigher {
-    fv_lanes factor, base;
+    fv_lanes factor, base, scale;
     fv_lanes sum, other_sum;
 } fv_weigher;
 
 /* Where a score is a multiple of its dot product and no overflow is near: the new maxima over the steps [first_step,
  * end_step) of a block that starts at first_key. Returns 0 where an overflow is near: nothing has changed but hidden
  * scores. */
-static inline int32_t fv_weigher_begin(fv_weigher *weigh, fv_row_strip *rows, float *scores, int32_t first_key,
-                                       int32_t first_step, int32_t end_step, fv_lanes factor)
+static inline int32_t fv_weigher_begin(fv_weigher *weigh, fv_tile_strip *strip, float *scores, int32_t first_key,
+                                       int32_t first_step, int32_t end_step, fv_lanes factor, fv_rescaling rescaling)
 {
+    fv_row_strip *rows = &strip->rows;
     const int32_t first = first_step * FV_STEP_KEYS, end = end_step * FV_STEP_KEYS;
     const int32_t all_first = fv_min_i32(rows->all.first - first_key, end);
     const int32_t all_end = rows->all.end - first_key;
@@ -57,11 +58,24 @@ static inline int32_t fv_weigher_begin(fv_weigher *weigh, fv_row_strip *rows, fl
     weigh->base = fv_lanes_select(max == -INFINITY, fv_lanes_splat(0.0f), max);
     weigh->factor = factor;
     const fv_lanes shrink = fv_lanes_exp2(old_max - weigh->base);
-    weigh->sum = fv_lanes_load(&rows->sum) * shrink;
-    weigh->other_sum = fv_lanes_splat(0.0f);
     fv_lanes_store(&rows->max, max);
     fv_lanes_store(rows->rescale, shrink);
+    weigh->scale = fv_lanes_splat(1.0f);
+    if (fv_rescaling_adds(rescaling)) {
+        fv_f32x8 old[FV_TILE_STRIP_VECTORS];
+        memcpy(old, &old_max, sizeof(old));
+        fv_tile_scale_move(strip, old, rescaling);
+        weigh->base = fv_tile_scale_base(strip);
+        weigh->scale = fv_tile_scale_of(strip);
+    }
+    weigh->sum = fv_lanes_load(&rows->sum) * shrink * weigh->scale;
+    weigh->other_sum = fv_lanes_splat(0.0f);
     return 1;
+}
+
+static inline void fv_weigher_end(const fv_weigher *weigh, fv_tile_strip *strip)
+{
+    fv_lanes_store(&strip->rows.sum, (weigh->sum + weigh->other_sum) / weigh->scale);
 }
 
 /* One step. */

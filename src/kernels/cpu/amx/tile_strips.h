@@ -1,0 +1,193 @@
+/* Strips of rows and pairs of them, which share the tiles of keys and values that they meet: what the orders in which
+ * an item of many rows can be done have in common (attend_tiles.c, attend_shared_tiles.c). */
+#ifndef FV_KERNELS_CPU_AMX_TILE_STRIPS_H
+#define FV_KERNELS_CPU_AMX_TILE_STRIPS_H
+
+#include "kernels/cpu/amx/weigher.h"
+
+/* --- queries -------------------------------------------------------------------------------------------------- */
+
+/* Rows that pad the strip repeat the last. */
+static inline void fv_strip_pack_queries(const fv_tile_strip *strip, const fv_attend_job *job, int32_t kv_head)
+{
+    const char *rows[FV_TILE_STRIP_ROWS];
+    for (int32_t i = 0; i < FV_TILE_STRIP_ROWS; i++)
+        rows[i] = fv_attend_q_row(job, kv_head, fv_min_i32(strip->rows.first_row + i, job->num_rows - 1));
+    for (int32_t d = 0; d < job->params->head_size; d += FV_TILE_DEPTH) {
+        fv_lanes_store_transposed(strip->q + d / FV_TILE_DEPTH * FV_TILE_BYTES, rows);
+        for (int32_t i = 0; i < FV_TILE_STRIP_ROWS; i++) rows[i] += FV_TILE_DEPTH * FV_BF16_BYTES;
+    }
+}
+
+static inline void fv_strips_begin(const fv_tile_item *item)
+{
+    const fv_attend_job *job = item->job;
+    const size_t v_size = (size_t)job->params->v_head_size;
+    const int32_t num_all = item->num_heads * item->num_strips;
+    for (int32_t i = 0; i < num_all; i++) {
+        const int32_t kv_head = item->first_head + i / item->num_strips;
+        fv_tile_strip *strip = &item->scratch.strips[i];
+        strip->q = item->scratch.q + (size_t)i * FV_TILE_STRIP_ROWS * (size_t)job->params->head_size * FV_BF16_BYTES;
+        strip->sums = item->scratch.sums + (size_t)i * FV_TILE_STRIP_ROWS * v_size;
+        fv_row_strip_init(&strip->rows, job, kv_head, i % item->num_strips * FV_TILE_STRIP_ROWS, FV_TILE_STRIP_VECTORS);
+        fv_tile_scale_init(strip);
+        fv_strip_pack_queries(strip, job, kv_head);
+    }
+    memset(item->scratch.sums, 0, (size_t)num_all * FV_TILE_STRIP_ROWS * v_size * sizeof(float));
+    memset(item->scratch.zeros, 0,
+           (size_t)fv_max_i32(job->params->head_size, job->params->v_head_size) * FV_BF16_BYTES);
+}
+
+/* The weights of strip `i`, of those that are kept at a time. */
+static inline char *fv_tile_weights(const fv_tile_item *item, int32_t i)
+{
+    return item->scratch.weights + (int64_t)i * item->block_keys * FV_TILE_STRIP_ROWS * FV_BF16_BYTES;
+}
+
+/* --- scores ------------------------------------------------------------------------------------------------------ */
+
+/* Up to two strips that meet a block of keys together, and the steps of it that they see. */
+typedef struct fv_strip_pair {
+    fv_tile_strip *strips[2];
+    float *scores[2]; /* [block_keys][16] */
+    int32_t num;
+    int32_t first_step, end_step;
+} fv_strip_pair;
+
+/* Scores of a step, elements [first_d, end_d) / 32. */
+FV_ALWAYS_INLINE void fv_pair_dot_part(fv_tile_item *item, const fv_strip_pair *pair, const fv_step_keys *keys,
+                                       int32_t first_d, int32_t end_d, const int32_t num)
+{
+    fv_tiles *tiles = &item->tiles;
+    const char *q0 = pair->strips[0]->q, *q1 = pair->strips[num - 1]->q;
+    for (int32_t d = first_d; d < end_d; d++) {
+        fv_tile_load(tiles, 6, q0 + d * FV_TILE_BYTES, FV_TILE_ROW_BYTES);
+        fv_tile_load(tiles, 4, keys->tiles[0] + d * keys->depths[0], keys->strides[0]);
+        fv_tile_dot(tiles, 0, 4, 6);
+        fv_tile_load(tiles, 5, keys->tiles[1] + d * keys->depths[1], keys->strides[1]);
+        fv_tile_dot(tiles, 1, 5, 6);
+        if (num == 2) {
+            fv_tile_load(tiles, 7, q1 + d * FV_TILE_BYTES, FV_TILE_ROW_BYTES);
+            fv_tile_dot(tiles, 2, 4, 7);
+            fv_tile_dot(tiles, 3, 5, 7);
+        }
+        fv_tile_call_ahead(item);
+    }
+}
+
+FV_ALWAYS_INLINE void fv_pair_dot_begin(fv_tile_item *item, const int32_t num)
+{
+    fv_tile_zero(&item->tiles, 0);
+    fv_tile_zero(&item->tiles, 1);
+    if (num == 1) return;
+    fv_tile_zero(&item->tiles, 2);
+    fv_tile_zero(&item->tiles, 3);
+}
+
+FV_ALWAYS_INLINE void fv_pair_dot_end(fv_tile_item *item, const fv_strip_pair *pair, int32_t step, const int32_t num)
+{
+    const int32_t at = step * FV_STEP_KEYS * FV_TILE_STRIP_ROWS, next = at + FV_TILE_ROWS * FV_TILE_STRIP_ROWS;
+    fv_tile_store(&item->tiles, 0, pair->scores[0] + at, FV_TILE_ROW_BYTES);
+    fv_tile_store(&item->tiles, 1, pair->scores[0] + next, FV_TILE_ROW_BYTES);
+    if (num == 1) return;
+    fv_tile_store(&item->tiles, 2, pair->scores[1] + at, FV_TILE_ROW_BYTES);
+    fv_tile_store(&item->tiles, 3, pair->scores[1] + next, FV_TILE_ROW_BYTES);
+}
+
+/* The steps of the block that some row of the strips sees. */
+static inline void fv_pair_find_steps(fv_strip_pair *pair, const fv_key_block *block)
+{
+    int32_t first = INT32_MAX, end = 0;
+    for (int32_t i = 0; i < pair->num; i++) {
+        first = fv_min_i32(first, pair->strips[i]->rows.some.first - block->first_key);
+        end = fv_max_i32(end, pair->strips[i]->rows.some.end - block->first_key);
+    }
+    first = fv_max_i32(first, block->first);
+    end = fv_min_i32(end, block->end);
+    pair->first_step = first < end ? first / FV_STEP_KEYS : 0;
+    pair->end_step = first < end ? (int32_t)fv_ceil_div(end, FV_STEP_KEYS) : 0;
+}
+
+/* Do all rows of the head see all keys of the block? */
+static inline int32_t fv_strips_all_seen(const fv_tile_item *item, const fv_tile_strip *strips,
+                                         const fv_key_block *block)
+{
+    if (item->job->params->tree_mask) return 0;
+    for (int32_t i = 0; i < item->num_strips; i++) {
+        const fv_key_range *all = &strips[i].rows.all;
+        if (all->first - block->first_key > block->first || all->end - block->first_key < block->end) return 0;
+    }
+    return 1;
+}
+
+/* --- softmax ------------------------------------------------------------------------------------------------------ */
+
+/* Whatever the score is made of. */
+static inline void fv_strip_weigh_any(fv_tile_strip *strip, float *scores, char *weights, const fv_tile_item *item,
+                                      const fv_key_block *block, const fv_strip_pair *pair, fv_score_scale scale)
+{
+    fv_row_strip *rows = &strip->rows;
+    fv_strip_span span = fv_row_strip_span(rows, item->job, block->first_key, block->first, block->end);
+    span.first = fv_max_i32(span.first, pair->first_step * FV_STEP_KEYS);
+    span.end = fv_max_i32(span.first, span.end);
+    span.scale = scale;
+    fv_f32x8 old_max[FV_TILE_STRIP_VECTORS];
+    memcpy(old_max, rows->max, sizeof(old_max));
+    for (int32_t v = 0; v < FV_TILE_STRIP_VECTORS; v++) fv_row_strip_softmax(rows, v, scores, &span);
+    if (fv_rescaling_adds(item->rescaling)) fv_tile_scale_move(strip, old_max, item->rescaling);
+    const fv_lanes s = fv_tile_scale_of(strip);
+    for (int32_t step = pair->first_step; step < pair->end_step; step++) {
+        fv_words words[16];
+        for (int32_t p = 0; p < 16; p++) {
+            fv_lanes halves[2];
+            for (int32_t half = 0; half < 2; half++) {
+                const int32_t key = step * FV_STEP_KEYS + fv_words_key(p, half);
+                halves[half] = key < span.first || key >= span.end
+                                   ? fv_lanes_splat(0.0f)
+                                   : fv_lanes_load(scores + key * FV_TILE_STRIP_ROWS) * s;
+            }
+            words[p] = fv_words_of(halves[0], halves[1]);
+        }
+        fv_words_store_transposed(weights + step * FV_TILE_BYTES, words);
+    }
+}
+
+/* 1: a score is a multiple of its dot product. */
+static inline int32_t fv_scores_are_plain(const fv_attend_params *params, fv_score_scale scale)
+{
+    return scale.cap == 0 && scale.dot > 0 && params->alibi == FV_ALIBI_NONE && !params->tree_mask;
+}
+
+/* The strip's maxima over the pair's steps of the block. 1: fv_weigher_step makes the weights; 0: they are made. */
+static inline int32_t fv_strip_weigh_begin(fv_weigher *weigh, const fv_tile_item *item, const fv_strip_pair *pair,
+                                           int32_t i, const fv_key_block *block, fv_score_scale scale, char *weights)
+{
+    fv_tile_strip *strip = pair->strips[i];
+    if (fv_scores_are_plain(item->job->params, scale) &&
+        fv_weigher_begin(weigh, strip, pair->scores[i], block->first_key, pair->first_step, pair->end_step,
+                         fv_lanes_splat(scale.dot), item->rescaling))
+        return 1;
+    fv_strip_weigh_any(strip, pair->scores[i], weights, item, block, pair, scale);
+    return 0;
+}
+
+/* --- the end ------------------------------------------------------------------------------------------------------- */
+
+static inline void fv_strips_finish(const fv_tile_item *item)
+{
+    const int32_t size = item->job->params->v_head_size, num_rows = item->job->num_rows;
+    for (int32_t i = 0; i < item->num_heads * num_rows; i++) {
+        const int32_t head = i / num_rows, row = i % num_rows, in_strip = row % FV_TILE_STRIP_ROWS;
+        const fv_tile_strip *strip = &item->scratch.strips[head * item->num_strips + row / FV_TILE_STRIP_ROWS];
+        for (int32_t column = 0; column < size; column += 32) {
+            const float *low = strip->sums + column * FV_TILE_STRIP_ROWS + in_strip * FV_TILE_COLUMNS;
+            fv_lanes_store_natural(item->scratch.row + column, low, low + FV_TILE_ROWS * FV_TILE_COLUMNS);
+        }
+        fv_tile_unscale_row(item->scratch.row, size, strip, in_strip, item->rescaling);
+        fv_attend_finish_row(&item->natural, item->first_head + head, row, item->scratch.row,
+                             strip->rows.max[in_strip / FV_LANES][in_strip % FV_LANES],
+                             strip->rows.sum[in_strip / FV_LANES][in_strip % FV_LANES]);
+    }
+}
+
+#endif
