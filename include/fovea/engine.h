@@ -112,7 +112,8 @@ typedef struct fv_session_options {
     const char *attention_backend; /* a name of fv_backend_name; NULL or "auto" = the first that can */
     const char *kernels;           /* name of a kernel table as in fv_plan_options; NULL = the best */
     int32_t block_size;            /* tokens of a cache block; 0 = 16 */
-    fv_dtype kv_cache_dtype;       /* F32, F16, BF16, F8_E4M3, F8_E5M2; NONE = F16, on a GPU BF16 */
+    fv_dtype kv_cache_dtype;       /* F32, F16, BF16, F8_E4M3, F8_E5M2, I8 (with a scale for each token and head; not
+                                      for MLA); NONE = F16, on a GPU BF16 */
     int32_t cache_tokens;          /* tokens that the cache holds, rounded up to whole blocks; 0 = the context length.
                                       Layers with a window take no more than their window needs */
     int32_t max_batched_tokens;    /* of a step; longer prompts are cut into chunks; 0 = 512 */

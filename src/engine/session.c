@@ -42,6 +42,12 @@ static fv_status apply_defaults(fv_session_options *out, const fv_session_option
     return FV_OK;
 }
 
+/* Integers need scales: kv_write computes one for each token and head. */
+static fv_kv_scaling cache_scaling(const fv_session_options *options)
+{
+    return options->kv_cache_dtype == FV_DTYPE_I8 ? FV_KV_SCALING_PER_TOKEN_HEAD : FV_KV_SCALING_NONE;
+}
+
 fv_status fv_session_create_plan(fv_plan **plan, fv_session *session, int32_t group, const fv_plan_size *size,
                                  const fv_session_options *options)
 {
@@ -58,6 +64,7 @@ fv_status fv_session_create_plan(fv_plan **plan, fv_session *session, int32_t gr
         .block_size = options->block_size,
         .scale = config->attention_scale,
         .window = config->groups[group].window,
+        .kv_scaling = cache_scaling(options),
     };
     const fv_bounds bounds = {
         .struct_size = sizeof(bounds),
@@ -106,6 +113,32 @@ static fv_status create_plans(fv_session *session, const fv_session_options *opt
     return status;
 }
 
+/* Scales [num_blocks, block_size, Hkv] of a layer's K, or of its V; 0 bytes where the cache has none. */
+static fv_scale_plane scale_plane(size_t *bytes, void *data, int64_t num_blocks, const fv_model_config *config,
+                                  const fv_session_options *options)
+{
+    *bytes = 0;
+    if (cache_scaling(options) == FV_KV_SCALING_NONE) return (fv_scale_plane){0};
+    const int64_t slot_stride = config->num_kv_heads * (int64_t)sizeof(float);
+    const int64_t block_stride = slot_stride * options->block_size;
+    *bytes = (size_t)fv_round_up(block_stride * num_blocks, FV_CACHE_LINE);
+    return (fv_scale_plane){data, block_stride, slot_stride, sizeof(float)};
+}
+
+/* A layer's view of K and V at `data`, and of the scales behind them. */
+static fv_status view_layer(fv_kv_view *view, uint8_t *data, size_t kv_bytes, fv_kv_layout layout, int64_t num_blocks,
+                            const fv_model_config *config, const fv_session_options *options)
+{
+    const fv_status status = fv_kv_view_init(view, data, layout, options->kv_cache_dtype, num_blocks,
+                                             options->block_size, config->num_kv_heads,
+                                             fv_model_config_cache_head_size(config));
+    if (config->attention == FV_ATTENTION_MLA) view->v_head_size = config->mla.kv_lora_rank;
+    size_t scale_bytes;
+    view->k_scales = scale_plane(&scale_bytes, data + kv_bytes, num_blocks, config, options);
+    view->v_scales = scale_plane(&scale_bytes, data + kv_bytes + scale_bytes, num_blocks, config, options);
+    return status;
+}
+
 static fv_status create_group_cache(fv_session *session, int32_t index, const fv_session_options *options)
 {
     const fv_model_config *config = &session->engine->model->config;
@@ -113,12 +146,13 @@ static fv_status create_group_cache(fv_session *session, int32_t index, const fv
     const int32_t num_layers = config->groups[index].num_layers;
     const fv_kv_layout layout = fv_plan_kv_layout(group->plan);
     const int64_t num_blocks = (int64_t)session->scheduler.limits.groups[index].num_blocks + 1; /* and the null block */
-    size_t layer_bytes = 0, bytes = 0;
-    const int32_t head_size = fv_model_config_cache_head_size(config);
-    fv_status status = fv_kv_view_bytes(&layer_bytes, layout, options->kv_cache_dtype, num_blocks, options->block_size,
-                                        config->num_kv_heads, head_size);
+    size_t kv_bytes = 0, scale_bytes = 0, bytes = 0;
+    fv_status status = fv_kv_view_bytes(&kv_bytes, layout, options->kv_cache_dtype, num_blocks, options->block_size,
+                                        config->num_kv_heads, fv_model_config_cache_head_size(config));
     if (status != FV_OK) return status;
-    layer_bytes = (size_t)fv_round_up((int64_t)layer_bytes, FV_CACHE_LINE);
+    kv_bytes = (size_t)fv_round_up((int64_t)kv_bytes, FV_CACHE_LINE);
+    scale_plane(&scale_bytes, NULL, num_blocks, config, options);
+    const size_t layer_bytes = kv_bytes + 2 * scale_bytes;
     if (__builtin_mul_overflow(layer_bytes, (size_t)num_layers, &bytes) ||
         fv_device_alloc(&group->cache, session->device, bytes) != FV_OK) {
         return fv_fail(FV_ERR_NO_MEMORY,
@@ -130,9 +164,7 @@ static fv_status create_group_cache(fv_session *session, int32_t index, const fv
     uint8_t *next = group->cache;
     for (int32_t i = 0; i < config->num_layers && status == FV_OK; i++) {
         if (fv_model_config_group_of(config, i) != index) continue;
-        status = fv_kv_view_init(&session->cache_views[i], next, layout, options->kv_cache_dtype, num_blocks,
-                                 options->block_size, config->num_kv_heads, head_size);
-        if (config->attention == FV_ATTENTION_MLA) session->cache_views[i].v_head_size = config->mla.kv_lora_rank;
+        status = view_layer(&session->cache_views[i], next, kv_bytes, layout, num_blocks, config, options);
         next += layer_bytes;
     }
     return status;

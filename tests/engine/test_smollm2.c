@@ -143,6 +143,47 @@ static void test_every_backend(void **state)
     assert_true(num_served >= 1);
 }
 
+/* Caches of 8 bits move logits further than the rule for tokens allows: how far on average, and how many tokens differ
+ * where it was no close call. */
+typedef struct narrow_cache {
+    fv_dtype dtype;
+    double max_mean_error, max_share_wrong;
+} narrow_cache;
+
+static void check_narrow_cache(const fixture *f, fv_session *session, feeding fed, const narrow_cache *cache)
+{
+    const prompt_range range = {4, 4, fed, 0, fed == FEED_AS_PROMPT ? 100 : 40};
+    const outcome seen = run_prompts_on(session, f, range, NULL);
+    fv_session_destroy(session);
+    const double mean = seen.error_sum / (double)seen.num_errors;
+    print_message("  %s cache: %d positions, %d wrong, logit error %.2e on average\n", fv_dtype_name(cache->dtype),
+                  (int)seen.num_positions, (int)seen.num_wrong, mean);
+    assert_int_equal(seen.num_positions, range.count * range.num_tokens);
+    assert_true(mean <= cache->max_mean_error);
+    assert_true((double)seen.num_wrong <= cache->max_share_wrong * (double)seen.num_positions);
+}
+
+static void test_narrow_caches(void **state)
+{
+    static const narrow_cache caches[] = {
+        {FV_DTYPE_I8, 0.15, 0.01}, {FV_DTYPE_F8_E4M3, 0.4, 0.04}, {FV_DTYPE_F8_E5M2, 0.8, 0.1}};
+    const fixture *f = fixture_or_skip(state);
+    fv_session_options options = session_options(few_tokens);
+    for (int32_t i = 0; i < FV_ARRAY_LEN(caches); i++) {
+        options.kv_cache_dtype = caches[i].dtype;
+        for (int32_t fed = FEED_AS_PROMPT; fed <= FEED_AS_DECODES; fed++) {
+            fv_session *session;
+            if (fv_session_create(&session, f->engine, &options) != FV_OK) fail_msg("%s", fv_last_error());
+            check_narrow_cache(f, session, (feeding)fed, &caches[i]);
+        }
+    }
+    options.kv_cache_dtype = FV_DTYPE_I8; /* has scales beside it, in every layout */
+    for (int32_t backend = 0; backend < fv_backend_count(); backend++) {
+        fv_session *session = create_session_on(f->engine, options, backend);
+        if (session) check_narrow_cache(f, session, FEED_AS_DECODES, &caches[0]);
+    }
+}
+
 static void test_one_thread(void **state)
 {
     const fixture *f = fixture_or_skip(state);
@@ -360,8 +401,8 @@ static void test_refusals(void **state)
     options.block_size = -3;
     expect(fv_session_create(&session, f->engine, &options), FV_ERR_INVALID, "block_size is -3");
     options = session_options(few_tokens);
-    options.kv_cache_dtype = FV_DTYPE_I8;
-    assert_int_not_equal(fv_session_create(&session, f->engine, &options), FV_OK);
+    options.kv_cache_dtype = (fv_dtype)99;
+    expect(fv_session_create(&session, f->engine, &options), FV_ERR_INVALID, "kv_dtype is 99");
 
     options = session_options(few_tokens);
     options.cache_tokens = 64;
@@ -417,6 +458,7 @@ int main(void)
         cmocka_unit_test(test_decodes_like_the_recording),
         cmocka_unit_test(test_tokens_do_not_depend_on_how),
         cmocka_unit_test(test_every_backend),
+        cmocka_unit_test(test_narrow_caches),
         cmocka_unit_test(test_one_thread),
         cmocka_unit_test(test_weights_as_stored),
         cmocka_unit_test(test_bf16),

@@ -1,5 +1,5 @@
-/* libFuzzer target: everything that is read from a model file. Metadata, tensors, tokenizer, chat template, and
- * the model itself where the file is small.
+/* libFuzzer target: everything that is read from a model file. Metadata, tensors, products with them as the file stores
+ * them, tokenizer, chat template, and the model itself where the file is small.
  *
  *     fuzz_gguf -max_total_time=60
  *
@@ -18,7 +18,10 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t bytes);
 size_t LLVMFuzzerCustomMutator(uint8_t *data, size_t bytes, size_t max_bytes, unsigned int seed);
 size_t LLVMFuzzerMutate(uint8_t *data, size_t bytes, size_t max_bytes); /* of libFuzzer */
 
-enum { MAX_ELEMENTS = 4096 }; /* of a tensor: more finds nothing new */
+enum {
+    MAX_ELEMENTS = 4096, /* of a tensor: more finds nothing new */
+    MAX_ROWS = 17,       /* of X: enough for panels */
+};
 
 static void read_metadata(const fv_gguf *gguf)
 {
@@ -59,6 +62,46 @@ static void read_tensors(const fv_gguf *gguf)
     }
 }
 
+/* The library whose weights stay as stored, for the kernels of this CPU, or the portable ones; NULL without memory. */
+static fv_gemm_library *find_gemm(bool is_portable)
+{
+    static fv_gemm_library *gemms[2];
+    fv_context *context;
+    const fv_context_options options = {
+        .struct_size = sizeof(options), .num_threads = 1, .no_plugins = 1, .isa = is_portable ? "portable" : NULL};
+    if (gemms[is_portable]) return gemms[is_portable];
+    if (fv_context_create(&context, &options) != FV_OK) return NULL;
+    if (fv_gemm_create(&gemms[is_portable], context, FV_DTYPE_NONE) != FV_OK) return NULL;
+    return fv_gemm_reserve(gemms[is_portable], MAX_ROWS) == FV_OK ? gemms[is_portable] : NULL;
+}
+
+/* A weight of a tensor's rows, and one of them twice, times few and many rows of X. */
+static void multiply_rows(fv_gemm_library *gemm, const fv_gguf_tensor *tensor)
+{
+    static float x[MAX_ROWS * MAX_ELEMENTS], y[MAX_ROWS * 2 * MAX_ELEMENTS];
+    const int64_t in_features = tensor->shape[0], num_rows = tensor->num_elements / fv_max_i64(1, in_features);
+    const fv_gemm_rows part = {tensor->data, tensor->type, num_rows}, parts[] = {part, part};
+    for (int64_t i = 0; i < MAX_ROWS * in_features; i++) x[i] = (float)(i % 7 - 3);
+    for (int32_t num_parts = 1; num_parts <= FV_ARRAY_LEN(parts); num_parts++) {
+        fv_gemm_weight *weight;
+        if (fv_gemm_weight_create_of_rows(&weight, gemm, in_features, parts, num_parts) != FV_OK) continue;
+        fv_gemm_run(gemm, y, x, weight, 1 + 2 * num_parts, true);
+        fv_gemm_run(gemm, y, x, weight, MAX_ROWS, false);
+        fv_gemm_weight_destroy(weight);
+    }
+}
+
+static void multiply_tensors(const fv_gguf *gguf)
+{
+    for (int32_t is_portable = 0; is_portable <= 1; is_portable++) {
+        fv_gemm_library *gemm = find_gemm(is_portable);
+        for (int64_t i = 0; gemm && i < fv_gguf_num_tensors(gguf); i++) {
+            const fv_gguf_tensor *tensor = fv_gguf_tensor_at(gguf, i);
+            if (tensor->num_elements <= MAX_ELEMENTS) multiply_rows(gemm, tensor);
+        }
+    }
+}
+
 static void use_tokenizer(const fv_gguf *gguf)
 {
     static const char text[] = "abc ab  a\n<|im_start|> he<start_of_turn>llo\n\n42<|im_end|>\xc3\xa9\xff the";
@@ -89,11 +132,8 @@ static void use_tokenizer(const fv_gguf *gguf)
  * never makes a large model. */
 static void load_model(const fv_gguf *gguf)
 {
-    static fv_gemm_library *gemm;
-    static fv_context *context;
-    const fv_context_options options = {.struct_size = sizeof(options), .num_threads = 1, .no_plugins = 1};
-    if (!context && fv_context_create(&context, &options) != FV_OK) return;
-    if (!gemm && fv_gemm_create(&gemm, context, FV_DTYPE_NONE) != FV_OK) return;
+    fv_gemm_library *gemm = find_gemm(false);
+    if (!gemm) return;
     fv_model *model;
     if (fv_model_load(&model, gguf, gemm, NULL, NULL) == FV_OK) fv_model_destroy(model);
 }
@@ -169,6 +209,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t bytes)
     if (fv_gguf_open_memory(&gguf, copy, bytes) == FV_OK) {
         read_metadata(gguf);
         read_tensors(gguf);
+        multiply_tensors(gguf);
         use_tokenizer(gguf);
         load_model(gguf);
         fv_gguf_close(gguf);

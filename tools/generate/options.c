@@ -8,6 +8,7 @@
 #include <unistd.h>
 
 #include "args.h"
+#include "core/compiler.h"
 #include "core/error.h"
 #include "fovea/backend.h"
 
@@ -100,7 +101,7 @@ void generate_print_help(void)
         "\n"
         "      --attention-backend NAME, --backend NAME\n"
         "                              default $VLLM_ATTENTION_BACKEND, else auto; see fovea backends\n"
-        "      --kv-cache-dtype TYPE   auto (float16), float32, float16, bfloat16, fp8_e4m3, fp8_e5m2\n"
+        "      --kv-cache-dtype TYPE   auto (float16), float32, float16, bfloat16, fp8_e4m3, fp8_e5m2, int8\n"
         "      --block-size N          tokens of a cache block, from 1; default 16\n"
         "      --cache-tokens N        tokens that the cache holds; default the model's context length\n"
         "      --max-batched-tokens N  tokens of a step, longer prompts are cut; default 512\n"
@@ -192,7 +193,8 @@ static fv_status set_shape(generate_options *options, const char *text)
 
 static fv_status set_option(generate_options *o, int option, const char *text)
 {
-    static const fv_dtype kv_dtypes[] = {FV_DTYPE_F32, FV_DTYPE_F16, FV_DTYPE_BF16, FV_DTYPE_F8_E4M3, FV_DTYPE_F8_E5M2};
+    static const fv_dtype kv_dtypes[] = {FV_DTYPE_F32,     FV_DTYPE_F16,     FV_DTYPE_BF16,
+                                         FV_DTYPE_F8_E4M3, FV_DTYPE_F8_E5M2, FV_DTYPE_I8};
     static const fv_dtype gemm_dtypes[] = {FV_DTYPE_F32, FV_DTYPE_BF16};
     switch (option) {
     case 'm':
@@ -207,7 +209,7 @@ static fv_status set_option(generate_options *o, int option, const char *text)
     case OPTION_BLOCK_SIZE: return fv_args_i32(&o->session.block_size, "--block-size", text, 1, 65536);
     case OPTION_KV_DTYPE:
         return read_dtype(&o->session.kv_cache_dtype, "--kv-cache-dtype", text,
-                          "float32, float16, bfloat16, fp8_e4m3, fp8_e5m2", kv_dtypes, 5);
+                          "float32, float16, bfloat16, fp8_e4m3, fp8_e5m2, int8", kv_dtypes, FV_ARRAY_LEN(kv_dtypes));
     case OPTION_DTYPE:
         return read_dtype(&o->engine.compute_dtype, "--dtype", text, "float32, bfloat16", gemm_dtypes, 2);
     case OPTION_THREADS: return fv_args_i32(&o->engine.num_threads, "--threads", text, 1, 1024);
