@@ -28,8 +28,8 @@ static int32_t list_lane_blocks(lane_block *blocks, const fv_split_rule *rule, c
             blocks[num_blocks++] = (lane_block){
                 .cost = (float)(fv_query_block_cost(rule, &block) / rule->problem->mha.num_kv_heads),
                 .most = (float)fv_max_i32(1, (block.end_key - block.first_key) / FV_MIN_LANE_SEGMENT_KEYS),
-                .whole = (float)(fv_lane_item_keys(rows, 0) * FV_LANE_KEY_COST),
-                .part = (float)(fv_lane_item_keys(rows, 1) * FV_LANE_KEY_COST),
+                .whole = (float)fv_lane_item_keys(rows, 0) * (float)(FV_LANE_KEY_COST + rows),
+                .part = (float)fv_lane_item_keys(rows, 1) * (float)(FV_LANE_KEY_COST + rows),
             };
             token += block.num_tokens;
         }
@@ -60,6 +60,23 @@ static float lane_time(const fv_split_rule *rule, const lane_block *blocks, int3
     return in_rounds < dealt_out ? in_rounds : dealt_out;
 }
 
+/* How long blocks take that are not cut. */
+static float whole_time(const fv_split_rule *rule, const lane_block *blocks, int32_t num_blocks)
+{
+    float largest = 1;
+    for (int32_t i = 0; i < num_blocks; i++) largest = fmaxf(largest, blocks[i].cost);
+    return num_blocks > 0 ? lane_time(rule, blocks, num_blocks, largest) : 0;
+}
+
+/* Blocks that make whole rounds of the lanes, if a worker has no second lane to make up for a round that is not full, and
+ * blocks are runs. */
+static int32_t count_whole_blocks(const fv_split_rule *rule, const fv_pass *pass, int32_t num_blocks)
+{
+    if (rule->num_lanes > rule->num_workers || num_blocks != pass->num_runs || pass->num_groups > 0) return 0;
+    const int32_t num_kv_heads = rule->problem->mha.num_kv_heads;
+    return num_blocks * num_kv_heads / rule->num_lanes * rule->num_lanes / num_kv_heads;
+}
+
 int64_t fv_lane_taper_share(const fv_split_rule *rule, int64_t rest, int64_t cost)
 {
     const int64_t least = (int64_t)TAPER_KEYS * (FV_LANE_KEY_COST + FV_DECODE_ROWS);
@@ -86,18 +103,25 @@ static float taper_time(const fv_split_rule *rule, const lane_block *blocks, int
 fv_lane_cut fv_lane_cut_choose(const fv_split_rule *rule, const fv_step *step, const fv_pass *pass, int64_t total)
 {
     static const uint8_t eighths[] = {4, 6, 7, 8, 10, 12, 14, 16, 20, 24, 28, 32}; /* of total / lanes: 8 / eighths */
-    fv_lane_cut best = {fv_max_i64(1, total / rule->num_lanes), 1};
+    fv_lane_cut best = {.share = fv_max_i64(1, total / rule->num_lanes), .tapers = 1};
     if (pass->num_runs * (int64_t)rule->problem->mha.num_kv_heads > 4 * (int64_t)rule->num_lanes) return best;
     lane_block blocks[LANE_BLOCKS];
     const int32_t num_blocks = list_lane_blocks(blocks, rule, step, pass);
     if (num_blocks == 0) return best;
     float best_time = taper_time(rule, blocks, num_blocks, total);
-    for (size_t i = 0; i < FV_ARRAY_LEN(eighths); i++) {
-        const int64_t share = fv_max_i64(1, total * 8 / ((int64_t)rule->num_lanes * eighths[i]));
-        const float time = lane_time(rule, blocks, num_blocks, (float)share);
-        if (time >= best_time) continue;
-        best_time = time;
-        best = (fv_lane_cut){share, 0};
+    const int32_t whole[] = {0, count_whole_blocks(rule, pass, num_blocks)};
+    for (int32_t w = 0; w < (whole[1] > 0 ? 2 : 1); w++) {
+        const float before = whole_time(rule, blocks, whole[w]);
+        int64_t rest = 0;
+        for (int32_t i = whole[w]; i < num_blocks; i++) rest += (int64_t)blocks[i].cost;
+        for (size_t i = 0; i < FV_ARRAY_LEN(eighths); i++) {
+            const int64_t share = fv_max_i64(1, rest * rule->problem->mha.num_kv_heads * 8 /
+                                                    ((int64_t)rule->num_lanes * eighths[i]));
+            const float time = before + lane_time(rule, blocks + whole[w], num_blocks - whole[w], (float)share);
+            if (time >= best_time) continue;
+            best_time = time;
+            best = (fv_lane_cut){.share = share, .whole_runs = whole[w]};
+        }
     }
     return best;
 }

@@ -5,6 +5,7 @@
  * lane, so that the lanes end together.
  *
  *   |-----|-----|-----|-----|          shares: pieces of about one size, in rounds
+ *   |-----------|-----------|-----|    whole rounds of whole sequences, the others cut for one more
  *   |-----------|------|---|--|-|      tapering: whole sequences first, ever smaller pieces last */
 #ifndef FV_PLANNER_LANE_CUT_H
 #define FV_PLANNER_LANE_CUT_H
@@ -15,9 +16,12 @@
 #define FV_MIN_LANE_SEGMENT_KEYS 64
 
 /* What an item of `rows` rows takes beside its keys, as keys: to start, to bring its queries and to write its results;
- * where they are one part of several they are fp32, and are reduced. Of 4 rows of 128 from times on an H200, of 128 rows
- * of 512 from the bytes of their results. */
-static inline int32_t fv_lane_item_keys(int32_t rows, int32_t is_part) { return is_part ? 180 + rows * 2 : 100 + rows; }
+ * where they are one part of several they are fp32, and are reduced. From times on an H200, of 4 rows of 128 and of 128
+ * rows of 512. */
+static inline int32_t fv_lane_item_keys(int32_t rows, int32_t is_part)
+{
+    return is_part ? 164 + rows * 6 : 97 + rows * 7 / 4;
+}
 
 /* How long equal items take, in times of one. Where workers have several lanes, few items share the memory that all
  * lanes share otherwise, and so are done sooner (measured: two thirds of an H200's lanes in 0.76 of the time). */
@@ -30,8 +34,9 @@ static inline float fv_lane_rounds(float num_items, int32_t num_lanes, int32_t n
 
 /* How a pass is cut. */
 typedef struct fv_lane_cut {
-    int64_t share;  /* cost of the largest piece, of one KV head */
-    int32_t tapers; /* 1: fv_lane_taper_share() instead, run by run */
+    int64_t share;      /* cost of the largest piece, of one KV head */
+    int32_t tapers;     /* 1: fv_lane_taper_share() instead, run by run */
+    int32_t whole_runs; /* the first ones, which are not cut */
 } fv_lane_cut;
 
 /* Of some shares between two lanes' and a quarter of a lane's, and of pieces that taper, what takes the least time;

@@ -1,9 +1,8 @@
 /* Cutting a pass into work items.
  *
- * A Q block is cut where it costs more than its share, the total over ITEMS_PER_WORKER items for each
- * worker, so that no worker waits long for the last one, and the number of pieces grows by one at a time
- * with the length: there is no batch size or length where the schedule jumps. Pieces are runs of keys
- * first, as long as those are worth a reduction, then runs of KV heads, which need none.
+ * A Q block is cut where it costs more than a share (planner/worker_cut.h), into as many pieces as it has shares, so
+ * that no worker waits long for the last one. Pieces are runs of keys first, as long as those are worth a reduction,
+ * then runs of KV heads, which need none.
  *
  * For a device with lanes see planner/lane_cut.h. */
 #include "planner/work_list.h"
@@ -13,9 +12,8 @@
 #include "core/error.h"
 #include "planner/lane_cut.h"
 #include "planner/query_block.h"
+#include "planner/worker_cut.h"
 
-#define ITEMS_PER_WORKER 8
-#define MIN_SEGMENT_KEYS 256
 #define FORCED_SEGMENTS 16   /* of the forced 3D path, as in the Triton attention paper */
 #define INVARIANT_SEGMENTS 8 /* at most, of a sequence at the maximal length */
 #define REDUCE_TOKENS 4      /* of a reduction of a prefix group */
@@ -56,7 +54,7 @@ static int32_t whole_head_run(const fv_split_rule *rule, int32_t num_tokens)
 /* Keys of the shortest piece that is worth a reduction. */
 static int32_t min_segment_keys(const fv_split_rule *rule)
 {
-    return rule->num_lanes ? FV_MIN_LANE_SEGMENT_KEYS : MIN_SEGMENT_KEYS;
+    return rule->num_lanes ? FV_MIN_LANE_SEGMENT_KEYS : FV_MIN_SEGMENT_KEYS;
 }
 
 static block_cut choose_cut(const fv_split_rule *rule, const fv_query_block *block, int64_t share)
@@ -190,7 +188,7 @@ static group_cut cut_group(const fv_split_rule *rule, const fv_step *step, const
         for (int32_t token = 0; token < run.num_tokens;) {
             const fv_query_block block = fv_query_block_at(rule, step, &run, token);
             const int64_t pieces = pieces_of(rule, fv_query_block_cost(rule, &block), block.num_tokens, share);
-            const int64_t most = fv_max_i32(1, (block.end_key - block.first_key) / MIN_SEGMENT_KEYS);
+            const int64_t most = fv_max_i32(1, (block.end_key - block.first_key) / FV_MIN_SEGMENT_KEYS);
             cut.suffix_segments = (int32_t)fv_max_i64(cut.suffix_segments, fv_min_i64(pieces, most));
             token += block.num_tokens;
             num_blocks++;
@@ -200,7 +198,7 @@ static group_cut cut_group(const fv_split_rule *rule, const fv_step *step, const
     const int32_t prefix_blocks = (int32_t)fv_ceil_div(cut.num_tokens, cut.block_tokens);
     const int64_t cost = fv_work_cost(rule->problem, group->num_keys, cut.block_tokens);
     const int64_t segments = fv_min_i64(pieces_of(rule, cost, cut.block_tokens, share),
-                                        fv_max_i32(1, group->num_keys / MIN_SEGMENT_KEYS));
+                                        fv_max_i32(1, group->num_keys / FV_MIN_SEGMENT_KEYS));
     cut.prefix_keys = (int32_t)fv_round_up(fv_ceil_div(group->num_keys, segments), rule->tile_keys);
     cut.prefix_segments = (int32_t)fv_ceil_div(group->num_keys, cut.prefix_keys);
     cut.num_items = (prefix_blocks * cut.prefix_segments + num_blocks * cut.suffix_segments) *
@@ -276,21 +274,23 @@ static int32_t append_group(fv_work_list *list, const fv_split_rule *rule, const
 /* Shares that the total is at most cut into. */
 static int64_t max_shares(const fv_split_rule *rule)
 {
-    return fv_max_i64((int64_t)rule->num_workers * ITEMS_PER_WORKER, 4 * (int64_t)rule->num_lanes);
+    return fv_max_i64((int64_t)rule->num_workers * FV_SHARES_PER_WORKER, 4 * (int64_t)rule->num_lanes);
 }
 
 fv_status fv_work_list_append(fv_work_list *list, const fv_split_rule *rule, const fv_step *step, const fv_pass *pass)
 {
     list->num_slots = 0;
-    int64_t share = INT64_MAX / 2, rest = 0;
-    int32_t tapers = 0;
+    const int64_t no_share = INT64_MAX / 2; /* whole */
+    int64_t share = no_share, rest = 0;
+    int32_t tapers = 0, whole_runs = 0;
     if (rule->num_lanes) {
         rest = total_cost(rule, step, pass);
         const fv_lane_cut cut = fv_lane_cut_choose(rule, step, pass, rest);
         share = cut.share;
         tapers = cut.tapers;
+        whole_runs = cut.whole_runs;
     } else if (rule->num_workers > 1) {
-        share = fv_max_i64(1, total_cost(rule, step, pass) / max_shares(rule));
+        share = fv_worker_cut_share(rule, step, pass, total_cost(rule, step, pass));
     }
     const fv_prefix_group *group = pass->groups, *end = pass->groups + pass->num_groups;
     for (int32_t i = 0; i < pass->num_runs;) {
@@ -303,7 +303,7 @@ fv_status fv_work_list_append(fv_work_list *list, const fv_split_rule *rule, con
         for (const int32_t until = i + (now ? now->num_runs : 1); i < until; i++) {
             const int64_t cost = tapers ? fv_query_run_cost(rule, step, &pass->runs[i]) : 0;
             if (tapers) share = fv_lane_taper_share(rule, rest, cost / rule->problem->mha.num_kv_heads);
-            const fv_status status = append_run(list, rule, step, &pass->runs[i], share);
+            const fv_status status = append_run(list, rule, step, &pass->runs[i], i < whole_runs ? no_share : share);
             rest -= cost;
             if (status != FV_OK) return status;
         }
@@ -329,7 +329,7 @@ void fv_split_rule_fix(fv_split_rule *rule, const fv_bounds *bounds, size_t slot
         rule->path = FV_PATH_2D;
         return;
     }
-    const int64_t least = fv_max_i64(MIN_SEGMENT_KEYS, fv_ceil_div(bounds->max_seq_len, segments));
+    const int64_t least = fv_max_i64(FV_MIN_SEGMENT_KEYS, fv_ceil_div(bounds->max_seq_len, segments));
     rule->segment_keys = (int32_t)fv_round_up(fv_max_i64(least, rule->segment_keys), rule->tile_keys);
 }
 

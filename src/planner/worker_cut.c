@@ -1,0 +1,124 @@
+#include "planner/worker_cut.h"
+
+#include "planner/query_block.h"
+
+#define MAX_BLOCKS 512  /* Q blocks that are weighed; more of them need not be cut */
+#define MAX_WORKERS 256 /* that are weighed */
+#define WAIT_PARTS 8    /* workers differ: the last item counts by this part of the largest again */
+
+/* Of one partial row, in rows x keys, from its bytes, written and read: with few rows the keys are bytes as well, with
+ * many they are products, which differ by ten times between AVX2 (about 12) and AMX (about 140). */
+#define FEW_MERGE_COST 16
+#define MANY_MERGE_COST 96
+
+/* A Q block: `count` items alike where it is not cut. */
+typedef struct worker_block {
+    int64_t cost;  /* of an item */
+    int64_t merge; /* what a segment costs besides */
+    int32_t count;
+    int32_t num_heads; /* KV heads of an item */
+    int32_t span;      /* keys */
+    int32_t most_segments;
+} worker_block;
+
+static worker_block weigh_block(const fv_split_rule *rule, const fv_query_block *block)
+{
+    const int32_t num_kv_heads = rule->problem->mha.num_kv_heads;
+    const int32_t rows = block->num_tokens * fv_group_of(rule->problem);
+    const int32_t is_few = rows <= FV_DECODE_ROWS, count = is_few ? 1 : num_kv_heads;
+    const int32_t span = fv_max_i32(1, block->end_key - block->first_key);
+    return (worker_block){
+        .cost = fv_query_block_cost(rule, block) / count,
+        .merge = (int64_t)(is_few ? FEW_MERGE_COST : MANY_MERGE_COST) * rows * (num_kv_heads / count),
+        .count = count,
+        .num_heads = num_kv_heads / count,
+        .span = span,
+        .most_segments = fv_max_i32(1, span / FV_MIN_SEGMENT_KEYS),
+    };
+}
+
+/* The pass's Q blocks in the order of the work list; 0: there are more than MAX_BLOCKS. */
+static int32_t list_blocks(worker_block *blocks, const fv_split_rule *rule, const fv_step *step, const fv_pass *pass)
+{
+    int32_t num_blocks = 0;
+    for (int32_t i = 0; i < pass->num_runs; i++) {
+        const fv_query_run *run = &pass->runs[i];
+        const int32_t is_short = fv_query_is_short(rule->problem, fv_step_query_len(step, run->seq));
+        const int32_t block_q = is_short ? fv_max_i32(1, run->num_tokens) : rule->block_q;
+        for (int64_t block = fv_ceil_div(run->num_tokens, block_q) - 1; block >= 0; block--) {
+            if (num_blocks == MAX_BLOCKS) return 0;
+            const fv_query_block at = fv_query_block_at(rule, step, run, run->first_token + (int32_t)block * block_q);
+            blocks[num_blocks++] = weigh_block(rule, &at);
+        }
+    }
+    return num_blocks;
+}
+
+/* The worker that is free first takes an item: busy[0], the least of a heap. */
+static void take_item(int64_t *busy, int32_t num_workers, int64_t cost)
+{
+    const int64_t until = busy[0] + cost;
+    int32_t at = 0;
+    for (int32_t child; (child = 2 * at + 1) < num_workers; at = child) {
+        if (child + 1 < num_workers && busy[child + 1] < busy[child]) child++;
+        if (busy[child] >= until) break;
+        busy[at] = busy[child];
+    }
+    busy[at] = until;
+}
+
+/* The items of a block, cut for `share` as the work list does. Returns the cost of the largest. */
+static int64_t take_block(int64_t *busy, const fv_split_rule *rule, const worker_block *block, int64_t share)
+{
+    const int64_t pieces = fv_max_i64(1, fv_ceil_div(block->cost, share));
+    const int64_t most_segments = fv_min_i64(pieces, block->most_segments);
+    const int64_t keys = fv_round_up(fv_ceil_div(block->span, most_segments), rule->tile_keys);
+    const int64_t head_run = fv_max_i64(1, block->num_heads / fv_ceil_div(pieces, most_segments));
+    const int64_t head_runs = fv_ceil_div(block->num_heads, head_run), num_items = head_runs * block->count;
+    const int64_t merge = keys < block->span ? block->merge : 0;
+    int64_t largest = 0;
+    for (int64_t key = 0; key < block->span; key += keys) {
+        const int64_t cost = block->cost * fv_min_i64(keys, block->span - key) / block->span;
+        const int64_t item = (cost + merge) / head_runs;
+        for (int64_t n = 0; n < num_items; n++) take_item(busy, rule->num_workers, item);
+        largest = fv_max_i64(largest, item);
+    }
+    return largest;
+}
+
+/* When the last worker ends. */
+static int64_t time_of_share(const fv_split_rule *rule, const worker_block *blocks, int32_t num_blocks, int64_t share)
+{
+    int64_t busy[MAX_WORKERS] = {0}, largest = 0, last = 0;
+    for (int32_t i = 0; i < num_blocks; i++) {
+        largest = fv_max_i64(largest, take_block(busy, rule, &blocks[i], share));
+    }
+    for (int32_t i = 0; i < rule->num_workers; i++) last = fv_max_i64(last, busy[i]);
+    return last + largest / WAIT_PARTS;
+}
+
+/* A rule that says itself how many pieces a Q block has. */
+static int32_t is_fixed(const fv_split_rule *rule)
+{
+    return rule->path != FV_PATH_AUTO || rule->batch_invariant || rule->segment_keys || rule->num_segments;
+}
+
+int64_t fv_worker_cut_share(const fv_split_rule *rule, const fv_step *step, const fv_pass *pass, int64_t total)
+{
+    static const int32_t shares[] = {1, 2, 3, 4, 6, FV_SHARES_PER_WORKER};
+    int64_t best = fv_max_i64(1, total / ((int64_t)rule->num_workers * FV_SHARES_PER_WORKER));
+    if (is_fixed(rule) || pass->num_groups > 0 || rule->num_workers > MAX_WORKERS) return best;
+    worker_block blocks[MAX_BLOCKS];
+    const int32_t num_blocks = list_blocks(blocks, rule, step, pass);
+    int64_t largest = 0, best_time = INT64_MAX;
+    for (int32_t i = 0; i < num_blocks; i++) largest = fv_max_i64(largest, blocks[i].cost);
+    if (largest <= best) return best; /* nothing is cut */
+    for (int32_t i = 0; i < FV_ARRAY_LEN(shares); i++) {
+        const int64_t share = fv_max_i64(1, fv_ceil_div(total, (int64_t)rule->num_workers * shares[i]));
+        const int64_t time = time_of_share(rule, blocks, num_blocks, share);
+        if (time >= best_time) continue;
+        best_time = time;
+        best = share;
+    }
+    return best;
+}

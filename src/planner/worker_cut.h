@@ -1,0 +1,24 @@
+/* Cutting a pass for workers that take items one by one, the threads of a CPU: no more pieces than it takes for all
+ * workers to end at about the same time, because a piece costs what its partial results cost to be written and merged,
+ * as much as hundreds of keys where rows are many and wide (MLA).
+ *
+ *   worker 0   |--- seq 0 ---|- seq 1 -|         shares that are too large: the others wait for worker 0
+ *   worker 1   |-- seq 2 --|
+ *   worker 0   |- 0 -|- 0 -|+|- 2 -|             smaller ones: both end together, each has merges (+) to pay for
+ *   worker 1   |-- 1 --|- 2 -|+ */
+#ifndef FV_PLANNER_WORKER_CUT_H
+#define FV_PLANNER_WORKER_CUT_H
+
+#include "planner/work_list.h"
+
+/* Shares of a worker that a pass is at most cut into. */
+#define FV_SHARES_PER_WORKER 8
+
+/* Keys of the shortest piece that is worth a reduction. */
+#define FV_MIN_SEGMENT_KEYS 256
+
+/* The cost of the largest piece, from that of a pass without prefix groups: total / workers / {1 ... 8}, whichever lets
+ * the last worker end first when pieces are dealt out in their order. */
+int64_t fv_worker_cut_share(const fv_split_rule *rule, const fv_step *step, const fv_pass *pass, int64_t total);
+
+#endif
