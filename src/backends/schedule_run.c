@@ -287,7 +287,8 @@ static fv_attend_params attend_params(const layer_run *run, const fv_call *call)
         params.num_items = call->count;
     } else {
         const int32_t num_seqs = sized_by_bounds(plan) ? plan->bounds.max_num_seqs : batch->num_seqs;
-        params.num_q_blocks = launch_tokens(plan) / params.block_q + num_seqs;
+        params.whole_queries = plan->bounds.max_query_len <= params.block_q;
+        params.num_q_blocks = num_seqs + (params.whole_queries ? 0 : launch_tokens(plan) / params.block_q);
         params.num_segments = plan->num_segments;
     }
     return params;
@@ -330,6 +331,7 @@ static fv_status reduce_segments(const layer_run *run, const fv_call *call)
         .block_q = attend.block_q,
         .num_q_blocks = attend.num_q_blocks,
         .num_segments = attend.num_segments,
+        .whole_queries = attend.whole_queries,
         .partial_out = attend.partial_out,
         .partial_max = attend.partial_max,
         .partial_sum = attend.partial_sum,

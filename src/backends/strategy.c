@@ -248,7 +248,7 @@ static size_t scratch_bytes(const fv_plan *plan)
 }
 
 /* Segments with which the longest sequences allowed take the lanes of the device the least time: fv_work_list_append
- * weighs the same for a step's own lengths. */
+ * weighs the same for a step's own lengths. Segments are whole tiles (fv_grid_item): the last ones may get none. */
 static int64_t lane_segments(const fv_plan *plan, int64_t most)
 {
     const int64_t blocks = (int64_t)plan->bounds.max_num_seqs * plan->problem.mha.num_kv_heads;
@@ -257,7 +257,11 @@ static int64_t lane_segments(const fv_plan *plan, int64_t most)
     int64_t best = 1;
     float best_time = INFINITY;
     for (int64_t segments = 1; segments <= fv_min_i64(most, longest); segments++) {
-        const float item = (float)(fv_ceil_div(keys, segments) + fv_lane_item_keys(rows, segments > 1));
+        const int64_t tiles = fv_ceil_div(keys, plan->rule.tile_keys);
+        const int64_t segment_keys = fv_ceil_div(tiles, segments) * plan->rule.tile_keys;
+        const int64_t pieces = fv_ceil_div(fv_max_i64(1, keys), segment_keys);
+        if (pieces < segments) continue; /* as good with fewer */
+        const float item = (float)(segment_keys + fv_lane_item_keys(rows, segments > 1));
         const float time = item *
                            fv_lane_rounds((float)(blocks * segments), plan->rule.num_lanes, plan->rule.num_workers);
         if (time < best_time) {

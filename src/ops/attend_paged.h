@@ -97,6 +97,7 @@ typedef struct fv_attend_params {
     int32_t tile_keys;
     int32_t num_q_blocks;
     int32_t num_segments;
+    int32_t whole_queries; /* 1: no query has more than block_q tokens; the static grid's Q block r is sequence r */
 
     /* partial results, [num_slots, Hq, Dv] and [num_slots, Hq]; natural units */
     float *partial_out;
@@ -127,6 +128,7 @@ typedef struct fv_reduce_params {
     int32_t block_q;
     int32_t num_q_blocks;
     int32_t num_segments;
+    int32_t whole_queries;
 
     const float *partial_out;
     const float *partial_max;
@@ -165,7 +167,8 @@ FV_SHARED_INLINE fv_key_range fv_block_keys(const fv_context_parallel *cp, int32
 
 /* The static grid of the Triton attention paper: sequence r owns the Q blocks from
  * query_start[r] / block_q + r on, so that a bound on their number, T / block_q + R, needs no lengths,
- * and a worker finds its sequence by binary search over these prefix sums. Returns 0 where the cell
+ * and a worker finds its sequence by binary search over these prefix sums. With whole_queries there is
+ * one Q block for each sequence, and nothing to search. Returns 0 where the cell
  * (q_block, segment) has no work, else fills *item for one KV head. Segments cut the keys of the whole
  * sequence into num_segments runs of equally many tiles. */
 int32_t fv_grid_item(fv_work_item *item, const fv_attend_params *params, int32_t q_block, int32_t kv_head,

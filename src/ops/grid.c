@@ -18,9 +18,14 @@ int32_t fv_grid_find_seq(const int32_t *query_start, int32_t num_seqs, int32_t b
 }
 
 /* First token of Q block `q_block` within its sequence; -1 where no sequence has such a block. */
-static int32_t find_block(int32_t *seq, const int32_t *query_start, int32_t num_seqs, int32_t block_q, int32_t q_block)
+static int32_t find_block(int32_t *seq, const int32_t *query_start, int32_t num_seqs, int32_t block_q, int32_t q_block,
+                          int32_t whole_queries)
 {
     if (num_seqs <= 0) return -1;
+    if (whole_queries) {
+        *seq = q_block;
+        return q_block < num_seqs && query_start[q_block] < query_start[q_block + 1] ? 0 : -1;
+    }
     *seq = fv_grid_find_seq(query_start, num_seqs, block_q, q_block);
     const int32_t first_token = (q_block - (query_start[*seq] / block_q + *seq)) * block_q;
     return first_token < query_start[*seq + 1] - query_start[*seq] ? first_token : -1;
@@ -32,7 +37,8 @@ int32_t fv_grid_item(fv_work_item *item, const fv_attend_params *params, int32_t
     assert(params->block_q > 0 && params->num_segments > 0);
     const int32_t num_seqs = params->num_seqs_at ? *params->num_seqs_at : params->num_seqs;
     int32_t seq;
-    const int32_t first_token = find_block(&seq, params->query_start, num_seqs, params->block_q, q_block);
+    const int32_t first_token = find_block(&seq, params->query_start, num_seqs, params->block_q, q_block,
+                                           params->whole_queries);
     if (first_token < 0) return 0;
 
     const int32_t start = params->query_start[seq];
@@ -60,7 +66,8 @@ int32_t fv_grid_reduce_item(fv_reduce_item *item, const fv_reduce_params *params
 {
     const int32_t num_seqs = params->num_seqs_at ? *params->num_seqs_at : params->num_seqs;
     int32_t seq;
-    const int32_t first_token = find_block(&seq, params->query_start, num_seqs, params->block_q, q_block);
+    const int32_t first_token = find_block(&seq, params->query_start, num_seqs, params->block_q, q_block,
+                                           params->whole_queries);
     if (first_token < 0) return 0;
     const int32_t start = params->query_start[seq];
     *item = (fv_reduce_item){

@@ -115,12 +115,14 @@ static void test_segments_match_whole(void **state)
 {
     (void)state;
     for (int32_t segments = 1; segments <= 7; segments++) {
-        for (int32_t block_q = 1; block_q <= 4; block_q++) {
+        for (int32_t block_q = 1; block_q <= 6; block_q++) {
             scene *s = mixed_scene();
             s->params.sinks = s->sinks;
             s->params.window = block_q == 3 ? 4 : 0;
             s->params.num_segments = segments;
             s->params.block_q = block_q;
+            s->params.whole_queries = block_q == 6; /* the longest query */
+            if (s->params.whole_queries) s->params.num_q_blocks = s->params.num_seqs;
             scene_write_cache(s);
             scene_attend(s);
             if (segments > 1) attend_run_reduce(&s->params, NULL, 0, fv_reference_reduce_segments);

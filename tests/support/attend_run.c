@@ -35,6 +35,7 @@ void attend_run_reduce(const fv_attend_params *params, const fv_reduce_item *red
         .query_start = params->query_start,
         .block_q = params->block_q,
         .num_q_blocks = params->num_q_blocks,
+        .whole_queries = params->whole_queries,
         .num_segments = params->num_segments,
         .partial_out = params->partial_out,
         .partial_max = params->partial_max,

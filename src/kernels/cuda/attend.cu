@@ -182,8 +182,9 @@ static const fv_cuda_attend_kernel *find_hopper_kernel(const attend_args *args, 
     if (args->is_latent) {
         const bool is_whole = params->head_size == 576 && params->v_head_size == 512 && !params->dense.k;
         if (!is_whole) return NULL;
-        return args->rescaling == FV_RESCALING_MULTIPLY ? &fv_cuda_hopper.latent[is_half]
-                                                        : &fv_cuda_hopper.amla[is_half];
+        const int32_t is_mapped = args->map_rows > 0;
+        return args->rescaling == FV_RESCALING_MULTIPLY ? &fv_cuda_hopper.latent[is_half][is_mapped]
+                                                        : &fv_cuda_hopper.amla[is_half][is_mapped];
     }
     const int32_t head_size = fv_max_i32(params->head_size, params->v_head_size);
     if (block_m <= FV_CUDA_FEW_ROWS || head_size > 128) return NULL;
@@ -208,12 +209,28 @@ static fv_cuda_attend_kernel choose_kernel(const fv_launch *launch, const attend
     return takes_many ? kernels->many[is_half] : kernels->few[is_half];
 }
 
+/* Blocks of threads: a job each, or, where they stay, as many as the device holds at once. */
+static dim3 grid_of(attend_args *args, const fv_cuda_attend_kernel *kernel, int32_t num_workers)
+{
+    const fv_attend_params *params = &args->params;
+    const uint32_t parts = (uint32_t)args->row_parts;
+    if (!params->items && !kernel->stays) {
+        return dim3((uint32_t)params->num_q_blocks * parts, (uint32_t)params->num_kv_heads,
+                    (uint32_t)params->num_segments);
+    }
+    const int32_t num_cells = params->num_q_blocks * params->num_segments;
+    const int32_t num_jobs = (params->items ? params->num_items : num_cells) * params->num_kv_heads;
+    args->num_jobs = !params->items && params->whole_queries ? -1 : num_jobs;
+    return dim3((uint32_t)(kernel->stays ? fv_min_i32(num_jobs, kernel->stays * num_workers) : num_jobs) * parts);
+}
+
 fv_status fv_cuda_attend_launch(const fv_launch *launch, const fv_attend_params *params, int32_t block_m,
                                 fv_rescaling rescaling, bool may_be_hopper)
 {
     const fv_cuda_state *state = fv_cuda_state_of(launch->device);
     attend_args args;
     set_args(&args, params, rescaling);
+    if (args.is_latent && may_be_hopper) fv_cuda_map_keys(&args, state);
     const fv_cuda_attend_kernel kernel = choose_kernel(launch, &args, block_m, may_be_hopper);
     if (kernel.shared_bytes > state->max_shared) {
         return state->host.fail(FV_ERR_UNSUPPORTED,
@@ -225,12 +242,7 @@ fv_status fv_cuda_attend_launch(const fv_launch *launch, const fv_attend_params 
         const int32_t most_rows = fv_max_i32(FV_DECODE_ROWS, fv_max_i32(1, params->block_q) * group); /* of an item */
         args.row_parts = (int32_t)fv_ceil_div(most_rows, kernel.block_m);
     }
-    const uint32_t parts = (uint32_t)args.row_parts;
-    args.num_jobs = params->items ? params->num_items * params->num_kv_heads : 0;
-    const int32_t most = kernel.stays ? kernel.stays * launch->device->num_workers : INT32_MAX;
-    const dim3 grid = params->items ? dim3((uint32_t)fv_min_i32(args.num_jobs, most) * parts)
-                                    : dim3((uint32_t)params->num_q_blocks * parts, (uint32_t)params->num_kv_heads,
-                                           (uint32_t)params->num_segments);
+    const dim3 grid = grid_of(&args, &kernel, launch->device->num_workers);
     return fv_cuda_launch_overlapped(launch, "attend_paged", kernel.kernel, grid, (uint32_t)kernel.num_threads,
                                      (size_t)kernel.shared_bytes, args);
 }
@@ -262,12 +274,14 @@ extern "C" fv_status fv_cuda_attend_open(const fv_device *device)
             status = allow_shared(device, kernel, kernel->shared_bytes);
         }
     }
-    const fv_cuda_attend_kernel *hopper[] = {fv_cuda_hopper.rows_64, fv_cuda_hopper.rows_128, fv_cuda_hopper.latent,
-                                             fv_cuda_hopper.amla};
+    const fv_cuda_attend_kernel *hopper[] = {fv_cuda_hopper.rows_64,   fv_cuda_hopper.rows_128,
+                                             fv_cuda_hopper.latent[0], fv_cuda_hopper.latent[1],
+                                             fv_cuda_hopper.amla[0],   fv_cuda_hopper.amla[1]};
     for (const fv_cuda_attend_kernel *kernels : hopper) {
         for (int32_t i = 0; i < 2 && status == FV_OK && fv_cuda_state_of(device)->is_hopper; i++)
             status = allow_shared(device, &kernels[i], kernels[i].shared_bytes);
     }
+    if (status == FV_OK && fv_cuda_state_of(device)->is_hopper) fv_cuda_find_encode_map(fv_cuda_state_of(device));
     fv_cuda_leave(device, previous);
     return status;
 }

@@ -9,9 +9,9 @@
  * Blocks of threads stay and do one job after the other (attend_few_jobs.cuh), so that memory is asked for
  * something at any time: a job's first tiles are on their way while the one before ends.
  *
- * Caches of the queries' 16-bit dtype, or of one byte: those arrive as they are and are widened by their warp. The keys
- * become numbers of the queries' dtype, the values fp16, in which 8-bit formats are exact, and so does P. Rows lie
- * together; scores need no more than scale and mask: everything else takes attend_mma.cuh. */
+ * Caches of the queries' 16-bit dtype, or of one byte: those are widened on their way from shared memory to the tensor
+ * cores, to fp16, in which 8-bit formats are exact; q and P are fp16, too. Rows lie together; scores need no more than
+ * scale and mask: everything else takes attend_mma.cuh. */
 #ifndef FV_KERNELS_CUDA_ATTEND_FEW_CUH
 #define FV_KERNELS_CUDA_ATTEND_FEW_CUH
 
@@ -23,7 +23,7 @@ template <class Element, int HEAD_, int VALUE_> struct few_shape {
     static constexpr int HEAD = HEAD_, VALUE = VALUE_, WARPS = 4, THREADS = 32 * WARPS, TILE = 16, BLOCK_M = FEW_ROWS;
     static constexpr int K_ROW = HEAD + 8, V_ROW = VALUE + 8; /* 8 rows lie in different banks */
     static constexpr int WIDE = TILE * (K_ROW + V_ROW) * 2, NARROW = TILE * (HEAD + VALUE); /* bytes of a tile */
-    static constexpr int RING = 2 * WIDE; /* of one byte: a tile widened, and behind it the two stages */
+    static constexpr int RING = 2 * WIDE; /* of one byte: room for a warp's sums, and behind it the two stages */
     static constexpr int BLOCKS = HEAD <= 64 ? 4 : HEAD <= 128 ? 3 : 1; /* on a multiprocessor */
     static_assert(HEAD % 32 == 0 && VALUE % 16 == 0 && WIDE + 2 * NARROW <= RING, "whole instructions, and a ring");
     static_assert(BLOCK_M * (VALUE + 3) * 4 <= WIDE && WARPS * TILE == FEW_FIRST_KEYS,
@@ -33,6 +33,7 @@ template <class Element, int HEAD_, int VALUE_> struct few_shape {
 template <class S> struct few_memory {
     alignas(16) char ring[S::WARPS][S::RING];
     alignas(16) typename S::T q[S::BLOCK_M * S::K_ROW];
+    float q_factors[S::BLOCK_M];      /* entries of one byte: what scores lack for q is fp16 */
     const char *k[S::WARPS][S::TILE]; /* of the tile that a warp asks for; NULL: no row sees the key */
     const char *v[S::WARPS][S::TILE];
     float *sums[S::WARPS]; /* at the end: values [BLOCK_M][VALUE] of each warp, maxima, sums, and sums as rounded */
@@ -77,6 +78,14 @@ static __device__ __forceinline__ int32_t few_block(const few_slot *slot, const 
     return slot->job.table[split_key(args, key).x];
 }
 
+/* Where chunk `chunk` of 16 bytes of a key lies in its row of one-byte entries: neither the same chunk of eight keys
+ * nor four chunks of two keys share a bank. */
+template <int CHUNKS> static __device__ __forceinline__ int32_t narrow_chunk_place(int32_t key, int32_t chunk)
+{
+    static_assert(CHUNKS == 4 || CHUNKS == 8 || CHUNKS == 16, "two rows, one row or half a row to all banks");
+    return chunk ^ (CHUNKS == 4 ? key / 2 % 4 : key % 2 * 4 + key % 8 / 2);
+}
+
 /* A warp's asynchronous copies of rows of SIZE elements, 16 bytes each; elements from `size` on are zeros. */
 template <int ROWS, int SIZE, int ELEMENT, int ROW_BYTES>
 static __device__ __forceinline__ void copy_few_rows(char *to, const char *const *rows, const void *somewhere,
@@ -88,7 +97,9 @@ static __device__ __forceinline__ void copy_few_rows(char *to, const char *const
         const int32_t at = lane + i * 32, key = at / COPIES, copy = at % COPIES;
         const char *row = rows[key];
         const bool is_there = row && copy * EACH < size;
-        ptx_cp_async_16_or_zeros(to + key * ROW_BYTES + copy * 16, is_there ? row + copy * 16 : somewhere,
+        int32_t place = copy;
+        if constexpr (ELEMENT == 1) place = narrow_chunk_place<COPIES>(key, copy);
+        ptx_cp_async_16_or_zeros(to + key * ROW_BYTES + place * 16, is_there ? row + copy * 16 : somewhere,
                                  is_there ? 16 : 0);
     }
 }
@@ -113,27 +124,6 @@ static __device__ __forceinline__ void load_few_tile(few_memory<S> *memory, cons
     copy_few_rows<S::TILE, S::VALUE, ELEMENT, V_BYTES>(to + S::TILE * K_BYTES, memory->v[warp], params->q,
                                                        params->v_head_size, lane);
     __syncwarp(); /* the addresses are read */
-}
-
-/* Rows of one-byte elements to rows of T. */
-template <class T, fv_dtype DTYPE, int ROWS, int SIZE>
-static __device__ __forceinline__ void widen_few_rows(char *to, int32_t to_row, const char *from, int32_t lane)
-{
-#pragma unroll
-    for (int i = 0; i < ROWS * SIZE / 8 / 32; i++) {
-        const int32_t at = lane + i * 32, key = at / (SIZE / 8), chunk = at % (SIZE / 8);
-        *(uint4 *)(to + (key * to_row + chunk * 8) *
-                            2) = widen_eight<T, DTYPE>(*(const uint2 *)(from + key * SIZE + chunk * 8));
-    }
-}
-
-/* A tile of one-byte entries to numbers: keys of T, values of fp16. */
-template <class S, fv_dtype DTYPE>
-static __device__ __forceinline__ void widen_few_tile(char *to, const char *from, int32_t lane)
-{
-    widen_few_rows<typename S::T, DTYPE, S::TILE, S::HEAD>(to, S::K_ROW, from, lane);
-    widen_few_rows<__half, DTYPE, S::TILE, S::VALUE>(to + S::TILE * S::K_ROW * 2, S::V_ROW, from + S::TILE * S::HEAD,
-                                                     lane);
 }
 
 /* S of 16 rows x 16 keys. Of long heads the tensor cores add up spans of 64 elements: they cut off what they add. */
@@ -167,7 +157,7 @@ static __device__ __forceinline__ void multiply_few_keys(float (&s)[2][4], uint3
 /* From dot products to scores in base 2, and the new maxima; the sums so far follow them. */
 template <class S>
 static __device__ __forceinline__ void score_few_keys(float (&s)[2][4], few_state<S> *state, const few_slot *slot,
-                                                      int32_t tile_first, int32_t lane, float scale)
+                                                      int32_t tile_first, int32_t lane, const float (&scale)[2])
 {
     const bool is_plain = tile_first >= slot->keys.full_first && tile_first + S::TILE <= slot->keys.full_end;
     float factor[2];
@@ -184,7 +174,7 @@ static __device__ __forceinline__ void score_few_keys(float (&s)[2][4], few_stat
             for (int j = 0; j < 2; j++) {
                 const int32_t key = n * 8 + j;
                 float *score = &s[n][2 * half + j];
-                *score = key >= first && key < end ? *score * scale : -INFINITY;
+                *score = key >= first && key < end ? *score * scale[half] : -INFINITY;
                 largest = fmaxf(largest, *score);
             }
         }
@@ -204,9 +194,10 @@ static __device__ __forceinline__ void score_few_keys(float (&s)[2][4], few_stat
         for (int j = 0; j < 4; j++) state->out[n][j] *= factor[j / 2];
 }
 
-/* P of the keys, and O += P V with P and V as P_T. */
+/* P of the keys as P_T; their sums, too. */
 template <class S, class P_T>
-static __device__ __forceinline__ void add_few_values(few_state<S> *state, const float (&s)[2][4], uint32_t v_at)
+static __device__ __forceinline__ void weigh_few_keys(uint32_t (&weights)[4], few_state<S> *state,
+                                                      const float (&s)[2][4])
 {
     float p[2][4];
 #pragma unroll
@@ -217,20 +208,119 @@ static __device__ __forceinline__ void add_few_values(few_state<S> *state, const
             p[n][j] = ptx_ex2(s[n][j] - max);
             state->sum[j / 2] += p[n][j];
         }
-    const uint32_t weights[4] = {fv_narrow_pair<P_T>(p[0][0], p[0][1]), fv_narrow_pair<P_T>(p[0][2], p[0][3]),
-                                 fv_narrow_pair<P_T>(p[1][0], p[1][1]), fv_narrow_pair<P_T>(p[1][2], p[1][3])};
+#pragma unroll
+    for (int i = 0; i < 4; i++) weights[i] = fv_narrow_pair<P_T>(p[i / 2][i % 2 * 2], p[i / 2][i % 2 * 2 + 1]);
     const uint32_t ones = fv_narrow_pair<P_T>(1, 1);
     ptx_mma_m16n8k16<P_T>(state->rounded, weights, ones, ones);
+}
+
+/* O += P V */
+template <class S>
+static __device__ __forceinline__ void add_few_values(few_state<S> *state, const uint32_t (&weights)[4], uint32_t v_at)
+{
 #pragma unroll
     for (int n = 0; n < S::VALUE / 8; n += 2) {
         uint32_t v[4];
         ptx_ldmatrix_x4_trans(v, v_at + n * 16);
-        ptx_mma_m16n8k16<P_T>(state->out[n], weights, v[0], v[1]);
-        ptx_mma_m16n8k16<P_T>(state->out[n + 1], weights, v[2], v[3]);
+        ptx_mma_m16n8k16<typename S::T>(state->out[n], weights, v[0], v[1]);
+        ptx_mma_m16n8k16<typename S::T>(state->out[n + 1], weights, v[2], v[3]);
     }
 }
 
+/* --- entries of one byte ---------------------------------------------------------------------------------- */
+
+/* S of 16 rows x 16 keys. A lane takes the elements of a key 16 at a time, chunk 4 i + lane % 4 of them, and they are
+ * the elements of four instructions: which of them meet is free, where q is in the same order (store_narrow_query). */
+template <class S, fv_dtype DTYPE>
+static __device__ __forceinline__ void multiply_narrow_keys(float (&s)[2][4], uint32_t q_at, const char *keys,
+                                                            int32_t lane)
+{
+    const int32_t key = lane / 4, place = narrow_chunk_place<S::HEAD / 16>(key, lane % 4);
+#pragma unroll
+    for (int n = 0; n < 2; n++)
+#pragma unroll
+        for (int j = 0; j < 4; j++) s[n][j] = 0;
+#pragma unroll
+    for (int i = 0; i < S::HEAD / 64; i++) {
+        float part[2][4] = {};
+        uint4 k[2];
+#pragma unroll
+        for (int n = 0; n < 2; n++) k[n] = *(const uint4 *)(keys + (n * 8 + key) * S::HEAD + (place ^ i * 4) * 16);
+#pragma unroll
+        for (int step = 0; step < 4; step++) {
+            uint32_t q[4];
+            ptx_ldmatrix_x4(q, q_at + (i * 4 + step) * 32);
+#pragma unroll
+            for (int n = 0; n < 2; n++) {
+                const uint32_t four = (&k[n].x)[step];
+                ptx_mma_m16n8k16<__half>(part[n], q, widen_two<__half, DTYPE>((uint16_t)four),
+                                         widen_two<__half, DTYPE>((uint16_t)(four >> 16)));
+            }
+        }
+#pragma unroll
+        for (int n = 0; n < 2; n++)
+#pragma unroll
+            for (int j = 0; j < 4; j++) s[n][j] += part[n][j];
+    }
+}
+
+/* O += P V. Two neighbouring elements of a value are one 16-bit number to the load; the even ones and the odd ones of
+ * a chunk are two instructions: out[2 c] and out[2 c + 1] of chunk c. */
+template <class S, fv_dtype DTYPE>
+static __device__ __forceinline__ void add_narrow_values(few_state<S> *state, const uint32_t (&weights)[4],
+                                                         const char *values, int32_t lane)
+{
+    const int32_t matrix = lane / 8, key = matrix % 2 * 8 + lane % 8;
+    const int32_t place = narrow_chunk_place<S::VALUE / 16>(key, matrix / 2);
+    const uint32_t row_at = ptx_shared_address(values + key * S::VALUE);
+#pragma unroll
+    for (int chunk = 0; chunk < S::VALUE / 16; chunk += 2) {
+        uint32_t v[4];
+        ptx_ldmatrix_x4_trans(v, row_at + (place ^ chunk) * 16);
+#pragma unroll
+        for (int i = 0; i < 2; i++) {
+            const uint32_t low = __byte_perm(v[2 * i], 0, 0x3120), high = __byte_perm(v[2 * i + 1], 0, 0x3120);
+            ptx_mma_m16n8k16<__half>(state->out[2 * (chunk + i)], weights, widen_two<__half, DTYPE>((uint16_t)low),
+                                     widen_two<__half, DTYPE>((uint16_t)high));
+            ptx_mma_m16n8k16<__half>(state->out[2 * (chunk + i) + 1], weights,
+                                     widen_two<__half, DTYPE>((uint16_t)(low >> 16)),
+                                     widen_two<__half, DTYPE>((uint16_t)(high >> 16)));
+        }
+    }
+}
+
+/* A chunk of 8 elements of row r of q, all lanes of a row's chunks together: as fp16, times a power of two of the row's
+ * own that makes its largest element about 2^13, so that what fp16 cannot hold is 2^-37 of that, and in the order of
+ * multiply_narrow_keys. */
 template <class S>
+static __device__ __forceinline__ void store_narrow_query(few_memory<S> *memory, uint4 eight, int32_t r, int32_t chunk)
+{
+    constexpr int CHUNKS = S::HEAD / 8;
+    uint32_t pairs[4] = {eight.x, eight.y, eight.z, eight.w};
+    if constexpr (!std::is_same<typename S::T, __half>::value) {
+        float2 reals[4];
+        float largest = 0;
+#pragma unroll
+        for (int i = 0; i < 4; i++) {
+            reals[i] = make_float2(__uint_as_float(pairs[i] << 16), __uint_as_float(pairs[i] & 0xffff0000u));
+            largest = fmaxf(largest, fmaxf(fabsf(reals[i].x), fabsf(reals[i].y)));
+        }
+#pragma unroll
+        for (int step = 1; step < CHUNKS; step *= 2) largest = fmaxf(largest, __shfl_xor_sync(~0u, largest, step));
+        const uint32_t exponent = max(__float_as_uint(largest) >> 23, 40u); /* biased by 127 */
+        const float factor = __uint_as_float((267 - exponent) << 23);
+        if (chunk == 0) memory->q_factors[r] = __uint_as_float((exponent - 13) << 23);
+#pragma unroll
+        for (int i = 0; i < 4; i++) pairs[i] = fv_narrow_pair<__half>(reals[i].x * factor, reals[i].y * factor);
+    }
+#pragma unroll
+    for (int i = 0; i < 4; i++) {
+        const int32_t step = chunk / 8 * 4 + chunk % 2 * 2 + i / 2, column = step * 16 + chunk / 2 % 4 * 2 + i % 2 * 8;
+        *(uint32_t *)(memory->q + r * S::K_ROW + column) = pairs[i];
+    }
+}
+
+template <class S, bool IS_NARROW>
 static __device__ __forceinline__ void load_few_queries(few_memory<S> *memory, const attend_args *args,
                                                         const few_slot *slot)
 {
@@ -238,28 +328,15 @@ static __device__ __forceinline__ void load_few_queries(few_memory<S> *memory, c
     const int32_t num_rows = slot->job.num_rows - slot->row0;
     for (int32_t i = threadIdx.x; i < S::BLOCK_M * CHUNKS; i += S::THREADS) {
         const int32_t r = i / CHUNKS, chunk = i % CHUNKS;
-        *(uint4 *)(memory->q + r * S::K_ROW + chunk * 8) = query_chunk(&args->params, slot->rows, r, num_rows, chunk);
+        const uint4 eight = query_chunk(&args->params, slot->rows, r, num_rows, chunk);
+        if constexpr (IS_NARROW)
+            store_narrow_query<S>(memory, eight, r, chunk);
+        else
+            *(uint4 *)(memory->q + r * S::K_ROW + chunk * 8) = eight;
     }
 }
 
-/* Widens the tile of a stage; its place. */
 template <class S>
-static __device__ __forceinline__ char *widen_few_stage(char *ring, const attend_args *args, int32_t stage,
-                                                        int32_t lane)
-{
-    const char *from = ring + S::WIDE + stage * S::NARROW;
-    const fv_dtype dtype = args->params.cache.dtype;
-    if (dtype == FV_DTYPE_F8_E4M3)
-        widen_few_tile<S, FV_DTYPE_F8_E4M3>(ring, from, lane);
-    else if (dtype == FV_DTYPE_F8_E5M2)
-        widen_few_tile<S, FV_DTYPE_F8_E5M2>(ring, from, lane);
-    else
-        widen_few_tile<S, FV_DTYPE_I8>(ring, from, lane);
-    __syncwarp();
-    return ring;
-}
-
-template <class S, bool IS_NARROW>
 static __device__ __forceinline__ void attend_few_tile(few_state<S> *state, const few_slot *slot, const char *tile,
                                                        uint32_t q_at, int32_t first_key, float scale, int32_t lane)
 {
@@ -267,14 +344,54 @@ static __device__ __forceinline__ void attend_few_tile(few_state<S> *state, cons
     const uint32_t k_at = ptx_shared_address(tile + ((matrix / 2 * 8 + in_matrix) * S::K_ROW + matrix % 2 * 8) * 2);
     const uint32_t v_at = ptx_shared_address(tile + S::TILE * S::K_ROW * 2 +
                                              ((matrix % 2 * 8 + in_matrix) * S::V_ROW + matrix / 2 * 8) * 2);
+    const float scales[2] = {scale, scale};
     float s[2][4];
+    uint32_t weights[4];
     multiply_few_keys<S>(s, q_at, k_at);
-    score_few_keys<S>(s, state, slot, first_key, lane, scale);
-    if constexpr (IS_NARROW)
-        add_few_values<S, __half>(state, s, v_at);
-    else
-        add_few_values<S, typename S::T>(state, s, v_at);
+    score_few_keys<S>(s, state, slot, first_key, lane, scales);
+    weigh_few_keys<S, typename S::T>(weights, state, s);
+    add_few_values<S>(state, weights, v_at);
     __syncwarp(); /* the tile is read to the end */
+}
+
+template <class S, fv_dtype DTYPE>
+static __device__ __forceinline__ void attend_narrow_tile(few_state<S> *state, const few_memory<S> *memory,
+                                                          const few_slot *slot, const char *tile, uint32_t q_at,
+                                                          int32_t first_key, float scale, int32_t lane)
+{
+    float scales[2] = {scale, scale}, s[2][4];
+    if constexpr (!std::is_same<typename S::T, __half>::value) {
+        scales[0] *= memory->q_factors[lane / 4];
+        scales[1] *= memory->q_factors[lane / 4 + 8];
+    }
+    uint32_t weights[4];
+    multiply_narrow_keys<S, DTYPE>(s, q_at, tile, lane);
+    score_few_keys<S>(s, state, slot, first_key, lane, scales);
+    weigh_few_keys<S, __half>(weights, state, s);
+    add_narrow_values<S, DTYPE>(state, weights, tile + S::TILE * S::HEAD, lane);
+    __syncwarp(); /* the tile is read to the end */
+}
+
+/* The tile of a stage. */
+template <class S, bool IS_NARROW>
+static __device__ __forceinline__ void attend_few_stage(few_state<S> *state, const few_memory<S> *memory,
+                                                        const attend_args *args, const few_slot *slot, int32_t stage,
+                                                        uint32_t q_at, int32_t first_key, float scale, int32_t warp,
+                                                        int32_t lane)
+{
+    const char *ring = memory->ring[warp];
+    if constexpr (!IS_NARROW) {
+        attend_few_tile<S>(state, slot, ring + stage * S::WIDE, q_at, first_key, scale, lane);
+        return;
+    }
+    const char *tile = ring + S::WIDE + stage * S::NARROW;
+    const fv_dtype dtype = args->params.cache.dtype;
+    if (dtype == FV_DTYPE_F8_E4M3)
+        attend_narrow_tile<S, FV_DTYPE_F8_E4M3>(state, memory, slot, tile, q_at, first_key, scale, lane);
+    else if (dtype == FV_DTYPE_F8_E5M2)
+        attend_narrow_tile<S, FV_DTYPE_F8_E5M2>(state, memory, slot, tile, q_at, first_key, scale, lane);
+    else
+        attend_narrow_tile<S, FV_DTYPE_I8>(state, memory, slot, tile, q_at, first_key, scale, lane);
 }
 
 /* A warp on its way through the block's jobs. */
@@ -331,7 +448,7 @@ static __device__ __forceinline__ void attend_few_tiles(few_state<S> *state, few
         }
         if (n < 0 && slot_state == FEW_JOB) { /* the first keys are on their way */
             walk->is_ahead = 0;
-            load_few_queries<S>(memory, args, slot);
+            load_few_queries<S, IS_NARROW>(memory, args, slot);
             __syncthreads();
         }
         if (warp == 0 && tiles.count - n <= SCOUTED && scout->step != FEW_DONE)
@@ -339,15 +456,14 @@ static __device__ __forceinline__ void attend_few_tiles(few_state<S> *state, few
         if (n < 0 || n >= tiles.count) continue;
         ptx_cp_async_wait<1>();
         __syncwarp();
-        char *tile = memory->ring[warp] + walk->stage * S::WIDE;
-        if constexpr (IS_NARROW) tile = widen_few_stage<S>(memory->ring[warp], args, walk->stage, lane);
-        attend_few_tile<S, IS_NARROW>(state, slot, tile, q_at, few_tile_key<S>(&tiles, n), scale, lane);
+        attend_few_stage<S, IS_NARROW>(state, memory, args, slot, walk->stage, q_at, few_tile_key<S>(&tiles, n), scale,
+                                       warp, lane);
         walk->stage ^= 1;
     }
 }
 
 /* A warp's sums to the part of its ring that is free. */
-template <class S>
+template <class S, bool IS_NARROW>
 static __device__ __forceinline__ void share_few_state(few_memory<S> *memory, const few_state<S> *state, float *values,
                                                        int32_t warp, int32_t lane)
 {
@@ -364,10 +480,17 @@ static __device__ __forceinline__ void share_few_state(few_memory<S> *memory, co
             sums[r] = sum;
             rounded[r] = state->rounded[2 * half];
         }
+        float *row = values + r * S::VALUE;
 #pragma unroll
-        for (int n = 0; n < S::VALUE / 8; n++)
-            *(float2 *)(values + r * S::VALUE + n * 8 + lane % 4 * 2) = make_float2(state->out[n][2 * half],
-                                                                                    state->out[n][2 * half + 1]);
+        for (int n = 0; n < S::VALUE / 8; n += 2) {
+            const float *low = &state->out[n][2 * half], *high = &state->out[n + 1][2 * half];
+            if constexpr (IS_NARROW) {
+                *(float4 *)(row + n * 8 + lane % 4 * 4) = make_float4(low[0], high[0], low[1], high[1]);
+            } else {
+                *(float2 *)(row + n * 8 + lane % 4 * 2) = make_float2(low[0], low[1]);
+                *(float2 *)(row + n * 8 + 8 + lane % 4 * 2) = make_float2(high[0], high[1]);
+            }
+        }
     }
 }
 
@@ -429,7 +552,7 @@ static __device__ __forceinline__ void attend_few_job(few_walk *walk, few_scout 
     scout->step = FEW_CLAIM;
     if (slot_state == FEW_JOB) {
         char *free_stage = memory->ring[warp] + (IS_NARROW ? 0 : (walk->stage ^ 1) * S::WIDE);
-        share_few_state<S>(memory, &state, (float *)free_stage, warp, lane);
+        share_few_state<S, IS_NARROW>(memory, &state, (float *)free_stage, warp, lane);
         __syncthreads();
         store_few_rows<S>(memory, args, slot);
     }
@@ -444,7 +567,7 @@ static __global__ void __launch_bounds__(S::THREADS, S::BLOCKS)
     few_memory<S> *memory = (few_memory<S> *)shared;
     const int32_t warp = threadIdx.x / 32, lane = threadIdx.x % 32;
     few_walk walk = {-1, 0, 0, -1};
-    few_scout scout = begin_few_jobs(&memory->jobs);
+    few_scout scout = begin_few_jobs(&memory->jobs, &args);
     overlap_begin();
     __syncthreads();
 #pragma unroll 1

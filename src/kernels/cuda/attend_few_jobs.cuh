@@ -9,7 +9,9 @@
  *   asks for  a number     the item      the sequence     its first blocks
  *   writes                                                the next slot       says that it is there
  *
- * Static grids have one job for each block. */
+ * On a static grid a job is a cell. Where queries are whole its number says which sequence, so that the item follows
+ * from the lengths, which are asked for at once, with the number of sequences: two trips, and padding has no jobs. Else
+ * the scout searches, and claims on where a cell is empty. */
 #ifndef FV_KERNELS_CUDA_ATTEND_FEW_JOBS_CUH
 #define FV_KERNELS_CUDA_ATTEND_FEW_JOBS_CUH
 
@@ -44,7 +46,8 @@ typedef enum few_step { FEW_CLAIM = 0, FEW_ITEM, FEW_LENGTHS, FEW_FIND_ROWS, FEW
 /* The scout's registers: what it has asked for. */
 typedef struct few_scout {
     int32_t step;
-    int32_t number;    /* of the job in the list */
+    int32_t number;    /* of the job in the list, or of the cell */
+    int32_t num_jobs;  /* -1: not known yet (whole queries) */
     int32_t word;      /* a lane's part of what the last step asked for */
     int32_t item_word; /* word `lane` of the item */
     int32_t blocks[2]; /* of the first keys `lane` and lane + 32 */
@@ -89,16 +92,21 @@ static __device__ __forceinline__ void fill_few_slot(few_slot *slot, const atten
 }
 
 /* The number of the block's next job. The last of all blocks to find none leaves the counter as it was. */
-static __device__ __forceinline__ int32_t claim_few_job(const attend_args *args, int32_t number)
+static __device__ __forceinline__ int32_t claim_few_job(const attend_args *args, int32_t number, int32_t num_jobs)
 {
     int32_t *claims = args->params.claims;
-    if (!claims || args->num_jobs <= (int32_t)gridDim.x) return number + (int32_t)gridDim.x;
+    if (!claims || num_jobs <= (int32_t)gridDim.x) return number + (int32_t)gridDim.x;
     const int32_t taken = atomicAdd(claims, 1);
-    if (taken == args->num_jobs - 1) *claims = 0;
+    if (taken == num_jobs - 1) *claims = 0;
     return taken + (int32_t)gridDim.x;
 }
 
-/* Words 0 .. 5 of a sequence and a head: attend_lengths. */
+static __device__ __forceinline__ int32_t load_num_seqs(const fv_attend_params *params)
+{
+    return params->num_seqs_at ? *params->num_seqs_at : params->num_seqs;
+}
+
+/* Words 0 .. 6 of a sequence and a head: attend_lengths, and the number of sequences. */
 static __device__ __forceinline__ int32_t load_length_word(const attend_args *args, int32_t seq, int32_t kv_head,
                                                            int32_t lane)
 {
@@ -110,6 +118,7 @@ static __device__ __forceinline__ int32_t load_length_word(const attend_args *ar
     case 3: return params->causal ? params->causal[seq] : 1;
     case 4: return __float_as_int(fv_scale_of_head(params->k_scale, params->num_kv_scales, kv_head));
     case 5: return __float_as_int(fv_scale_of_head(params->v_scale, params->num_kv_scales, kv_head));
+    case 6: return load_num_seqs(params);
     default: return 0;
     }
 }
@@ -128,14 +137,30 @@ static __device__ __forceinline__ fv_work_item few_item_of(const few_scout *scou
     return found.item;
 }
 
-/* A lane's word of the item of the block's place in the static grid; false: the place has none. */
-static __device__ __forceinline__ bool find_grid_word(int32_t *word, const attend_args *args, int32_t lane)
+/* A cell of the static grid: heads of a segment side by side, segments of a Q block one after the other. */
+typedef struct few_cell {
+    int32_t q_block, segment, head;
+} few_cell;
+
+static __device__ __forceinline__ few_cell few_cell_of(const attend_args *args, int32_t number)
 {
+    const uint32_t num_heads = (uint32_t)args->params.num_kv_heads, num_segments = (uint32_t)args->params.num_segments;
+    const uint32_t at = (uint32_t)number / num_heads, q_block = at / num_segments;
+    return few_cell{(int32_t)q_block, (int32_t)(at - q_block * num_segments), number - (int32_t)(at * num_heads)};
+}
+
+/* A lane's word of a cell's item; false: the cell is empty. Last Q blocks first: causal ones have the most keys. */
+static __device__ __forceinline__ bool find_grid_word(int32_t *word, const attend_args *args, int32_t number,
+                                                      int32_t lane)
+{
+    const fv_attend_params *params = &args->params;
+    const few_cell cell = few_cell_of(args, number);
     union {
         fv_work_item item;
         int32_t words[FEW_ITEM_WORDS];
     } found;
-    if (!find_item(&found.item, args)) return false;
+    if (!find_grid_item(&found.item, params, params->num_q_blocks - 1 - cell.q_block, cell.head, cell.segment))
+        return false;
 #pragma unroll
     for (int i = 0; i < FEW_ITEM_WORDS; i++)
         if (lane == i) *word = found.words[i];
@@ -152,6 +177,29 @@ static __device__ __forceinline__ attend_lengths few_lengths_of(const few_scout 
     lengths.k_head_scale = __int_as_float(__shfl_sync(~0u, scout->word, 4));
     lengths.v_head_scale = __int_as_float(__shfl_sync(~0u, scout->word, 5));
     return lengths;
+}
+
+/* Asks for the lengths of the cell's sequence, of which the number is known to be less than `num_seqs`. */
+static __device__ __forceinline__ void ask_few_sequence(few_scout *scout, const attend_args *args, int32_t lane)
+{
+    const fv_attend_params *params = &args->params;
+    const few_cell cell = few_cell_of(args, scout->number);
+    const bool is_first = scout->num_jobs < 0;
+    scout->word = 0;
+    /* What the launch was made with can be read; a graph may have come to serve more. */
+    if (is_first && cell.q_block >= params->num_seqs && cell.q_block >= load_num_seqs(params)) return;
+    scout->word = load_length_word(args, cell.q_block, cell.head, lane);
+    if (is_first && lane * 32 < params->block_table_width) /* the table is on its way meanwhile */
+        ptx_prefetch_l2(params->block_table + cell.q_block * params->block_table_stride + lane * 32);
+}
+
+/* The item of a cell of whole queries, of which the lanes have the words. */
+static __device__ __forceinline__ fv_work_item few_cell_item(const attend_args *args, int32_t number,
+                                                             const attend_lengths *lengths)
+{
+    const few_cell cell = few_cell_of(args, number);
+    return grid_item_of(&args->params, cell.q_block, lengths->query_start, 0, lengths->query_end - lengths->query_start,
+                        lengths->seq_len, cell.head, cell.segment);
 }
 
 /* Which of its item's heads a job has. */
@@ -176,24 +224,23 @@ static __device__ __forceinline__ void step_few_scout(few_scout *scout, few_jobs
             scout->step = FEW_BLOCKS;
             break;
         }
-        scout->word = lane == 0 ? claim_few_job(args, scout->number) : 0;
+        scout->word = lane == 0 ? claim_few_job(args, scout->number, scout->num_jobs) : 0;
         scout->step = FEW_ITEM;
         break;
     case FEW_ITEM: {
         scout->number = __shfl_sync(~0u, scout->word, 0);
-        const bool is_grid = !args->params.items;
-        if (is_grid ? n >= 0 : scout->number >= args->num_jobs) {
+        if (scout->num_jobs >= 0 && scout->number >= scout->num_jobs) {
             if (lane == 0) next->state = FEW_NO_JOB;
             scout->step = FEW_BLOCKS;
-            break;
-        }
-        scout->step = FEW_LENGTHS;
-        if (!is_grid) {
+        } else if (args->params.items) {
             const int32_t *item = (const int32_t *)&args->params.items[scout->number / num_heads];
             scout->item_word = lane < FEW_ITEM_WORDS ? item[lane] : 0;
-        } else if (!find_grid_word(&scout->item_word, args, lane)) {
-            if (lane == 0) next->state = FEW_NOTHING;
-            scout->step = FEW_BLOCKS;
+            scout->step = FEW_LENGTHS;
+        } else if (args->params.whole_queries) {
+            ask_few_sequence(scout, args, lane);
+            scout->step = FEW_FIND_ROWS;
+        } else {
+            scout->step = find_grid_word(&scout->item_word, args, scout->number, lane) ? FEW_LENGTHS : FEW_CLAIM;
         }
         break;
     }
@@ -205,16 +252,24 @@ static __device__ __forceinline__ void step_few_scout(few_scout *scout, few_jobs
         break;
     }
     case FEW_FIND_ROWS: {
-        const int32_t head = few_head_of(scout, args);
-        const fv_work_item item = few_item_of(scout, head);
         const attend_lengths lengths = few_lengths_of(scout);
+        const bool is_cell = !args->params.items && args->params.whole_queries;
+        if (scout->num_jobs < 0)
+            scout->num_jobs = __shfl_sync(~0u, scout->word, 6) * num_heads * args->params.num_segments;
+        scout->step = FEW_BLOCKS;
+        if (is_cell && scout->number >= scout->num_jobs) {
+            if (lane == 0) next->state = FEW_NO_JOB;
+            break;
+        }
+        const int32_t head = few_head_of(scout, args);
+        const fv_work_item item = is_cell ? few_cell_item(args, scout->number, &lengths) : few_item_of(scout, head);
         const attend_job job = job_of(args, &item, item.first_kv_head, &lengths);
-        const int32_t heads_of_item = __shfl_sync(~0u, scout->item_word, offsetof(fv_work_item, num_kv_heads) / 4);
         fill_few_slot(next, args, &job, 0, lane);
-        if (head >= heads_of_item && lane == 0) next->state = FEW_NOTHING;
+        const bool has_head = is_cell ||
+                              head < __shfl_sync(~0u, scout->item_word, offsetof(fv_work_item, num_kv_heads) / 4);
+        if (!has_head && lane == 0) next->state = FEW_NOTHING;
         __syncwarp();
         ask_few_blocks(scout, args, next, lane);
-        scout->step = FEW_BLOCKS;
         break;
     }
     case FEW_BLOCKS:
@@ -230,9 +285,10 @@ static __device__ __forceinline__ void step_few_scout(few_scout *scout, few_jobs
 }
 
 /* Before the first job there is nothing: job -1. All threads; a barrier must follow. */
-static __device__ __forceinline__ few_scout begin_few_jobs(few_jobs *jobs)
+static __device__ __forceinline__ few_scout begin_few_jobs(few_jobs *jobs, const attend_args *args)
 {
     few_scout scout = {};
+    scout.num_jobs = args->num_jobs;
     scout.step = FEW_ITEM;
     scout.word = (int32_t)blockIdx.x;
     if (threadIdx.x == 0) {

@@ -36,6 +36,11 @@ typedef struct attend_source {
     int32_t keys_first;   /* FV_READ_ELEMENTS: neighbours in memory are the same element of the next key */
 } attend_source;
 
+/* A tensor as Hopper's copy engine knows it: a CUtensorMap. */
+typedef struct alignas(64) fv_tensor_map {
+    uint64_t words[16];
+} fv_tensor_map;
+
 typedef struct attend_args {
     fv_attend_params params;
     attend_source k[3], v[2]; /* [0] in the cache, [1] dense rows, [2] what the heads of dense keys share */
@@ -50,9 +55,11 @@ typedef struct attend_args {
     int32_t block_shift; /* of plain caches (is_plain): log2 of the block size, -1 where it is no power of two */
     int32_t q_vectors;   /* 1: rows of q can be read 16 bytes at a time */
     fv_rescaling rescaling;
-    int32_t row_parts; /* blocks of threads, neighbours in the grid, that share an item's rows */
-    int32_t out_pairs; /* 1: two neighbouring elements of out can be written at once */
-    int32_t num_jobs;  /* of blocks of threads that stay: items times KV heads; 0 on the static grid, a cell each */
+    int32_t row_parts;     /* blocks of threads, neighbours in the grid, that share an item's rows */
+    int32_t out_pairs;     /* 1: two neighbouring elements of out can be written at once */
+    int32_t map_rows;      /* slots of a box of key_map, of one page; 0: there is no map */
+    fv_tensor_map key_map; /* the cache as [block][slot][element] */
+    int32_t num_jobs;      /* of blocks of threads that stay: items times KV heads; 0 on the static grid, a cell each */
 } attend_args;
 
 /* One row of a block, in shared memory. */

@@ -21,6 +21,7 @@ typedef struct fv_cuda_state {
     int32_t max_shared; /* bytes of shared memory that a block may have */
     int32_t is_hopper;  /* compute capability 9.0, and machine code of sm_90a is there */
     int32_t overlaps;   /* compute capability 9.0 and later: kernels/cuda/overlap.cuh */
+    void *encode_map;   /* cuTensorMapEncodeTiled of the driver; NULL: not Hopper, or the driver has none */
     struct fv_cuda_gemm *gemm;
     char name[32];
 } fv_cuda_state;

@@ -7,9 +7,13 @@
 
 /* First token of Q block `q_block` within its sequence; -1 where no sequence has such a block. */
 static __device__ __forceinline__ int32_t find_grid_block(int32_t *seq, const int32_t *query_start, int32_t num_seqs,
-                                                          int32_t block_q, int32_t q_block)
+                                                          int32_t block_q, int32_t q_block, int32_t whole_queries)
 {
     if (num_seqs <= 0) return -1;
+    if (whole_queries) {
+        *seq = q_block;
+        return q_block < num_seqs && query_start[q_block] < query_start[q_block + 1] ? 0 : -1;
+    }
     int32_t low = 0, high = num_seqs; /* last r with query_start[r] / block_q + r <= q_block */
     while (high - low > 1) {
         const int32_t middle = low + (high - low) / 2;
@@ -23,28 +27,38 @@ static __device__ __forceinline__ int32_t find_grid_block(int32_t *seq, const in
     return first_token < query_start[low + 1] - query_start[low] ? first_token : -1;
 }
 
+/* A segment of a Q block of which the tokens and the lengths are known. */
+static __device__ __forceinline__ fv_work_item grid_item_of(const fv_attend_params *params, int32_t seq, int32_t start,
+                                                            int32_t first_token, int32_t num_tokens, int32_t seq_len,
+                                                            int32_t kv_head, int32_t segment)
+{
+    const int32_t local_len = local_keys(&params->context_parallel, seq_len);
+    const int32_t num_tiles = (local_len + params->tile_keys - 1) / params->tile_keys;
+    const int32_t segment_keys = (num_tiles + params->num_segments - 1) / params->num_segments * params->tile_keys;
+    fv_work_item item;
+    item.seq = seq;
+    item.table_row = seq;
+    item.first_token = first_token;
+    item.num_tokens = num_tokens;
+    item.first_kv_head = kv_head;
+    item.num_kv_heads = 1;
+    item.first_key = (int32_t)fv_min_i64((int64_t)segment * segment_keys, local_len);
+    item.end_key = (int32_t)fv_min_i64(((int64_t)segment + 1) * segment_keys, local_len);
+    item.partial = params->num_segments == 1 ? -1 : (start + first_token) * params->num_segments + segment * num_tokens;
+    return item;
+}
+
 static __device__ __forceinline__ bool find_grid_item(fv_work_item *item, const fv_attend_params *params,
                                                       int32_t q_block, int32_t kv_head, int32_t segment)
 {
     const int32_t num_seqs = params->num_seqs_at ? *params->num_seqs_at : params->num_seqs;
     int32_t seq;
-    const int32_t first_token = find_grid_block(&seq, params->query_start, num_seqs, params->block_q, q_block);
+    const int32_t first_token = find_grid_block(&seq, params->query_start, num_seqs, params->block_q, q_block,
+                                                params->whole_queries);
     if (first_token < 0) return false;
     const int32_t start = params->query_start[seq];
     const int32_t num_tokens = fv_min_i32(params->block_q, params->query_start[seq + 1] - start - first_token);
-    const int32_t local_len = local_keys(&params->context_parallel, params->seq_lens[seq]);
-    const int32_t num_tiles = (local_len + params->tile_keys - 1) / params->tile_keys;
-    const int32_t segment_keys = (num_tiles + params->num_segments - 1) / params->num_segments * params->tile_keys;
-    item->seq = seq;
-    item->table_row = seq;
-    item->first_token = first_token;
-    item->num_tokens = num_tokens;
-    item->first_kv_head = kv_head;
-    item->num_kv_heads = 1;
-    item->first_key = (int32_t)fv_min_i64((int64_t)segment * segment_keys, local_len);
-    item->end_key = (int32_t)fv_min_i64(((int64_t)segment + 1) * segment_keys, local_len);
-    item->partial = params->num_segments == 1 ? -1
-                                              : (start + first_token) * params->num_segments + segment * num_tokens;
+    *item = grid_item_of(params, seq, start, first_token, num_tokens, params->seq_lens[seq], kv_head, segment);
     return true;
 }
 
@@ -53,7 +67,8 @@ static __device__ __forceinline__ bool find_grid_reduce_item(fv_reduce_item *ite
 {
     const int32_t num_seqs = params->num_seqs_at ? *params->num_seqs_at : params->num_seqs;
     int32_t seq;
-    const int32_t first_token = find_grid_block(&seq, params->query_start, num_seqs, params->block_q, q_block);
+    const int32_t first_token = find_grid_block(&seq, params->query_start, num_seqs, params->block_q, q_block,
+                                                params->whole_queries);
     if (first_token < 0) return false;
     const int32_t start = params->query_start[seq];
     item->first_token = start + first_token;

@@ -30,6 +30,12 @@ __device__ __forceinline__ void ptx_cp_async_8_or_zeros(void *shared, const void
                  : "memory");
 }
 
+/* "prefetch": the line of an address to L2. */
+__device__ __forceinline__ void ptx_prefetch_l2(const void *global)
+{
+    asm volatile("prefetch.global.L2 [%0];" ::"l"(global));
+}
+
 /* "cp.async.commit_group": what was asked for since the last one is a group. */
 __device__ __forceinline__ void ptx_cp_async_commit(void) { asm volatile("cp.async.commit_group;" ::: "memory"); }
 

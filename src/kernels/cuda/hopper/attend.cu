@@ -1,15 +1,19 @@
 /* The instances of Hopper's attention kernels. */
 #include "kernels/cuda/hopper/attend.cuh"
-#include "kernels/cuda/hopper/attend_amla.cuh"
 #include "kernels/cuda/hopper/attend_latent.cuh"
 #include "kernels/cuda/hopper/attend_rows.cuh"
 
 template <class T> using rows_64 = rows_shape<T, 64, 64, 128>;
 template <class T> using rows_128 = rows_shape<T, 128, 128, 96>;
 
+#define LATENT_OF(T, IS_AMLA)                                                                               \
+    {                                                                                                       \
+        wgmma_latent_of<latent_form<T, IS_AMLA, false>>(), wgmma_latent_of<latent_form<T, IS_AMLA, true>>() \
+    }
+
 const fv_cuda_hopper_kernels fv_cuda_hopper = {
     {wgmma_rows_of<rows_64<__nv_bfloat16>>(), wgmma_rows_of<rows_64<__half>>()},
     {wgmma_rows_of<rows_128<__nv_bfloat16>>(), wgmma_rows_of<rows_128<__half>>()},
-    {wgmma_latent_of<__nv_bfloat16>(), wgmma_latent_of<__half>()},
-    {wgmma_amla_of<__nv_bfloat16>(), wgmma_amla_of<__half>()},
+    {LATENT_OF(__nv_bfloat16, false), LATENT_OF(__half, false)},
+    {LATENT_OF(__nv_bfloat16, true), LATENT_OF(__half, true)},
 };

@@ -7,9 +7,17 @@
 /* [0] bf16, [1] fp16. */
 typedef struct fv_cuda_hopper_kernels {
     fv_cuda_attend_kernel rows_64[2], rows_128[2]; /* many rows, head sizes up to 64 and 128 */
-    fv_cuda_attend_kernel latent[2], amla[2];      /* MLA: latents of 512 + 64 */
+    fv_cuda_attend_kernel latent[2][2];            /* MLA: latents of 512 + 64; [1]: with attend_args.key_map */
+    fv_cuda_attend_kernel amla[2][2];              /* the same */
 } fv_cuda_hopper_kernels;
 
 extern const fv_cuda_hopper_kernels fv_cuda_hopper;
+
+/* Looks for the driver's function that makes tensor maps; leaves NULL where there is none. */
+void fv_cuda_find_encode_map(fv_cuda_state *state);
+
+/* Sets key_map and map_rows of a call over latents where tiles of 64 are whole pages, parts of one, or made of some: pages
+ * of multiples of 64 tokens, or of 8, 16 or 32. Else leaves map_rows 0. */
+void fv_cuda_map_keys(attend_args *args, const fv_cuda_state *state);
 
 #endif

@@ -15,6 +15,7 @@
 #define FV_KERNELS_CUDA_HOPPER_ATTEND_LATENT_CUH
 
 #include "kernels/cuda/attend.cuh"
+#include "kernels/cuda/exponent_add.cuh"
 #include "kernels/cuda/hopper/mbarrier.cuh"
 #include "kernels/cuda/hopper/panel.cuh"
 
@@ -30,11 +31,12 @@ enum {
     LATENT_THREADS = LATENT_CONSUMERS + LATENT_PRODUCERS,
     LATENT_CONSUMER_REGISTERS = 232,
     LATENT_PRODUCER_REGISTERS = 40,
-    LATENT_LOW_PANELS = 4 /* of the first warpgroup's values */
+    LATENT_LOW_PANELS = 4,                          /* of the first warpgroup's values */
+    LATENT_STAGED_BYTES = LATENT_VALUE / 2 * 4 + 32 /* of a row of half of the output; 32: four rows in all banks */
 };
 
-/* Scores may pass the maximum that a row's sums are relative to by so much, in base 2, before those are rescaled: P up
- * to 2^8 loses nothing, and most rows are never rescaled after their first tile. */
+/* Scores may pass the maximum that a row's sums are relative to by so much, in base 2, before those are rescaled: P up to
+ * 2^8 loses nothing, and most rows are never rescaled after their first tile. */
 #define LATENT_SLACK 8.0f
 
 /* Barriers of threads, by their numbers; 0 is __syncthreads(). */
@@ -42,7 +44,15 @@ enum {
     LATENT_BARRIER_EVEN = 1, /* the first warpgroup's P and maxima are there */
     LATENT_BARRIER_ODD,      /* the second's */
     LATENT_BARRIER_CONSUMERS,
-    LATENT_BARRIER_KEYS /* the producers know what keys to bring */
+    LATENT_BARRIER_KEYS, /* the producers know what keys to bring */
+    LATENT_BARRIER_PRODUCERS
+};
+
+/* A kernel's form. */
+template <class Element, bool AMLA, bool MAPPED> struct latent_form {
+    typedef Element T;
+    static constexpr bool IS_AMLA = AMLA;     /* the output is rescaled by additions to its bits: exponent_add.cuh */
+    static constexpr bool IS_MAPPED = MAPPED; /* latents come as boxes of attend_args.key_map, else row by row */
 };
 
 struct latent_memory { /* of the 227 KiB that a block can have, all */
@@ -58,6 +68,8 @@ struct latent_memory { /* of the 227 KiB that a block can have, all */
     attend_job job;
 };
 static_assert(sizeof(latent_memory) <= 227 * 1024, "the shared memory of a block");
+static_assert(LATENT_ROWS * LATENT_STAGED_BYTES <= LATENT_PANELS * LATENT_PANEL_BYTES,
+              "a tile's, of half of the output");
 
 /* --- the block's rows ------------------------------------------------------------------------------------------ */
 
@@ -110,8 +122,7 @@ static __device__ __forceinline__ int32_t count_latent_tiles(const attend_keys *
 
 /* --- producers ------------------------------------------------------------------------------------------------- */
 
-/* A thread's four latents of a tile, eight threads to each: the 16-byte chunk of its first panel. NULL: no row sees
- * it. */
+/* A thread's four latents of a tile, eight threads to each: the 16-byte chunk of its first panel. NULL: no row sees it. */
 typedef struct latent_places {
     const char *of[4];
 } latent_places;
@@ -134,7 +145,7 @@ static __device__ __forceinline__ latent_places find_latents(const latent_memory
 
 template <int FIRST, int END>
 static __device__ __forceinline__ void copy_latent_panels(latent_memory *memory, const attend_args *args,
-                                                          int32_t buffer, const latent_places *places)
+                                                          int32_t buffer, const latent_places *places, bool arrives)
 {
     const int32_t thread = threadIdx.x - LATENT_CONSUMERS;
     char *to = memory->tiles[buffer][0] + panel_offset(LATENT_TILE, thread / 8, thread % 8);
@@ -147,37 +158,131 @@ static __device__ __forceinline__ void copy_latent_panels(latent_memory *memory,
                                      row ? row + panel * FV_PANEL_ROW_BYTES : (const char *)args->params.q,
                                      row ? 16 : 0);
         }
-        ptx_cp_async_arrive(&memory->full[buffer][panel]);
+        if (arrives) ptx_cp_async_arrive(&memory->full[buffer][panel]);
     }
 }
 
+/* The keys of a block of rows, from the first of its tiles on. */
+typedef struct latent_span {
+    int32_t first, end, origin, num_tiles;
+} latent_span;
+
+/* Latents of pages of any size: row by row, by all producers. */
+static __device__ __forceinline__ void produce_rows(latent_memory *memory, const attend_args *args,
+                                                    const latent_span *span)
+{
+    latent_places places = find_latents(memory, args, span->origin, span->first, span->end);
+#pragma unroll 1
+    for (int32_t tile = 0; tile < span->num_tiles; tile++) {
+        const int32_t buffer = tile % 2, parity = (tile / 2 + 1) % 2;
+        ptx_mbarrier_wait(&memory->empty[buffer][0], parity);
+        copy_latent_panels<0, LATENT_LOW_PANELS>(memory, args, buffer, &places, true);
+        ptx_mbarrier_wait(&memory->empty[buffer][1], parity);
+        copy_latent_panels<LATENT_LOW_PANELS, LATENT_PANELS>(memory, args, buffer, &places, true);
+        places = find_latents(memory, args, span->origin + (tile + 1) * LATENT_TILE, span->first, span->end);
+    }
+}
+
+/* A tile that some of its keys are not of: zeros in their place, so row by row, and there when this returns. */
+static __device__ __forceinline__ void produce_edge(latent_memory *memory, const attend_args *args,
+                                                    const latent_span *span, int32_t tile)
+{
+    const int32_t buffer = tile % 2, parity = (tile / 2 + 1) % 2;
+    const latent_places places = find_latents(memory, args, span->origin + tile * LATENT_TILE, span->first, span->end);
+    if (threadIdx.x == LATENT_CONSUMERS) { /* the one that keeps up with the barriers' phases */
+        ptx_mbarrier_wait(&memory->empty[buffer][0], parity);
+        ptx_mbarrier_wait(&memory->empty[buffer][1], parity);
+    }
+    ptx_bar_sync(LATENT_BARRIER_PRODUCERS, LATENT_PRODUCERS);
+    copy_latent_panels<0, LATENT_PANELS>(memory, args, buffer, &places, false);
+    ptx_cp_async_commit();
+    ptx_cp_async_wait<0>();
+    ptx_fence_proxy_async();
+    ptx_bar_sync(LATENT_BARRIER_PRODUCERS, LATENT_PRODUCERS);
+    if (threadIdx.x != LATENT_CONSUMERS) return;
+    for (int32_t panel = 0; panel < LATENT_PANELS; panel++) ptx_mbarrier_arrive(&memory->full[buffer][panel]);
+}
+
+/* The page of box `box` of the span; 0 behind its end. */
+static __device__ __forceinline__ int32_t page_of_box(const latent_memory *memory, const attend_args *args,
+                                                      const latent_span *span, int32_t box)
+{
+    const int64_t key = span->origin + (int64_t)box * args->map_rows;
+    return key < span->end ? memory->job.table[split_key(args, (int32_t)key).x] : 0;
+}
+
+/* A whole tile, as boxes of the map: lane l has box l, which lies in one page from slot `slot` on. Panel by panel, each
+ * announced by the first lane; the barrier's phase ends when it has been, and all bytes are there. */
+static __device__ __forceinline__ void produce_boxes(latent_memory *memory, const attend_args *args, int32_t tile,
+                                                     int32_t page, int32_t slot)
+{
+    const int32_t buffer = tile % 2, parity = (tile / 2 + 1) % 2, lane = threadIdx.x % 32;
+    const int32_t first_row = lane * args->map_rows;
+#pragma unroll 1
+    for (int32_t panel = 0; panel < LATENT_PANELS; panel++) {
+        if (panel == 0) ptx_mbarrier_wait(&memory->empty[buffer][0], parity);
+        if (panel == LATENT_LOW_PANELS) ptx_mbarrier_wait(&memory->empty[buffer][1], parity);
+        uint64_t *full = &memory->full[buffer][panel];
+        if (lane == 0) ptx_mbarrier_expect(full, LATENT_PANEL_BYTES);
+        if (first_row < LATENT_TILE)
+            ptx_tensor_copy(memory->tiles[buffer][panel] + first_row * FV_PANEL_ROW_BYTES, &args->key_map, panel * 64,
+                            slot, page, full);
+    }
+}
+
+/* Latents of pages of which a box of the map takes whole tiles, or which tiles are made of: by the first warp, whose lane
+ * l knows the page of every 32nd box, and of the 32 after those. */
+static __device__ __forceinline__ void produce_pages(latent_memory *memory, const attend_args *args,
+                                                     const latent_span *span)
+{
+    const int32_t lane = threadIdx.x % 32, boxes = LATENT_TILE / args->map_rows;
+    const bool is_first_warp = uniform((int32_t)threadIdx.x / 32) == LATENT_CONSUMERS / 32;
+    int32_t pages = 0, next_pages = is_first_warp ? page_of_box(memory, args, span, lane) : 0;
+#pragma unroll 1
+    for (int32_t tile = 0; tile < span->num_tiles; tile++) {
+        const int32_t tile_first = span->origin + tile * LATENT_TILE, box = tile * boxes;
+        if (is_first_warp && box % 32 == 0) {
+            pages = next_pages;
+            next_pages = page_of_box(memory, args, span, box + 32 + lane);
+        }
+        if (tile_first < span->first || tile_first + LATENT_TILE > span->end) {
+            produce_edge(memory, args, span, tile);
+        } else if (is_first_warp) {
+            const int32_t own = lane % boxes, page = __shfl_sync(~0u, pages, (box + own) % 32);
+            produce_boxes(memory, args, tile, page, split_key(args, tile_first + own * args->map_rows).y);
+            __syncwarp();
+        }
+    }
+}
+
+template <class F>
 static __device__ __forceinline__ void produce_latents(latent_memory *memory, const attend_args *args)
 {
     ptx_bar_sync(LATENT_BARRIER_KEYS, LATENT_THREADS);
-    const int32_t first = memory->keys.first, end = memory->keys.end;
-    const int32_t origin = first_latent_key(&memory->keys), num_tiles = count_latent_tiles(&memory->keys);
-    latent_places places = find_latents(memory, args, origin, first, end);
-#pragma unroll 1
-    for (int32_t tile = 0; tile < num_tiles; tile++) {
-        const int32_t buffer = tile % 2, parity = (tile / 2 + 1) % 2;
-        ptx_mbarrier_wait(&memory->empty[buffer][0], parity);
-        copy_latent_panels<0, LATENT_LOW_PANELS>(memory, args, buffer, &places);
-        ptx_mbarrier_wait(&memory->empty[buffer][1], parity);
-        copy_latent_panels<LATENT_LOW_PANELS, LATENT_PANELS>(memory, args, buffer, &places);
-        places = find_latents(memory, args, origin + (tile + 1) * LATENT_TILE, first, end);
-    }
+    const latent_span span = {memory->keys.first, memory->keys.end, first_latent_key(&memory->keys),
+                              count_latent_tiles(&memory->keys)};
+    if (F::IS_MAPPED)
+        produce_pages(memory, args, &span);
+    else
+        produce_rows(memory, args, &span);
 }
 
 /* --- consumers ------------------------------------------------------------------------------------------------- */
 
 /* What a warpgroup knows of its rows, of which a thread has two. */
 typedef struct latent_state {
-    row_sums sums; /* of the warpgroup's own tiles; maxima of all */
-    int32_t row;   /* the thread's first one; the other is 8 further on */
+    row_sums sums;  /* of the warpgroup's own tiles; maxima of all */
+    float scale[2]; /* of AMLA's rows, as it follows from their maxima */
+    int32_t row;    /* the thread's first one; the other is 8 further on */
 } latent_state;
 
+/* What the output of each of the thread's rows has to be multiplied by; AMLA: what is added to its bits. */
+typedef struct latent_move {
+    float by[2];
+} latent_move;
+
 /* S = Q K of a tile, panels FIRST .. END - 1: issued, each as soon as it is there, and each a group. */
-template <class T, int FIRST, int END>
+template <class F, int FIRST, int END>
 static __device__ __forceinline__ void multiply_latent_panels(float (&s)[LATENT_TILE / 2], latent_memory *memory,
                                                               int32_t buffer, uint32_t parity)
 {
@@ -186,12 +291,13 @@ static __device__ __forceinline__ void multiply_latent_panels(float (&s)[LATENT_
 #pragma unroll
     for (int panel = FIRST; panel < END; panel++) {
         ptx_mbarrier_wait(&memory->full[buffer][panel], parity);
-        ptx_fence_proxy_async();
+        if (!F::IS_MAPPED) ptx_fence_proxy_async();
         ptx_wgmma_fence();
 #pragma unroll
         for (int d = 0; d < 64; d += 16) {
             const uint32_t at = panel * LATENT_PANEL_BYTES + d * 2;
-            ptx_wgmma_m64n64k16_ss<T>(s, ptx_descriptor_at(q_at, at), ptx_descriptor_at(k_at, at), panel + d > 0);
+            ptx_wgmma_m64n64k16_ss<typename F::T>(s, ptx_descriptor_at(q_at, at), ptx_descriptor_at(k_at, at),
+                                                  panel + d > 0);
         }
         ptx_wgmma_commit();
     }
@@ -247,43 +353,84 @@ static __device__ __forceinline__ float choose_latent_max(float before, float ma
     return max > before + LATENT_SLACK ? max : before;
 }
 
-/* The sums go over to new maxima; true: the output has to be multiplied by `factor`. */
-static __device__ __forceinline__ bool move_latent_maxima(float (&factor)[2], row_sums *sums, const float (&max)[2])
+/* What has to be added to the output's bits when a row's maximum changes. */
+static __device__ __forceinline__ int32_t move_latent_scale(float *scale, float max, float before,
+                                                            const attend_args *args)
 {
+    amla_scale row = amla_scale_at_first();
+    amla_move_scale(&row, before, -INFINITY, args->params.q_dtype, args->rescaling);
+    const int32_t addend = amla_move_scale(&row, max, before, args->params.q_dtype, args->rescaling);
+    *scale = row.scale;
+    return addend;
+}
+
+/* The sums go over to new maxima; true: the output has to. */
+template <class F>
+static __device__ __forceinline__ bool move_latent_maxima(latent_move *move, latent_state *state, const float (&max)[2],
+                                                          const attend_args *args)
+{
+    row_sums *sums = &state->sums;
     bool changes = false;
 #pragma unroll
     for (int half = 0; half < 2; half++) {
-        factor[half] = max[half] == sums->max[half] ? 1.0f : ptx_ex2(sums->max[half] - max[half]);
+        const float before = sums->max[half];
+        const float factor = max[half] == before ? 1.0f : ptx_ex2(before - max[half]);
         sums->max[half] = max[half];
-        sums->sum[half] *= factor[half];
-        sums->rounded[half] *= factor[half];
-        changes = changes || factor[half] != 1.0f;
+        sums->sum[half] *= factor;
+        sums->rounded[half] *= factor;
+        move->by[half] = factor;
+        if (F::IS_AMLA && args->rescaling != FV_RESCALING_MULTIPLY_BF16)
+            move->by[half] = __int_as_float(move_latent_scale(&state->scale[half], max[half], before, args));
+        changes = changes || factor != 1.0f;
     }
     return __any_sync(~0u, changes);
 }
 
-/* P of the warpgroup's own tile in place of its dot products; true: the output has to be multiplied by `factor`. */
-static __device__ __forceinline__ bool weigh_latent_keys(float (&s)[LATENT_TILE / 2], float (&factor)[2],
+template <class F>
+static __device__ __forceinline__ void rescale_latent_values(float (&out)[LATENT_VALUE / 4], const latent_move *move,
+                                                             const attend_args *args)
+{
+    if (!F::IS_AMLA || args->rescaling == FV_RESCALING_MULTIPLY_BF16) {
+        rescale_values(out, move->by);
+    } else {
+#pragma unroll
+        for (int i = 0; i < LATENT_VALUE / 4; i++) out[i] = exponent_add(out[i], __float_as_int(move->by[i / 2 % 2]));
+    }
+}
+
+/* P of the warpgroup's own tile in place of its dot products; true: the output has to be moved. */
+template <class F>
+static __device__ __forceinline__ bool weigh_latent_keys(float (&s)[LATENT_TILE / 2], latent_move *move,
                                                          latent_state *state, const latent_memory *memory,
-                                                         int32_t tile_first, float scale)
+                                                         const attend_args *args, int32_t tile_first, float scale)
 {
     float max[2];
     score_keys(s, memory->rows, &memory->keys, state->row, 0, tile_first, LATENT_TILE, scale);
     find_row_maxima(max, s);
 #pragma unroll
     for (int half = 0; half < 2; half++) max[half] = choose_latent_max(state->sums.max[half], max[half]);
-    const bool changes = move_latent_maxima(factor, &state->sums, max);
+    const bool changes = move_latent_maxima<F>(move, state, max, args);
     exponentiate_keys(s, &state->sums);
+    if (F::IS_AMLA) {
+#pragma unroll
+        for (int i = 0; i < LATENT_TILE / 2; i++) s[i] *= state->scale[i / 2 % 2];
+    }
     return changes;
 }
 
 /* P to where the other warpgroup reads it, and the maxima it is relative to. */
-template <class T>
+template <class F>
 static __device__ __forceinline__ void hand_over_weights(uint32_t (&p)[LATENT_TILE / 4],
                                                          const float (&s)[LATENT_TILE / 2], latent_state *state,
                                                          latent_memory *memory, int32_t barrier)
 {
-    narrow_keys<T>(p, s, &state->sums);
+    row_sums of_tile = {};
+    narrow_keys<typename F::T>(p, s, &of_tile);
+#pragma unroll
+    for (int half = 0; half < 2; half++) {
+        if (F::IS_AMLA) of_tile.rounded[half] = __fdividef(of_tile.rounded[half], state->scale[half]);
+        state->sums.rounded[half] += of_tile.rounded[half];
+    }
     const int32_t lane = threadIdx.x % 32, row = threadIdx.x / 32 % 4 * 16 + lane % 16;
     const uint32_t to = ptx_shared_address(memory->p) + panel_offset(LATENT_ROWS, row, lane / 16);
 #pragma unroll
@@ -298,58 +445,60 @@ static __device__ __forceinline__ void hand_over_weights(uint32_t (&p)[LATENT_TI
 }
 
 /* The other warpgroup's tile: its P is there, and the output is relative to its maxima. */
+template <class F>
 static __device__ __forceinline__ void take_over_weights(float (&out)[LATENT_VALUE / 4], latent_state *state,
-                                                         const latent_memory *memory, int32_t barrier)
+                                                         const latent_memory *memory, const attend_args *args,
+                                                         int32_t barrier)
 {
     ptx_bar_sync(barrier, LATENT_CONSUMERS);
-    float factor[2];
+    latent_move move;
     const float max[2] = {memory->row_max[state->row], memory->row_max[state->row + 8]};
-    if (move_latent_maxima(factor, &state->sums, max)) {
+    if (move_latent_maxima<F>(&move, state, max, args)) {
         ptx_wgmma_wait<0>();
         ptx_wgmma_settle(out);
-        rescale_values(out, factor);
+        rescale_latent_values<F>(out, &move, args);
     }
 }
 
 /* A tile of the first warpgroup's own, of which it has S: P, and its product, to the end. */
-template <class T>
+template <class F>
 static __device__ __forceinline__ void attend_even_latent(float (&out)[LATENT_VALUE / 4], float (&s)[LATENT_TILE / 2],
                                                           latent_state *state, latent_memory *memory,
-                                                          int32_t tile_first, float scale)
+                                                          const attend_args *args, int32_t tile_first, float scale)
 {
     uint32_t p[LATENT_TILE / 4];
-    float factor[2];
-    const bool changes = weigh_latent_keys(s, factor, state, memory, tile_first, scale);
-    hand_over_weights<T>(p, s, state, memory, LATENT_BARRIER_EVEN);
-    if (changes) rescale_values(out, factor);
-    multiply_own_values<T>(out, p, memory, 0, 0);
+    latent_move move;
+    const bool changes = weigh_latent_keys<F>(s, &move, state, memory, args, tile_first, scale);
+    hand_over_weights<F>(p, s, state, memory, LATENT_BARRIER_EVEN);
+    if (changes) rescale_latent_values<F>(out, &move, args);
+    multiply_own_values<typename F::T>(out, p, memory, 0, 0);
     ptx_wgmma_wait<0>();
     ptx_wgmma_settle(out);
     release_latents(memory, 0, 0);
 }
 
 /* The first warpgroup: S and softmax of tiles 0, 2, ..., and the first half of the columns of all. */
-template <class T>
+template <class F>
 static __device__ __forceinline__ void attend_even_latents(float (&out)[LATENT_VALUE / 4], latent_state *state,
-                                                           latent_memory *memory, int32_t origin, int32_t num_tiles,
-                                                           float scale)
+                                                           latent_memory *memory, const attend_args *args,
+                                                           int32_t origin, int32_t num_tiles, float scale)
 {
     if (num_tiles == 0) return;
     float s[LATENT_TILE / 2];
-    multiply_latent_panels<T, 0, LATENT_PANELS>(s, memory, 0, 0);
+    multiply_latent_panels<F, 0, LATENT_PANELS>(s, memory, 0, 0);
     ptx_wgmma_wait<0>();
     ptx_wgmma_settle(s);
 #pragma unroll 1
     for (int32_t tile = 0;; tile += 2) {
-        attend_even_latent<T>(out, s, state, memory, origin + tile * LATENT_TILE, scale);
+        attend_even_latent<F>(out, s, state, memory, args, origin + tile * LATENT_TILE, scale);
         if (tile + 1 >= num_tiles) return;
-        take_over_weights(out, state, memory, LATENT_BARRIER_ODD);
-        multiply_other_values<T>(out, memory, 1, 0);
+        take_over_weights<F>(out, state, memory, args, LATENT_BARRIER_ODD);
+        multiply_other_values<typename F::T>(out, memory, 1, 0);
         if (tile + 2 >= num_tiles) break;
-        multiply_latent_panels<T, 0, 1>(s, memory, 0, (tile / 2 + 1) % 2);
+        multiply_latent_panels<F, 0, 1>(s, memory, 0, (tile / 2 + 1) % 2);
         ptx_wgmma_wait<1>(); /* the values' product, with one panel behind it for the tensor cores to go on with */
         release_latents(memory, 1, 0);
-        multiply_latent_panels<T, 1, LATENT_PANELS>(s, memory, 0, (tile / 2 + 1) % 2);
+        multiply_latent_panels<F, 1, LATENT_PANELS>(s, memory, 0, (tile / 2 + 1) % 2);
         ptx_wgmma_wait<0>();
         ptx_wgmma_settle(out);
         ptx_wgmma_settle(s);
@@ -359,74 +508,132 @@ static __device__ __forceinline__ void attend_even_latents(float (&out)[LATENT_V
 }
 
 /* The second: tiles 1, 3, ..., and the other half of the columns. */
-template <class T>
+template <class F>
 static __device__ __forceinline__ void attend_odd_latents(float (&out)[LATENT_VALUE / 4], latent_state *state,
-                                                          latent_memory *memory, int32_t origin, int32_t num_tiles,
-                                                          float scale)
+                                                          latent_memory *memory, const attend_args *args,
+                                                          int32_t origin, int32_t num_tiles, float scale)
 {
     float s[LATENT_TILE / 2];
     uint32_t p[LATENT_TILE / 4];
-    float factor[2];
+    latent_move move;
 #pragma unroll 1
     for (int32_t tile = 1; tile < num_tiles; tile += 2) {
-        multiply_latent_panels<T, 0, LATENT_PANELS>(s, memory, 1, tile / 2 % 2);
-        take_over_weights(out, state, memory, LATENT_BARRIER_EVEN);
-        multiply_other_values<T>(out, memory, 0, 1);
+        multiply_latent_panels<F, 0, LATENT_PANELS>(s, memory, 1, tile / 2 % 2);
+        take_over_weights<F>(out, state, memory, args, LATENT_BARRIER_EVEN);
+        multiply_other_values<typename F::T>(out, memory, 0, 1);
         ptx_wgmma_wait<1>();
         ptx_wgmma_settle(s);
-        const bool changes = weigh_latent_keys(s, factor, state, memory, origin + tile * LATENT_TILE, scale);
+        const bool changes = weigh_latent_keys<F>(s, &move, state, memory, args, origin + tile * LATENT_TILE, scale);
         ptx_wgmma_wait<0>();
         ptx_wgmma_settle(out);
         release_latents(memory, 0, 1);
-        hand_over_weights<T>(p, s, state, memory, LATENT_BARRIER_ODD);
-        if (changes) rescale_values(out, factor);
-        multiply_own_values<T>(out, p, memory, 1, 1);
+        hand_over_weights<F>(p, s, state, memory, LATENT_BARRIER_ODD);
+        if (changes) rescale_latent_values<F>(out, &move, args);
+        multiply_own_values<typename F::T>(out, p, memory, 1, 1);
         ptx_wgmma_wait<0>();
         ptx_wgmma_settle(out);
         release_latents(memory, 1, 1);
     }
     if (num_tiles % 2 == 0) return;
-    take_over_weights(out, state, memory, LATENT_BARRIER_EVEN);
-    multiply_other_values<T>(out, memory, 0, 1);
+    take_over_weights<F>(out, state, memory, args, LATENT_BARRIER_EVEN);
+    multiply_other_values<typename F::T>(out, memory, 0, 1);
     ptx_wgmma_wait<0>();
     ptx_wgmma_settle(out);
 }
 
-/* Of the row, all keys: the thread's own and those of the other warpgroup. */
-static __device__ __forceinline__ void meet_row_sums(float (&of_rows)[2], latent_memory *memory, int32_t group,
-                                                     int32_t row)
+/* Sums of all keys of the thread's rows: its own and those of the other warpgroup. Two barriers, after the first of which
+ * no product reads shared memory any more. */
+static __device__ __forceinline__ void meet_row_sums(row_sums *sums, latent_memory *memory, int32_t group, int32_t row)
 {
-    float *values = (float *)memory->p; /* no product reads it any more */
+    float2 *values = (float2 *)memory->p;
     ptx_bar_sync(LATENT_BARRIER_CONSUMERS, LATENT_CONSUMERS);
 #pragma unroll
     for (int half = 0; half < 2; half++) {
-        of_rows[half] = sum_of_quad(of_rows[half]);
-        if (threadIdx.x % 4 == 0) values[group * LATENT_ROWS + row + half * 8] = of_rows[half];
+        const float2 own = make_float2(sum_of_quad(sums->sum[half]), sum_of_quad(sums->rounded[half]));
+        if (threadIdx.x % 4 == 0) values[group * LATENT_ROWS + row + half * 8] = own;
     }
     ptx_bar_sync(LATENT_BARRIER_CONSUMERS, LATENT_CONSUMERS);
 #pragma unroll
-    for (int half = 0; half < 2; half++) of_rows[half] = values[row + half * 8] + values[LATENT_ROWS + row + half * 8];
+    for (int half = 0; half < 2; half++) {
+        const float2 low = values[row + half * 8], high = values[LATENT_ROWS + row + half * 8];
+        sums->sum[half] = low.x + high.x;
+        sums->rounded[half] = low.y + high.y;
+    }
 }
 
+/* Elements of a row as its end has them, four a lane at once, from shared memory. */
+static __device__ __forceinline__ void store_staged_values(char *to, const float *from, fv_dtype dtype, float factor)
+{
+    const bool is_aligned = (uintptr_t)to % 16 == 0;
+    const attend_target target = {to, dtype, 0, factor};
+#pragma unroll 1
+    for (int32_t d = threadIdx.x % 32 * 4; d < LATENT_VALUE / 2; d += 128) {
+        float4 value = *(const float4 *)(from + d);
+        if (!is_aligned) {
+            store_element(&target, d, value.x);
+            store_element(&target, d + 1, value.y);
+            store_element(&target, d + 2, value.z);
+            store_element(&target, d + 3, value.w);
+            continue;
+        }
+        value.x = factor == 0.0f ? 0.0f : value.x * factor; /* no key: 0, whatever the sums are */
+        value.y = factor == 0.0f ? 0.0f : value.y * factor;
+        value.z = factor == 0.0f ? 0.0f : value.z * factor;
+        value.w = factor == 0.0f ? 0.0f : value.w * factor;
+        if (dtype == FV_DTYPE_F32)
+            ((float4 *)to)[d / 4] = value;
+        else if (dtype == FV_DTYPE_F16)
+            ((uint2 *)to)[d / 4] = make_uint2(fv_narrow_pair<__half>(value.x, value.y),
+                                              fv_narrow_pair<__half>(value.z, value.w));
+        else
+            ((uint2 *)to)[d / 4] = make_uint2(fv_narrow_pair<__nv_bfloat16>(value.x, value.y),
+                                              fv_narrow_pair<__nv_bfloat16>(value.z, value.w));
+    }
+}
+
+/* The output, by way of the tiles' shared memory: written from registers it would be 3000 instructions, which a block runs
+ * once, and 32 bytes of a row at a time. A warp has its rows for itself. */
+template <class F>
 static __device__ __forceinline__ void store_latent_rows(const float (&out)[LATENT_VALUE / 4], latent_state *state,
                                                          latent_memory *memory, const attend_args *args, int32_t group,
                                                          int32_t num_rows)
 {
     const attend_job *job = &memory->job;
     row_sums *sums = &state->sums;
-    meet_row_sums(sums->sum, memory, group, state->row);
-    meet_row_sums(sums->rounded, memory, group, state->row);
+    meet_row_sums(sums, memory, group, state->row);
+    char *staged = memory->tiles[group][0];
+#pragma unroll
+    for (int i = 0; i < LATENT_VALUE / 8; i++)
+        *(float2 *)(staged + (state->row + i % 2 * 8) * LATENT_STAGED_BYTES + i / 2 * 32 +
+                    threadIdx.x % 4 * 8) = make_float2(out[2 * i], out[2 * i + 1]);
+    char *to[2] = {NULL, NULL};
+    float factor[2] = {0, 0};
 #pragma unroll
     for (int half = 0; half < 2; half++) {
         const int32_t r = state->row + half * 8;
-        if (r < num_rows)
-            store_row(out, half, args, job, &memory->rows[r], sums->max[half], sums->sum[half],
-                      factor_of_values(job, sums->sum[half], sums->rounded[half]), group * LATENT_VALUE / 2,
-                      group == 0);
+        if (r >= num_rows) continue;
+        const attend_row *row = &memory->rows[r];
+        float values_factor = factor_of_values(job, sums->sum[half], sums->rounded[half]);
+        if (F::IS_AMLA) values_factor = __fdividef(values_factor, state->scale[half]);
+        const attend_end end = end_row(args, job, row, sums->max[half], sums->sum[half], values_factor);
+        if (group == 0 && threadIdx.x % 4 == 0) store_sums(args, row, &end);
+        const attend_target target = target_of(args, row, &end);
+        to[half] = target.to + group * (LATENT_VALUE / 2) * (target.dtype == FV_DTYPE_F32 ? 4 : 2);
+        factor[half] = end.out_factor;
+    }
+    __syncwarp();
+    const fv_dtype dtype = job->item.partial >= 0 ? FV_DTYPE_F32 : args->params.out_dtype;
+    const float *from = (const float *)(staged + threadIdx.x / 32 % 4 * 16 * LATENT_STAGED_BYTES);
+#pragma unroll 1
+    for (int32_t i = 0; i < 16; i++) {
+        const int32_t lane = i % 8 * 4;
+        char *row_to = (char *)__shfl_sync(~0u, (uint64_t)(i < 8 ? to[0] : to[1]), lane);
+        const float row_factor = __shfl_sync(~0u, i < 8 ? factor[0] : factor[1], lane);
+        if (row_to) store_staged_values(row_to, from + i * (LATENT_STAGED_BYTES / 4), dtype, row_factor);
     }
 }
 
-template <class T>
+template <class F>
 static __device__ __forceinline__ void consume_latents(latent_memory *memory, const attend_args *args)
 {
     const attend_job *job = &memory->job;
@@ -440,6 +647,7 @@ static __device__ __forceinline__ void consume_latents(latent_memory *memory, co
     for (int i = 0; i < LATENT_VALUE / 4; i++) out[i] = 0;
     latent_state state;
     clear_row_sums(&state.sums);
+    state.scale[0] = state.scale[1] = 1;
     state.row = threadIdx.x / 32 % 4 * 16 + threadIdx.x % 32 / 4;
     const float scale = args->params.scale * job->k_head_scale * FV_LOG2E;
     const int32_t origin = first_latent_key(&memory->keys), num_tiles = count_latent_tiles(&memory->keys);
@@ -447,17 +655,17 @@ static __device__ __forceinline__ void consume_latents(latent_memory *memory, co
     ptx_fence_proxy_async();
     ptx_bar_sync(LATENT_BARRIER_CONSUMERS, LATENT_CONSUMERS);
     if (group == 0)
-        attend_even_latents<T>(out, &state, memory, origin, num_tiles, scale);
+        attend_even_latents<F>(out, &state, memory, args, origin, num_tiles, scale);
     else
-        attend_odd_latents<T>(out, &state, memory, origin, num_tiles, scale);
-    store_latent_rows(out, &state, memory, args, group, fv_min_i32(LATENT_ROWS, job->num_rows - row0));
+        attend_odd_latents<F>(out, &state, memory, args, origin, num_tiles, scale);
+    store_latent_rows<F>(out, &state, memory, args, group, fv_min_i32(LATENT_ROWS, job->num_rows - row0));
 }
 
-static __device__ __forceinline__ void init_latent_memory(latent_memory *memory)
+static __device__ __forceinline__ void init_latent_memory(latent_memory *memory, bool is_mapped)
 {
     for (int32_t buffer = 0; buffer < 2; buffer++) {
         for (int32_t panel = 0; panel < LATENT_PANELS; panel++)
-            ptx_mbarrier_init(&memory->full[buffer][panel], LATENT_PRODUCERS);
+            ptx_mbarrier_init(&memory->full[buffer][panel], is_mapped ? 1 : LATENT_PRODUCERS);
         for (int32_t side = 0; side < 2; side++) ptx_mbarrier_init(&memory->empty[buffer][side], 4);
     }
     ptx_fence_mbarrier_init();
@@ -465,31 +673,31 @@ static __device__ __forceinline__ void init_latent_memory(latent_memory *memory)
     memory->keys.end = memory->keys.full_first = 0;
 }
 
-template <class T>
+template <class F>
 static __global__ void __launch_bounds__(LATENT_THREADS, 1)
     wgmma_latent_kernel(const __grid_constant__ attend_args args)
 {
 #if FV_HAS_WGMMA
     extern __shared__ __align__(1024) char shared[];
     latent_memory *memory = (latent_memory *)shared;
-    if (threadIdx.x == 0) init_latent_memory(memory);
+    if (threadIdx.x == 0) init_latent_memory(memory, F::IS_MAPPED);
     overlap_begin();
     if (threadIdx.x == 0) memory->has_item = find_job(&memory->job, &args);
     __syncthreads();
     if (!memory->has_item) return;
     if (threadIdx.x >= LATENT_CONSUMERS) {
         ptx_give_registers<LATENT_PRODUCER_REGISTERS>();
-        produce_latents(memory, &args);
+        produce_latents<F>(memory, &args);
     } else {
         ptx_take_registers<LATENT_CONSUMER_REGISTERS>();
-        consume_latents<T>(memory, &args);
+        consume_latents<F>(memory, &args);
     }
 #endif
 }
 
-template <class T> constexpr fv_cuda_attend_kernel wgmma_latent_of(void)
+template <class F> constexpr fv_cuda_attend_kernel wgmma_latent_of(void)
 {
-    return {wgmma_latent_kernel<T>, (int32_t)sizeof(latent_memory), LATENT_THREADS, LATENT_ROWS, 1};
+    return {wgmma_latent_kernel<F>, (int32_t)sizeof(latent_memory), LATENT_THREADS, LATENT_ROWS, 1};
 }
 
 #endif

@@ -4,6 +4,7 @@
 #ifndef FV_KERNELS_CUDA_HOPPER_MBARRIER_CUH
 #define FV_KERNELS_CUDA_HOPPER_MBARRIER_CUH
 
+#include "kernels/cuda/attend_job.cuh"
 #include "kernels/cuda/ptx.cuh"
 
 /* "mbarrier.init": `count` arrivals end a phase. By one thread; others see it after a fence and a barrier. */
@@ -30,6 +31,24 @@ __device__ __forceinline__ void ptx_mbarrier_wait(uint64_t *barrier, uint32_t pa
     asm volatile("{\n.reg .pred done;\nfv_wait:\nmbarrier.try_wait.parity.shared::cta.b64 done, [%0], %1;\n"
                  "@!done bra fv_wait;\n}\n" ::"r"(ptx_shared_address(barrier)),
                  "r"(parity)
+                 : "memory");
+}
+
+/* "mbarrier.arrive.expect_tx": an arrival; the phase does not end before that many more bytes are there. */
+__device__ __forceinline__ void ptx_mbarrier_expect(uint64_t *barrier, uint32_t bytes)
+{
+    asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(ptx_shared_address(barrier)), "r"(bytes)
+                 : "memory");
+}
+
+/* "cp.async.bulk.tensor": a box of a map of three dimensions, from element (x, y, z) on, to shared memory; its bytes
+ * arrive at the barrier. */
+__device__ __forceinline__ void ptx_tensor_copy(void *shared, const fv_tensor_map *map, int32_t x, int32_t y, int32_t z,
+                                                uint64_t *barrier)
+{
+    asm volatile("cp.async.bulk.tensor.3d.shared::cluster.global.tile.mbarrier::complete_tx::bytes "
+                 "[%0], [%1, {%2, %3, %4}], [%5];" ::"r"(ptx_shared_address(shared)),
+                 "l"(map), "r"(x), "r"(y), "r"(z), "r"(ptx_shared_address(barrier))
                  : "memory");
 }
 
