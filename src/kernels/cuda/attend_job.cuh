@@ -59,7 +59,7 @@ typedef struct attend_args {
     int32_t out_pairs;     /* 1: two neighbouring elements of out can be written at once */
     int32_t map_rows;      /* slots of a box of key_map, of one page; 0: there is no map */
     fv_tensor_map key_map; /* the cache as [block][slot][element] */
-    int32_t num_jobs;      /* of blocks of threads that stay: items times KV heads; 0 on the static grid, a cell each */
+    int32_t num_jobs; /* items times KV heads, or cells; -1: those of the sequences of whole queries in the batch */
 } attend_args;
 
 /* One row of a block, in shared memory. */
