@@ -34,7 +34,7 @@ static inline void fv_tile_scale_move(fv_tile_strip *strip, const fv_f32x8 *old_
 /* s of the strip's lanes. */
 static inline fv_lanes fv_tile_scale_of(const fv_tile_strip *strip)
 {
-    fv_lanes scale;
+    fv_lanes scale = fv_lanes_splat(0.0f);
     for (int32_t v = 0; v < FV_TILE_STRIP_VECTORS; v++)
         memcpy((char *)&scale + v * sizeof(fv_f32x8), &strip->scale[v].scale, sizeof(fv_f32x8));
     return scale;
@@ -43,7 +43,7 @@ static inline fv_lanes fv_tile_scale_of(const fv_tile_strip *strip)
 /* -n + log2(gamma): scores less this are logarithms of s p. gamma is within 2^-8 of 1, and the series within 2^-34. */
 static inline fv_lanes fv_tile_scale_base(const fv_tile_strip *strip)
 {
-    fv_lanes base;
+    fv_lanes base = fv_lanes_splat(0.0f);
     for (int32_t v = 0; v < FV_TILE_STRIP_VECTORS; v++) {
         const fv_f32x8 e = strip->scale[v].gamma - 1.0f;
         const fv_f32x8 half = (e - e * e * (0.5f - e * (1.0f / 3))) * FV_LOG2E - strip->scale[v].power;
