@@ -12,7 +12,7 @@
 #ifndef FV_PLANNER_CONTEXT_ROUND_H
 #define FV_PLANNER_CONTEXT_ROUND_H
 
-#include "planner/work_list.h"
+#include "planner/pass.h"
 
 typedef struct fv_context_limits {
     int32_t state_tokens; /* a multiple of the Q block */

@@ -10,7 +10,7 @@
 #ifndef FV_PLANNER_LANE_CUT_H
 #define FV_PLANNER_LANE_CUT_H
 
-#include "planner/work_list.h"
+#include "planner/pass.h"
 
 /* Keys of the shortest piece that is worth a reduction. */
 #define FV_MIN_LANE_SEGMENT_KEYS 64

@@ -12,7 +12,7 @@
 #ifndef FV_PLANNER_PREFIX_GROUP_H
 #define FV_PLANNER_PREFIX_GROUP_H
 
-#include "planner/work_list.h"
+#include "planner/pass.h"
 
 /* What the table looks like where the host can read it. */
 typedef struct fv_block_rows {

@@ -2,7 +2,7 @@
 #ifndef FV_PLANNER_QUERY_BLOCK_H
 #define FV_PLANNER_QUERY_BLOCK_H
 
-#include "planner/work_list.h"
+#include "planner/pass.h"
 
 /* Cost of a key, in rows x keys, where a device has lanes: few rows take as long from memory as many in the products. */
 #define FV_LANE_KEY_COST 256

@@ -4,64 +4,11 @@
  *   seq 1, 1 token   |----|                          ->  item d, written directly
  *   seq 2, prefill   |...                            ->  one item for each Q block and KV head
  *
- * A pass is one launch of an attention kernel: which tokens of which sequences, and which of their keys.
  * Host arithmetic only; allocates nothing; same step, same list. */
 #ifndef FV_PLANNER_WORK_LIST_H
 #define FV_PLANNER_WORK_LIST_H
 
-#include "core/compiler.h"
-#include "fovea/plan.h"
-#include "ops/attend_paged.h"
-
-/* The lengths of a step, on the host. */
-typedef struct fv_step {
-    int32_t num_seqs;
-    const int32_t *query_start; /* [num_seqs + 1] */
-    const int32_t *seq_lens;    /* [num_seqs], global */
-    const uint8_t *causal;      /* [num_seqs] or NULL = all causal */
-} fv_step;
-
-static inline int32_t fv_step_query_len(const fv_step *step, int32_t seq)
-{
-    return step->query_start[seq + 1] - step->query_start[seq];
-}
-
-/* Tokens of one sequence and the local keys that a pass attends; masks cut them further. */
-typedef struct fv_query_run {
-    int32_t seq;
-    int32_t first_token, num_tokens; /* of the sequence's new tokens */
-    int32_t first_key, end_key;
-} fv_query_run;
-
-/* Consecutive runs of a pass, whole queries of consecutive sequences, whose first num_keys keys are the
- * same blocks: planner/prefix_group.h. */
-typedef struct fv_prefix_group {
-    int32_t first_run, num_runs;
-    int32_t num_keys;
-} fv_prefix_group;
-
-typedef struct fv_pass {
-    const fv_query_run *runs;
-    int32_t num_runs;
-    const fv_prefix_group *groups; /* in the order of their runs */
-    int32_t num_groups;
-} fv_pass;
-
-/* How to cut. */
-typedef struct fv_split_rule {
-    const fv_problem *problem; /* normal */
-    int32_t block_q;           /* tokens of a Q block of a long query */
-    int32_t tile_keys;
-    int32_t num_workers;
-    int32_t num_lanes; /* items that a device works on at once, each KV head of an item by itself; 0: a worker takes
-                        * items one by one, and where rows are few an item has several KV heads */
-    fv_softmax_path path;
-    int32_t batch_invariant; /* 1: cut by the sequence's own lengths only */
-    int32_t segment_keys;    /* keys of a segment, where the rule does not follow the load; 0: follow it */
-    int32_t num_segments;    /* of a Q block that is cut; 0: as its cost says */
-    int32_t cascade;         /* 1: passes may have prefix groups */
-    int32_t num_passes;      /* over disjoint tokens that a step makes, at most; 0: two */
-} fv_split_rule;
+#include "planner/pass.h"
 
 typedef struct fv_work_list {
     fv_work_item *items;
@@ -71,24 +18,6 @@ typedef struct fv_work_list {
     int32_t num_slots, slot_capacity; /* of partial results */
     int32_t spare_items;              /* that prefix groups may use; counts down */
 } fv_work_list;
-
-/* Query heads of a KV head. */
-static inline int32_t fv_group_of(const fv_problem *problem)
-{
-    return problem->mha.num_heads / problem->mha.num_kv_heads;
-}
-
-/* Most tokens of a short query; 1 where even a single token has more rows than that. */
-static inline int32_t fv_short_query_tokens(const fv_problem *problem)
-{
-    return fv_max_i32(1, FV_DECODE_ROWS / fv_group_of(problem));
-}
-
-/* A short query is one Q block with all its tokens; a long one is cut into blocks of block_q. */
-static inline int32_t fv_query_is_short(const fv_problem *problem, int32_t query_len)
-{
-    return (int64_t)query_len * fv_group_of(problem) <= FV_DECODE_ROWS;
-}
 
 /* Batch-invariant rules: sets segment_keys so that all short queries within the bounds can be cut at
  * once, or path 2D where the slots would not suffice. Others: nothing. Call once, before the room.

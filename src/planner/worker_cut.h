@@ -9,7 +9,7 @@
 #ifndef FV_PLANNER_WORKER_CUT_H
 #define FV_PLANNER_WORKER_CUT_H
 
-#include "planner/work_list.h"
+#include "planner/pass.h"
 
 /* Shares of a worker that a pass is at most cut into. */
 #define FV_SHARES_PER_WORKER 8
