@@ -252,14 +252,14 @@ static size_t scratch_bytes(const fv_plan *plan)
 static int64_t lane_segments(const fv_plan *plan, int64_t most)
 {
     const int64_t blocks = (int64_t)plan->bounds.max_num_seqs * plan->problem.mha.num_kv_heads;
-    const int64_t keys = plan->bounds.max_seq_len, longest = fv_max_i64(1, keys / FV_MIN_LANE_SEGMENT_KEYS);
+    const int64_t keys = fv_max_i64(1, plan->bounds.max_seq_len), tiles = fv_ceil_div(keys, plan->rule.tile_keys);
+    const int64_t longest = fv_max_i64(1, keys / FV_MIN_LANE_SEGMENT_KEYS);
     const int32_t rows = (int32_t)fv_ceil_div(plan->bounds.max_num_tokens, plan->bounds.max_num_seqs) * plan->group;
     int64_t best = 1;
     float best_time = INFINITY;
     for (int64_t segments = 1; segments <= fv_min_i64(most, longest); segments++) {
-        const int64_t tiles = fv_ceil_div(keys, plan->rule.tile_keys);
         const int64_t segment_keys = fv_ceil_div(tiles, segments) * plan->rule.tile_keys;
-        const int64_t pieces = fv_ceil_div(fv_max_i64(1, keys), segment_keys);
+        const int64_t pieces = fv_ceil_div(keys, segment_keys);
         if (pieces < segments) continue; /* as good with fewer */
         const float item = (float)(segment_keys + fv_lane_item_keys(rows, segments > 1));
         const float time = item *

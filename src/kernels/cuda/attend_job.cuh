@@ -36,11 +36,6 @@ typedef struct attend_source {
     int32_t keys_first;   /* FV_READ_ELEMENTS: neighbours in memory are the same element of the next key */
 } attend_source;
 
-/* A tensor as Hopper's copy engine knows it: a CUtensorMap. */
-typedef struct alignas(64) fv_tensor_map {
-    uint64_t words[16];
-} fv_tensor_map;
-
 typedef struct attend_args {
     fv_attend_params params;
     attend_source k[3], v[2]; /* [0] in the cache, [1] dense rows, [2] what the heads of dense keys share */

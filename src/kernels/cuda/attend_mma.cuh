@@ -77,12 +77,6 @@ template <class T, fv_dtype DTYPE> static __device__ __forceinline__ uint32_t wi
     }
 }
 
-template <class T, fv_dtype DTYPE> static __device__ __forceinline__ uint4 widen_eight(uint2 stored)
-{
-    return make_uint4(widen_two<T, DTYPE>((uint16_t)stored.x), widen_two<T, DTYPE>((uint16_t)(stored.x >> 16)),
-                      widen_two<T, DTYPE>((uint16_t)stored.y), widen_two<T, DTYPE>((uint16_t)(stored.y >> 16)));
-}
-
 /* Eight elements of a dtype that only the call knows: a branch for each two, for code of three kinds costs registers. */
 template <class T> static __device__ __forceinline__ uint4 widen_chunk(uint2 stored, fv_dtype dtype)
 {

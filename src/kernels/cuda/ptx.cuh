@@ -7,6 +7,11 @@
 #include <cuda_fp16.h>
 #include <stdint.h>
 
+/* A tensor as Hopper's copy engine knows it: a CUtensorMap. */
+typedef struct alignas(64) fv_tensor_map {
+    uint64_t words[16];
+} fv_tensor_map;
+
 /* Address in the shared window: "State Spaces: shared", cvta. */
 __device__ __forceinline__ uint32_t ptx_shared_address(const void *pointer)
 {

@@ -4,7 +4,6 @@
 #ifndef FV_KERNELS_CUDA_HOPPER_MBARRIER_CUH
 #define FV_KERNELS_CUDA_HOPPER_MBARRIER_CUH
 
-#include "kernels/cuda/attend_job.cuh"
 #include "kernels/cuda/ptx.cuh"
 
 /* "mbarrier.init": `count` arrivals end a phase. By one thread; others see it after a fence and a barrier. */

@@ -74,7 +74,6 @@ __device__ __forceinline__ void ptx_fence_proxy_async(void)
     "+f"((d)[(i)]), "+f"((d)[(i) + 1]), "+f"((d)[(i) + 2]), "+f"((d)[(i) + 3]), "+f"((d)[(i) + 4]), \
         "+f"((d)[(i) + 5]), "+f"((d)[(i) + 6]), "+f"((d)[(i) + 7])
 #define PTX_D16(d, i) PTX_D8(d, i), PTX_D8(d, (i) + 8)
-#define PTX_OPERANDS_16(d) PTX_D16(d, 0)
 #define PTX_OPERANDS_32(d) PTX_D16(d, 0), PTX_D16(d, 16)
 #define PTX_OPERANDS_48(d) PTX_OPERANDS_32(d), PTX_D16(d, 32)
 #define PTX_OPERANDS_64(d) PTX_OPERANDS_48(d), PTX_D16(d, 48)
@@ -117,7 +116,6 @@ __device__ __forceinline__ void ptx_fence_proxy_async(void)
     PTX_WGMMA_RS_OF(NAME, __nv_bfloat16, "bf16", N, REGISTERS, A, B, ADDS)                                       \
     PTX_WGMMA_RS_OF(NAME, __half, "f16", N, REGISTERS, A, B, ADDS)
 
-PTX_WGMMA_SS(ptx_wgmma_m64n32k16_ss, 32, 16, "%16", "%17", "%18", 0)
 PTX_WGMMA_SS(ptx_wgmma_m64n64k16_ss, 64, 32, "%32", "%33", "%34", 0)
 PTX_WGMMA_SS(ptx_wgmma_m64n96k16_ss, 96, 48, "%48", "%49", "%50", 0)
 PTX_WGMMA_SS(ptx_wgmma_m64n128k16_ss, 128, 64, "%64", "%65", "%66", 0)
