@@ -21,21 +21,23 @@ static void print_help(void)
         "usage: fovea accuracy [OPTION...]\n\n"
         "Absorbed MLA decode over random latents with AMLA's rescaling by integer addition, with and without its\n"
         "compensation of errors, and with the multiplication that it stands for (\"Base\"): relative errors against\n"
-        "double beside those of the paper's tables 3 and 4, and how often a block of keys, 512 or those of a tile\n"
-        "kernel, moves the scale.\n\n"
+        "double beside those of the paper's tables 3 and 4, and how often a block of keys, as many as a kernel takes\n"
+        "at once, has a larger maximum than those before it.\n\n"
         "  --samples N      random decodes of each column (100)\n"
         "  --heads N        query heads, 1 to 128 (128)\n"
         "  --context N      keys of each (8192)\n"
         "  --quick          4 samples of 32 heads: the tables within some percent, in seconds\n"
         "  --seed N         of the random numbers (1)\n"
-        "  --threads N      (all CPUs)\n"
-        "  --kernels NAME   portable, avx2, avx512, amx; amx-emulated runs anywhere, slowly (the best)\n"
+        "  --threads N      of the CPU, which computes in double (all)\n"
+        "  --device NAME    cpu, cuda, cuda:1: where the backend runs (cpu)\n"
+        "  --kernels NAME   of the device, CPU: portable, avx2, avx512, amx, and amx-emulated, which runs on any,\n"
+        "                   slowly; CUDA: portable, hopper (the best)\n"
         "  --json           print JSON instead\n");
 }
 
 static fv_status read_options(options *opts, int argc, char **argv)
 {
-    enum { SAMPLES = 1000, HEADS, CONTEXT, QUICK, SEED, THREADS, KERNELS, JSON };
+    enum { SAMPLES = 1000, HEADS, CONTEXT, QUICK, SEED, THREADS, DEVICE, KERNELS, JSON };
     static const struct option long_options[] = {
         {"samples", required_argument, NULL, SAMPLES},
         {"heads", required_argument, NULL, HEADS},
@@ -43,6 +45,7 @@ static fv_status read_options(options *opts, int argc, char **argv)
         {"quick", no_argument, NULL, QUICK},
         {"seed", required_argument, NULL, SEED},
         {"threads", required_argument, NULL, THREADS},
+        {"device", required_argument, NULL, DEVICE},
         {"kernels", required_argument, NULL, KERNELS},
         {"json", no_argument, NULL, JSON},
         {"help", no_argument, NULL, 'h'},
@@ -65,6 +68,7 @@ static fv_status read_options(options *opts, int argc, char **argv)
             break;
         case SEED: status = fv_args_i64(&seed, "--seed", optarg, 0, INT64_MAX); break;
         case THREADS: status = fv_args_i32(&opts->num_threads, "--threads", optarg, 1, 1024); break;
+        case DEVICE: setup->device = optarg; break;
         case KERNELS: setup->kernels = optarg; break;
         case JSON: opts->json = 1; break;
         case 'h': opts->help = 1; break;

@@ -24,6 +24,7 @@ refuses "no device 'cuda:x'.*accepted.*cuda:1" "$fovea" bench --device cuda:x q1
 refuses "no device 'cuda:1023'" "$fovea" bench --device cuda:1023 q1
 refuses "no device 'cuda:1023'" "$fovea" bench mla-layer --device cuda:1023
 refuses "check compares a device.*accepted: cuda" "$fovea" bench mla-layer --check
+refuses "no device 'nope:0'.*libfovea-nope" "$fovea" accuracy --device nope
 refuses "length is .x.*whole number" "$fovea" bench mla-layer --length 512,x
 refuses "unknown option.*--frobnicate" "$fovea" bench mla-layer --frobnicate
 refuses "unknown option" "$fovea" backends --frobnicate

@@ -9,13 +9,15 @@
  *   strictness          allocation or waiting while a stream is captured is an error, and both are counted,
  *                       so that a test can see that a run does neither
  *
- * Its kernels are the reference kernels. Loaded as libfovea-null.so, which proves the plugin route. */
+ * Its kernels are the reference kernels, and for AMLA, which has none there, the portable ones of the CPU. Loaded as
+ * libfovea-null.so, which proves the plugin route. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include "core/device_probes.h"
 #include "core/plugin.h"
+#include "kernels/cpu/kernels.h"
 #include "reference/reference.h"
 #include "tests/null_device/null_device.h"
 
@@ -515,6 +517,27 @@ static void execute_mla_decode(fv_device *device, void *params)
     (void)fv_reference_kernels.mla_decode[0].launch(&launch, &attend);
 }
 
+/* The portable variant that rescales so. */
+static const fv_attend_variant *find_amla(fv_rescaling rescaling)
+{
+    const fv_attend_variant *variant = fv_mla_decode_portable;
+    while (variant->rescaling != rescaling) variant++;
+    return variant;
+}
+
+typedef struct amla_params {
+    fv_attend_params attend;
+    fv_rescaling rescaling;
+} amla_params;
+
+static void execute_amla(fv_device *device, void *params)
+{
+    amla_params amla = *(amla_params *)params;
+    attend_to_host(&amla.attend);
+    const fv_launch launch = serial_launch(device);
+    (void)find_amla(amla.rescaling)->launch(&launch, &amla.attend);
+}
+
 static void execute_gemm(fv_device *device, void *params)
 {
     (void)device;
@@ -709,6 +732,27 @@ static fv_status null_mla_decode(const fv_launch *launch, const fv_attend_params
     return launch_kernel(launch, execute_mla_decode, params, sizeof(*params));
 }
 
+static fv_status launch_amla(const fv_launch *launch, const fv_attend_params *params, fv_rescaling rescaling)
+{
+    const amla_params amla = {*params, rescaling};
+    return launch_kernel(launch, execute_amla, &amla, sizeof(amla));
+}
+
+static fv_status null_amla(const fv_launch *launch, const fv_attend_params *params)
+{
+    return launch_amla(launch, params, FV_RESCALING_ADD);
+}
+
+static fv_status null_amla_uncompensated(const fv_launch *launch, const fv_attend_params *params)
+{
+    return launch_amla(launch, params, FV_RESCALING_ADD_UNCOMPENSATED);
+}
+
+static fv_status null_amla_multiply(const fv_launch *launch, const fv_attend_params *params)
+{
+    return launch_amla(launch, params, FV_RESCALING_MULTIPLY_BF16);
+}
+
 static fv_status null_gemm(fv_device *device, const fv_gemm *gemm, fv_stream stream)
 {
     const fv_launch launch = {device, NULL, stream};
@@ -783,6 +827,13 @@ static size_t reference_scratch(const fv_attend_params *params)
     return fv_reference_kernels.attend_paged[0].scratch_bytes(params);
 }
 
+static const char *why_not_amla(const fv_problem *problem) { return find_amla(FV_RESCALING_ADD)->why_not(problem); }
+
+static size_t amla_scratch(const fv_attend_params *params)
+{
+    return find_amla(FV_RESCALING_ADD)->scratch_bytes(params);
+}
+
 static const fv_attend_variant null_variants[] = {
     {"null", 16, 32, serves_all, reference_scratch, null_attend_paged, FV_RESCALING_MULTIPLY, 0},
 };
@@ -793,6 +844,10 @@ static const fv_attend_variant null_dense_variants[] = {
 
 static const fv_attend_variant null_mla_variants[] = {
     {"null", 16, 32, serves_all, reference_scratch, null_mla_decode, FV_RESCALING_MULTIPLY, 0},
+    {"amla", 128, 512, why_not_amla, amla_scratch, null_amla, FV_RESCALING_ADD, 0},
+    {"amla_uncompensated", 128, 512, why_not_amla, amla_scratch, null_amla_uncompensated,
+     FV_RESCALING_ADD_UNCOMPENSATED, 0},
+    {"amla_multiply", 128, 512, why_not_amla, amla_scratch, null_amla_multiply, FV_RESCALING_MULTIPLY_BF16, 0},
 };
 
 static const fv_kernel_table null_kernels = {
@@ -802,7 +857,7 @@ static const fv_kernel_table null_kernels = {
     .attend_dense = null_dense_variants,
     .num_attend_dense = 1,
     .mla_decode = null_mla_variants,
-    .num_mla_decode = 1,
+    .num_mla_decode = FV_ARRAY_LEN(null_mla_variants),
     .reduce_segments = null_reduce_segments,
     .kv_write = null_kv_write,
     .kv_gather = null_kv_gather,

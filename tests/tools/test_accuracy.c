@@ -1,12 +1,14 @@
 /* The accuracy tables in a reduced form, through the backend AMLA: few samples of few heads over the full context.
  * Columns of low variance come near the paper's figures; in all of them AMLA stays near multiplication, and without
- * the compensation the loss shows. And the result in double against a plain loop. */
+ * the compensation the loss shows. The result in double against a plain loop, and the null device, which stands in
+ * for a GPU, against the CPU. */
 #include <math.h>
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
 #include <stdint.h>
 #include <stdlib.h>
+#include <string.h>
 
 #include <cmocka.h>
 
@@ -152,13 +154,62 @@ static void test_seed(void **state)
     assert_true(columns[0].max_moved == columns[1].max_moved);
 }
 
+/* A device brings the figures of the CPU with the same kernels, the last round not full. */
+static void test_device(void **state)
+{
+    (void)state;
+    static const char *const devices[] = {"cpu", "null"};
+    accuracy_column columns[2] = {{.distribution = {ACCURACY_GAUSSIAN, 3}}, {.distribution = {ACCURACY_GAUSSIAN, 3}}};
+    for (int32_t i = 0; i < 2; i++) {
+        const accuracy_setup setup = {.num_samples = 3,
+                                      .num_heads = 5,
+                                      .context = 1100,
+                                      .seed = 4,
+                                      .device = devices[i],
+                                      .kernels = i == 0 ? "portable" : NULL};
+        const fv_context_options options = {.struct_size = sizeof(options), .num_threads = 2};
+        bench b = {0};
+        assert_int_equal(fv_context_create(&b.context, &options), FV_OK);
+        if (accuracy_lab_init(&b.lab, b.context, &setup) != FV_OK) fail_msg("%s: %s", devices[i], fv_last_error());
+        assert_int_equal(accuracy_measure(&columns[i], &b.lab, NULL, NULL), FV_OK);
+        bench_deinit(&b);
+    }
+    for (int32_t i = 0; i < ACCURACY_NUM_METHODS; i++) {
+        assert_true(columns[0].error[i] > 0);
+        assert_true(columns[0].error[i] == columns[1].error[i]);
+    }
+    assert_true(columns[0].error[ACCURACY_BASE] != columns[0].error[ACCURACY_AMLA]);
+    assert_true(columns[0].max_moved == columns[1].max_moved && columns[0].integer_moved == columns[1].integer_moved);
+}
+
+/* What a device has not is refused, and the lab is left empty. */
+static void test_refusals(void **state)
+{
+    (void)state;
+    static const struct {
+        const char *device, *kernels, *text;
+    } cases[] = {{"null", "amx-emulated", "run on the CPU"},
+                 {"null", "avx2", "no kernels 'avx2' on device null"},
+                 {"nope", NULL, "no device 'nope:0'"}};
+    const fv_context_options options = {.struct_size = sizeof(options), .num_threads = 1};
+    fv_context *context;
+    assert_int_equal(fv_context_create(&context, &options), FV_OK);
+    for (int32_t i = 0; i < FV_ARRAY_LEN(cases); i++) {
+        const accuracy_setup setup = {
+            .num_samples = 1, .num_heads = 1, .context = 64, .device = cases[i].device, .kernels = cases[i].kernels};
+        accuracy_lab lab;
+        assert_true(accuracy_lab_init(&lab, context, &setup) != FV_OK);
+        if (!strstr(fv_last_error(), cases[i].text)) fail_msg("%s", fv_last_error());
+        assert_null(lab.at.device);
+    }
+    fv_context_destroy(context);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_exact),
-        cmocka_unit_test(test_tables),
-        cmocka_unit_test(test_emulated),
-        cmocka_unit_test(test_seed),
+        cmocka_unit_test(test_exact), cmocka_unit_test(test_tables), cmocka_unit_test(test_emulated),
+        cmocka_unit_test(test_seed),  cmocka_unit_test(test_device), cmocka_unit_test(test_refusals),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -45,14 +45,22 @@ size_t accuracy_emulated_scratch(const fv_attend_variant *variant, const accurac
 }
 
 fv_status accuracy_emulated_run(uint16_t *out, const fv_attend_variant *variant, const accuracy_samples *samples,
-                                int32_t num_samples, const int32_t *query_start, const int32_t *seq_lens,
-                                const fv_executor *executor, void *scratch)
+                                int32_t num_samples, const fv_executor *executor, void *scratch)
 {
     fv_work_item *items = calloc((size_t)num_samples, sizeof(*items));
     if (!items) return fv_fail(FV_ERR_NO_MEMORY, "no memory for %d work items", num_samples);
     for (int32_t i = 0; i < num_samples; i++) {
         items[i] = (fv_work_item){
-            .seq = i, .table_row = i, .num_tokens = 1, .num_kv_heads = 1, .end_key = samples->context, .partial = -1};
+            .seq = i,
+            .table_row = i,
+            .num_tokens = 1,
+            .num_kv_heads = 1,
+            .end_key = samples->context,
+            .partial = -1,
+            .query_start = i,
+            .query_end = i + 1,
+            .seq_len = samples->context,
+        };
     }
 
     fv_attend_params params = params_of(variant, samples);
@@ -63,8 +71,8 @@ fv_status accuracy_emulated_run(uint16_t *out, const fv_attend_variant *variant,
     params.out_head_stride = ACCURACY_LATENT * (int64_t)sizeof(uint16_t);
     params.out_token_stride = params.out_head_stride * samples->num_heads;
     params.num_seqs = num_samples;
-    params.query_start = query_start;
-    params.seq_lens = seq_lens;
+    params.query_start = samples->query_start;
+    params.seq_lens = samples->seq_lens;
     params.block_table = samples->block_table;
     params.block_table_stride = params.block_table_width = samples->table_stride;
     params.items = items;

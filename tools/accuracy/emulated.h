@@ -14,9 +14,8 @@ size_t accuracy_emulated_scratch(const fv_attend_variant *variant, const accurac
                                  int32_t num_workers);
 
 /* out [num_samples, num_heads, 512] bf16 = the variant's result for the first num_samples samples, each one item of all
- * its keys. `query_start` [num_samples + 1] and `seq_lens` [num_samples] are those of the batch. */
+ * its keys. `scratch` is host memory of accuracy_emulated_scratch(). */
 fv_status accuracy_emulated_run(uint16_t *out, const fv_attend_variant *variant, const accuracy_samples *samples,
-                                int32_t num_samples, const int32_t *query_start, const int32_t *seq_lens,
-                                const fv_executor *executor, void *scratch);
+                                int32_t num_samples, const fv_executor *executor, void *scratch);
 
 #endif

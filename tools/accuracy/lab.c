@@ -10,11 +10,8 @@
 #include "core/context.h"
 #include "core/error.h"
 #include "core/float.h"
-#include "fovea/device.h"
 #include "kernels/cpu_tables.h"
 #include "planner/plan.h"
-
-enum { ALIGNMENT = 256 };
 
 static const char *const variants[ACCURACY_NUM_METHODS] = {
     [ACCURACY_BASE] = "amla_multiply",
@@ -26,7 +23,7 @@ const char *accuracy_variant(accuracy_method method) { return variants[method]; 
 
 /* --- the backend ------------------------------------------------------------------------------------------- */
 
-static fv_status create_plan(fv_plan **plan, const accuracy_lab *lab, const char *variant)
+static fv_status create_plan(fv_plan **plan, const accuracy_lab *lab, fv_device *device, const char *variant)
 {
     const accuracy_setup *setup = &lab->setup;
     const fv_problem problem = {
@@ -52,6 +49,7 @@ static fv_status create_plan(fv_plan **plan, const accuracy_lab *lab, const char
     };
     const fv_plan_options options = {
         .struct_size = sizeof(options),
+        .device = device,
         .backend = "AMLA",
         .path = FV_PATH_2D, /* all blocks of a row in one go, as in the paper */
         .variant = variant,
@@ -60,39 +58,14 @@ static fv_status create_plan(fv_plan **plan, const accuracy_lab *lab, const char
     return fv_plan_create(plan, lab->context, &problem, &bounds, &options);
 }
 
-/* out = the backend's result for the samples at hand, the first num_samples of them. */
-static fv_status run_plan(accuracy_lab *lab, fv_plan *plan, int32_t num_samples)
-{
-    const accuracy_samples *samples = &lab->samples;
-    const fv_batch batch = {
-        .struct_size = sizeof(batch),
-        .num_seqs = num_samples,
-        .num_tokens = num_samples,
-        .query_start = lab->query_start,
-        .seq_lens = lab->seq_lens,
-        .block_table = samples->block_table,
-        .block_table_stride = samples->table_stride,
-        .block_table_width = samples->table_stride,
-    };
-    const int64_t num_heads = samples->num_heads;
-    fv_layer layer = {
-        .struct_size = sizeof(layer),
-        .q = fv_tensor_3d(samples->q, FV_DTYPE_BF16, num_samples, num_heads, ACCURACY_HEAD_SIZE),
-        .out = fv_tensor_3d(lab->out, FV_DTYPE_BF16, num_samples, num_heads, ACCURACY_LATENT),
-    };
-    fv_status status = fv_kv_view_init(&layer.kv_cache, samples->latents, FV_KV_LAYOUT_LATENT, FV_DTYPE_BF16,
-                                       samples->num_blocks, ACCURACY_BLOCK_SIZE, 1, ACCURACY_HEAD_SIZE);
-    if (status == FV_OK) status = fv_plan_update(plan, &batch, NULL);
-    if (status == FV_OK) status = fv_plan_run(plan, &layer, lab->workspace, NULL);
-    return status;
-}
-
 /* out = the result of a method's variant, of the plan or of the emulated kernels. */
 static fv_status run_method(accuracy_lab *lab, accuracy_method method, int32_t num_samples)
 {
-    if (!lab->emulated[method]) return run_plan(lab, lab->plans[method], num_samples);
-    return accuracy_emulated_run(lab->out, lab->emulated[method], &lab->samples, num_samples, lab->query_start,
-                                 lab->seq_lens, &lab->context->executor, lab->workspace);
+    const accuracy_samples *samples = &lab->samples;
+    if (!lab->emulated[method])
+        return accuracy_device_run(lab->out, &lab->at, lab->plans[method], samples, num_samples);
+    return accuracy_emulated_run(lab->out, lab->emulated[method], samples, num_samples, &lab->context->executor,
+                                 lab->at.workspace);
 }
 
 /* --- the lab ------------------------------------------------------------------------------------------------- */
@@ -107,51 +80,55 @@ static fv_status alloc_arrays(accuracy_lab *lab)
     const size_t num_samples = (size_t)lab->samples.num_samples;
     const size_t num_workers = (size_t)fv_context_num_workers(lab->context);
     const size_t row_elements = num_samples * ACCURACY_LATENT;
-    lab->query_start = calloc(num_samples + 1, sizeof(int32_t));
-    lab->seq_lens = calloc(num_samples, sizeof(int32_t));
     lab->out = calloc(row_elements * (size_t)lab->setup.num_heads, sizeof(uint16_t));
     lab->exact = calloc(row_elements * (size_t)num_groups(lab) * ACCURACY_GROUP, sizeof(double));
     lab->scratch = calloc(num_workers, accuracy_exact_scratch(lab->setup.context));
     lab->moves = calloc(num_workers, sizeof(*lab->moves));
-    if (!lab->query_start || !lab->seq_lens || !lab->out || !lab->exact || !lab->scratch || !lab->moves)
+    if (!lab->out || !lab->exact || !lab->scratch || !lab->moves)
         return fv_fail(FV_ERR_NO_MEMORY, "no memory for results of %zu samples", num_samples);
-    for (size_t i = 0; i < num_samples; i++) {
-        lab->query_start[i + 1] = (int32_t)i + 1;
-        lab->seq_lens[i] = lab->setup.context;
-    }
+    return FV_OK;
+}
+
+static fv_status open_emulated(size_t *bytes, accuracy_lab *lab, accuracy_method method, const fv_device *device)
+{
+    const char *kernels = lab->setup.kernels;
+    if (!device->host_is_device)
+        return fv_fail(FV_ERR_INVALID, "kernels '%s' run on the CPU, and the device is '%s'; accepted: device cpu",
+                       kernels, device->name);
+    lab->emulated[method] = accuracy_emulated_variant(variants[method]);
+    if (!lab->emulated[method])
+        return fv_fail(FV_ERR_INTERNAL, "kernels %s have no variant %s", kernels, variants[method]);
+    *bytes = accuracy_emulated_scratch(lab->emulated[method], &lab->samples, fv_context_num_workers(lab->context));
+    lab->block_keys = lab->emulated[method]->tile_keys;
     return FV_OK;
 }
 
 /* A plan with the method's variant; the emulated kernels have none. */
-static fv_status open_method(accuracy_lab *lab, accuracy_method method, size_t *bytes)
+static fv_status open_method(size_t *bytes, accuracy_lab *lab, accuracy_method method, fv_device *device)
 {
     const char *kernels = lab->setup.kernels;
-    if (kernels && strcmp(kernels, fv_cpu_emulated_amx.name) == 0) {
-        lab->emulated[method] = accuracy_emulated_variant(variants[method]);
-        if (!lab->emulated[method])
-            return fv_fail(FV_ERR_INTERNAL, "kernels %s have no variant %s", kernels, variants[method]);
-        *bytes = accuracy_emulated_scratch(lab->emulated[method], &lab->samples, fv_context_num_workers(lab->context));
-        lab->block_keys = lab->emulated[method]->tile_keys;
-        return FV_OK;
-    }
-    const fv_status status = create_plan(&lab->plans[method], lab, variants[method]);
+    if (kernels && strcmp(kernels, fv_cpu_emulated_amx.name) == 0) return open_emulated(bytes, lab, method, device);
+    const fv_status status = create_plan(&lab->plans[method], lab, device, variants[method]);
     if (status != FV_OK) return status;
     *bytes = fv_plan_workspace_bytes(lab->plans[method]);
     lab->block_keys = lab->plans[method]->paged->tile_keys;
     return FV_OK;
 }
 
-static fv_status open_methods(accuracy_lab *lab)
+/* The device, the methods on it, and what they share there. */
+static fv_status open_device(accuracy_lab *lab)
 {
+    fv_device *device;
     size_t bytes = 0;
+    const fv_status found = fv_device_find(&device, lab->context, lab->setup.device ? lab->setup.device : "cpu");
+    if (found != FV_OK) return found;
     for (int32_t i = 0; i < ACCURACY_NUM_METHODS; i++) {
         size_t needed = 0;
-        const fv_status status = open_method(lab, i, &needed);
+        const fv_status status = open_method(&needed, lab, i, device);
         if (status != FV_OK) return status;
         if (needed > bytes) bytes = needed;
     }
-    lab->workspace = aligned_alloc(ALIGNMENT, (size_t)fv_round_up((int64_t)bytes + 1, ALIGNMENT));
-    return lab->workspace ? FV_OK : fv_fail(FV_ERR_NO_MEMORY, "no memory for a workspace of %zu bytes", bytes);
+    return accuracy_device_init(&lab->at, device, &lab->samples, bytes);
 }
 
 fv_status accuracy_lab_init(accuracy_lab *lab, fv_context *context, const accuracy_setup *setup)
@@ -160,7 +137,7 @@ fv_status accuracy_lab_init(accuracy_lab *lab, fv_context *context, const accura
     const int32_t num_samples = fv_min_i32(fv_context_num_workers(context), setup->num_samples);
     fv_status status = accuracy_samples_init(&lab->samples, num_samples, setup->num_heads, setup->context, setup->seed);
     if (status == FV_OK) status = alloc_arrays(lab);
-    if (status == FV_OK) status = open_methods(lab);
+    if (status == FV_OK) status = open_device(lab);
     if (status != FV_OK) accuracy_lab_deinit(lab);
     return status;
 }
@@ -168,8 +145,9 @@ fv_status accuracy_lab_init(accuracy_lab *lab, fv_context *context, const accura
 void accuracy_lab_deinit(accuracy_lab *lab)
 {
     for (int32_t i = 0; i < ACCURACY_NUM_METHODS; i++) fv_plan_destroy(lab->plans[i]);
+    accuracy_device_deinit(&lab->at);
     accuracy_samples_deinit(&lab->samples);
-    void *arrays[] = {lab->query_start, lab->seq_lens, lab->out, lab->exact, lab->scratch, lab->moves, lab->workspace};
+    void *arrays[] = {lab->out, lab->exact, lab->scratch, lab->moves};
     for (int32_t i = 0; i < FV_ARRAY_LEN(arrays); i++) free(arrays[i]);
     *lab = (accuracy_lab){0};
 }
@@ -238,8 +216,9 @@ static fv_status run_round(accuracy_column *column, const sample_round *round)
     accuracy_lab *lab = round->lab;
     fv_context_parallel_for(lab->context, round->num_samples, fill_task, (void *)round);
     fv_context_parallel_for(lab->context, (int64_t)round->num_samples * num_groups(lab), exact_task, (void *)round);
+    fv_status status = accuracy_device_send(&lab->at, &lab->samples);
     for (int32_t method = 0; method < ACCURACY_NUM_METHODS; method++) {
-        const fv_status status = run_method(lab, method, round->num_samples);
+        if (status == FV_OK) status = run_method(lab, method, round->num_samples);
         if (status != FV_OK) return status;
         for (int32_t sample = 0; sample < round->num_samples; sample++)
             column->error[method] += error_of(lab, sample) / lab->setup.num_samples;

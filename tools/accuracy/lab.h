@@ -3,9 +3,9 @@
 #ifndef FV_TOOLS_ACCURACY_LAB_H
 #define FV_TOOLS_ACCURACY_LAB_H
 
+#include "accuracy/device.h"
 #include "accuracy/exact.h"
 #include "accuracy/sample.h"
-#include "fovea/plan.h"
 #include "ops/kernel_table.h"
 
 typedef enum accuracy_method {
@@ -20,7 +20,8 @@ typedef struct accuracy_setup {
     int32_t num_heads;
     int32_t context;
     uint64_t seed;
-    const char *kernels; /* as in fv_plan_options, or "amx-emulated" */
+    const char *device;  /* as fv_device_find takes it; NULL = "cpu" */
+    const char *kernels; /* as in fv_plan_options; on the CPU "amx-emulated" too */
 } accuracy_setup;
 
 typedef struct accuracy_column {
@@ -38,13 +39,11 @@ typedef struct accuracy_lab {
     const fv_attend_variant *emulated[ACCURACY_NUM_METHODS]; /* where there are no plans */
     int32_t block_keys;                                      /* keys between two looks at the maximum */
     accuracy_samples samples;                                /* of a round: one for each worker */
-    int32_t *query_start;
-    int32_t *seq_lens;
+    accuracy_device at;
     uint16_t *out;         /* [samples, heads, 512] bf16 */
     double *exact;         /* [samples, heads rounded up to 8, 512] */
     char *scratch;         /* of accuracy_exact for each worker */
     accuracy_moves *moves; /* of each worker */
-    void *workspace;
 } accuracy_lab;
 
 /* `context` is the caller's. deinit takes a zeroed lab. */

@@ -22,7 +22,9 @@ fv_status accuracy_samples_init(accuracy_samples *samples, int32_t num_samples, 
     samples->q = calloc((size_t)num_samples * (size_t)num_heads, sizeof(uint16_t) * ACCURACY_HEAD_SIZE);
     samples->latents = calloc((size_t)samples->num_blocks, block_bytes);
     samples->block_table = calloc((size_t)num_entries, sizeof(int32_t));
-    if (!samples->q || !samples->latents || !samples->block_table) {
+    samples->query_start = calloc((size_t)num_samples + 1, sizeof(int32_t));
+    samples->seq_lens = calloc((size_t)num_samples, sizeof(int32_t));
+    if (!samples->q || !samples->latents || !samples->block_table || !samples->query_start || !samples->seq_lens) {
         accuracy_samples_deinit(samples);
         return fv_fail(FV_ERR_NO_MEMORY, "no memory for %d samples of %d keys", num_samples, context);
     }
@@ -32,6 +34,10 @@ fv_status accuracy_samples_init(accuracy_samples *samples, int32_t num_samples, 
         samples->block_table[i] = samples->block_table[j];
         samples->block_table[j] = i + 1;
     }
+    for (int32_t i = 0; i < num_samples; i++) {
+        samples->query_start[i + 1] = i + 1;
+        samples->seq_lens[i] = context;
+    }
     return FV_OK;
 }
 
@@ -40,6 +46,8 @@ void accuracy_samples_deinit(accuracy_samples *samples)
     free(samples->q);
     free(samples->latents);
     free(samples->block_table);
+    free(samples->query_start);
+    free(samples->seq_lens);
     *samples = (accuracy_samples){0};
 }
 

@@ -31,6 +31,8 @@ typedef struct accuracy_samples {
     uint16_t *q;          /* [num_samples, num_heads, 576] bf16 */
     uint16_t *latents;    /* [num_blocks, 64, 576] bf16 */
     int32_t *block_table; /* [num_samples, table_stride], block 0 unused */
+    int32_t *query_start; /* [num_samples + 1] */
+    int32_t *seq_lens;    /* [num_samples] */
     int64_t num_blocks;
 } accuracy_samples;
 

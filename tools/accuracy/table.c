@@ -130,10 +130,14 @@ void accuracy_print(const accuracy_column *columns, const accuracy_lab *lab)
            "%llu:\n"
            "|out - exact| / |exact|, Frobenius norms over all heads, exact in double from the same inputs; mean.\n",
            setup->num_heads, setup->context, ACCURACY_BLOCK_SIZE, setup->num_samples, (unsigned long long)setup->seed);
-    printf("plan: %s\n", accuracy_lab_kernels(lab));
+    printf("device: %s\nplan: %s\n", fv_device_describe(lab->at.device), accuracy_lab_kernels(lab));
     print_table("Gaussian, sigma", columns, accuracy_paper, ACCURACY_GAUSSIAN_COLUMNS);
     print_table("uniform in [-a, a), a", columns + ACCURACY_GAUSSIAN_COLUMNS,
                 accuracy_paper + ACCURACY_GAUSSIAN_COLUMNS, ACCURACY_UNIFORM_COLUMNS);
+    printf(
+        "\nThe last two lines are of the exact scores, in blocks of %d keys. A kernel may keep a maximum for longer\n"
+        "(Hopper's: until a score passes it by 8, in base 2), and then its output moves less often.\n",
+        lab->block_keys);
     printf(
         "\nThe paper: AMLA, arXiv 2509.25224, tables 3 and 4 (100 samples of 8192 keys; we take 128 heads). Its "
         "column\n"
@@ -147,7 +151,9 @@ void accuracy_print_json(const accuracy_column *columns, const accuracy_lab *lab
     fv_json json;
     fv_json_init(&json, stdout);
     fv_json_begin_object(&json, NULL);
+    fv_json_string(&json, "device", fv_device_describe(lab->at.device));
     fv_json_string(&json, "plan", accuracy_lab_kernels(lab));
+    fv_json_int(&json, "block_keys", lab->block_keys);
     fv_json_int(&json, "heads", setup->num_heads);
     fv_json_int(&json, "context", setup->context);
     fv_json_int(&json, "samples", setup->num_samples);
