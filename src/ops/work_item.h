@@ -39,6 +39,10 @@ typedef struct fv_work_item {
     int32_t first_key; /* local key index, a multiple of the tile */
     int32_t end_key;   /* exclusive; may pass the last key that a row sees */
     int32_t partial;   /* first slot of the partial result; -1: write out and lse directly */
+
+    /* in a list, what the batch says of `seq`, so that a GPU's kernel finds it in the same trip to memory */
+    int32_t query_start, query_end; /* query_start[seq], query_start[seq + 1] */
+    int32_t seq_len;
 } fv_work_item;
 
 typedef struct fv_reduce_item {

@@ -92,8 +92,8 @@ static int32_t items_of(const fv_split_rule *rule, block_cut cut)
 
 /* The items of a Q block; segment g writes to slot `partial` + g * segment_slots, or, partial -1, the one
  * segment writes the result. The caller has seen to the room. */
-static void append_items(fv_work_list *list, const fv_split_rule *rule, const fv_query_block *block, block_cut cut,
-                         int32_t partial, int32_t segment_slots)
+static void append_items(fv_work_list *list, const fv_split_rule *rule, const fv_step *step,
+                         const fv_query_block *block, block_cut cut, int32_t partial, int32_t segment_slots)
 {
     const int32_t num_kv_heads = rule->problem->mha.num_kv_heads;
     for (int32_t segment = 0; segment < cut.num_segments; segment++) {
@@ -109,6 +109,9 @@ static void append_items(fv_work_list *list, const fv_split_rule *rule, const fv
                 .first_key = (int32_t)fv_min_i64(first_key, block->end_key),
                 .end_key = (int32_t)fv_min_i64(first_key + cut.segment_keys, block->end_key),
                 .partial = partial < 0 ? -1 : partial + segment * segment_slots,
+                .query_start = step->query_start[block->seq],
+                .query_end = step->query_start[block->seq + 1],
+                .seq_len = step->seq_lens[block->seq],
             };
         }
     }
@@ -123,7 +126,7 @@ static fv_status append_block(fv_work_list *list, const fv_split_rule *rule, con
     if (list->num_items + items_of(rule, cut) > list->item_capacity || list->num_reduces >= list->reduce_capacity) {
         return fv_fail(FV_ERR_NO_SPACE, "the work list holds %d items; the step needs more", list->item_capacity);
     }
-    append_items(list, rule, block, cut, cut.num_segments > 1 ? list->num_slots : -1, block->num_tokens);
+    append_items(list, rule, step, block, cut, cut.num_segments > 1 ? list->num_slots : -1, block->num_tokens);
     if (cut.num_segments == 1) return FV_OK;
     list->reduces[list->num_reduces++] = (fv_reduce_item){
         .first_token = step->query_start[block->seq] + block->first_token,
@@ -206,8 +209,8 @@ static group_cut cut_group(const fv_split_rule *rule, const fv_step *step, const
     return cut;
 }
 
-static void append_shared_keys(fv_work_list *list, const fv_split_rule *rule, const fv_query_run *first,
-                               const fv_prefix_group *group, const group_cut *cut)
+static void append_shared_keys(fv_work_list *list, const fv_split_rule *rule, const fv_step *step,
+                               const fv_query_run *first, const fv_prefix_group *group, const group_cut *cut)
 {
     for (int32_t token = 0; token < cut->num_tokens; token += cut->block_tokens) {
         const fv_query_block block = {
@@ -217,7 +220,7 @@ static void append_shared_keys(fv_work_list *list, const fv_split_rule *rule, co
             .end_key = group->num_keys,
         };
         const int32_t head_run = whole_head_run(rule, cut->num_tokens);
-        append_items(list, rule, &block, (block_cut){cut->prefix_segments, cut->prefix_keys, head_run},
+        append_items(list, rule, step, &block, (block_cut){cut->prefix_segments, cut->prefix_keys, head_run},
                      list->num_slots + token, cut->num_tokens);
     }
 }
@@ -233,7 +236,7 @@ static void append_own_keys(fv_work_list *list, const fv_split_rule *rule, const
             const int32_t span = block.end_key - block.first_key;
             const int64_t keys = fv_round_up(fv_max_i64(1, fv_ceil_div(span, cut->suffix_segments)), rule->tile_keys);
             const int32_t head_run = whole_head_run(rule, block.num_tokens);
-            append_items(list, rule, &block, (block_cut){cut->suffix_segments, (int32_t)keys, head_run},
+            append_items(list, rule, step, &block, (block_cut){cut->suffix_segments, (int32_t)keys, head_run},
                          first_slot + done + token, cut->num_tokens);
             token += block.num_tokens;
         }
@@ -254,7 +257,7 @@ static int32_t append_group(fv_work_list *list, const fv_split_rule *rule, const
     }
     list->spare_items -= cut.num_items;
     const fv_query_run *first = &pass->runs[group->first_run];
-    append_shared_keys(list, rule, first, group, &cut);
+    append_shared_keys(list, rule, step, first, group, &cut);
     append_own_keys(list, rule, step, pass, group, &cut);
     for (int32_t token = 0; token < cut.num_tokens; token += REDUCE_TOKENS) {
         list->reduces[list->num_reduces++] = (fv_reduce_item){

@@ -201,7 +201,15 @@ static void add_items(dense_scene *s, int32_t seq, int32_t first_token, int32_t 
     for (int32_t head = 0; head < p->num_kv_heads; head += num_heads) {
         assert_true(s->num_items < MAX_ITEMS);
         s->items[s->num_items++] = (fv_work_item){
-            seq, seq, first_token, num_tokens, head, num_heads, keys.first, keys.end, partial,
+            .seq = seq,
+            .table_row = seq,
+            .first_token = first_token,
+            .num_tokens = num_tokens,
+            .first_kv_head = head,
+            .num_kv_heads = num_heads,
+            .first_key = keys.first,
+            .end_key = keys.end,
+            .partial = partial,
         };
     }
 }

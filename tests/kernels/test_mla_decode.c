@@ -158,8 +158,16 @@ static void add_item(mla_scene *s, int32_t seq, int32_t first_token, int32_t num
                      int32_t end_key, int32_t partial)
 {
     assert_true(s->params.num_items < MAX_ITEMS);
-    s->items[s->params.num_items++] = (fv_work_item){seq, seq,       first_token, num_tokens, 0,
-                                                     1,   first_key, end_key,     partial};
+    s->items[s->params.num_items++] = (fv_work_item){
+        .seq = seq,
+        .table_row = seq,
+        .first_token = first_token,
+        .num_tokens = num_tokens,
+        .num_kv_heads = 1,
+        .first_key = first_key,
+        .end_key = end_key,
+        .partial = partial,
+    };
 }
 
 static void add_block(mla_scene *s, int32_t seq, int32_t first_token, int32_t num_tokens)

@@ -46,7 +46,11 @@ static void attend(scene *s, const fv_kernel_table *table)
     const int32_t group = NUM_HEADS / NUM_KV_HEADS, is_few = s->num_tokens * group <= FV_DECODE_ROWS;
     fv_work_item items[NUM_KV_HEADS];
     for (int32_t i = 0; i < NUM_KV_HEADS; i++)
-        items[i] = (fv_work_item){0, 0, 0, s->num_tokens, i, is_few ? NUM_KV_HEADS : 1, 0, s->num_tokens, -1};
+        items[i] = (fv_work_item){.num_tokens = s->num_tokens,
+                                  .first_kv_head = i,
+                                  .num_kv_heads = is_few ? NUM_KV_HEADS : 1,
+                                  .end_key = s->num_tokens,
+                                  .partial = -1};
     fv_attend_params params = {
         .q = s->q,
         .q_token_stride = NUM_HEADS * SIZE * 2,

@@ -138,8 +138,9 @@ static void test_items_match_grid(void **state)
     scene *s = mixed_scene();
     const fv_work_item items[] = {
         /* whole, a run of heads, and two segments */
-        {0, 0, 0, 1, 0, 2, 0, 100, -1}, {1, 1, 0, 4, 0, 1, 0, 6, -1}, {1, 1, 0, 4, 1, 1, 0, 6, -1},
-        {1, 1, 4, 2, 0, 2, 0, 6, -1},   {2, 2, 0, 3, 0, 2, 0, 16, 2}, {2, 2, 0, 3, 0, 2, 16, 32, 5},
+        {0, 0, 0, 1, 0, 2, 0, 100, -1, 0, 0, 0}, {1, 1, 0, 4, 0, 1, 0, 6, -1, 0, 0, 0},
+        {1, 1, 0, 4, 1, 1, 0, 6, -1, 0, 0, 0},   {1, 1, 4, 2, 0, 2, 0, 6, -1, 0, 0, 0},
+        {2, 2, 0, 3, 0, 2, 0, 16, 2, 0, 0, 0},   {2, 2, 0, 3, 0, 2, 16, 32, 5, 0, 0, 0},
     };
     const fv_reduce_item reduce_item = {.first_token = 7, .num_tokens = 3, .partial = 2, .num_segments = 2};
     s->params.items = items;
@@ -417,7 +418,8 @@ static void test_all_keys_may_be_dense(void **state)
     scene_assert_dense(s, 2e-6);
 
     /* Only the last sequence, to an output that begins with its first token. */
-    const fv_work_item item = {2, 2, 0, 3, 0, 2, 0, 30, -1};
+    const fv_work_item item = {
+        .seq = 2, .table_row = 2, .num_tokens = 3, .num_kv_heads = 2, .end_key = 30, .partial = -1};
     float out[3 * 6 * 24], lse[3 * 6];
     memcpy(out, s->out + 7 * 6 * 24, sizeof(out));
     memcpy(lse, s->lse + 7 * 6, sizeof(lse));

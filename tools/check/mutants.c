@@ -68,7 +68,17 @@ static void end_keys_at(check_plan *plan, check_scene *scene, int32_t more)
         for (int32_t token = 0; token < query_len; token++) {
             const int32_t end = attend->seq_lens[seq] - query_len + token + 1 + more;
             items[num_items++] = (fv_work_item){
-                seq, seq, token, 1, 0, attend->num_kv_heads, 0, fv_min_i32(end, attend->seq_lens[seq]), -1};
+                .seq = seq,
+                .table_row = seq,
+                .first_token = token,
+                .num_tokens = 1,
+                .num_kv_heads = attend->num_kv_heads,
+                .end_key = fv_min_i32(end, attend->seq_lens[seq]),
+                .partial = -1,
+                .query_start = attend->query_start[seq],
+                .query_end = attend->query_start[seq + 1],
+                .seq_len = attend->seq_lens[seq],
+            };
         }
     }
     attend->items = items;

@@ -40,7 +40,15 @@ static void add_q_block(list_builder *builder, int32_t seq, int32_t first_token,
     const int32_t most = builder->scene->test->schedule == CHECK_SCHEDULE_SEGMENTS ? MAX_SEGMENTS : 1;
     const int32_t num_segments = check_random_int(&builder->random, 1, most);
     const int32_t run = check_random_int(&builder->random, 1, attend->num_kv_heads);
-    fv_work_item item = {.seq = seq, .table_row = seq, .first_token = first_token, .num_tokens = num_tokens};
+    fv_work_item item = {
+        .seq = seq,
+        .table_row = seq,
+        .first_token = first_token,
+        .num_tokens = num_tokens,
+        .query_start = attend->query_start[seq],
+        .query_end = attend->query_start[seq + 1],
+        .seq_len = attend->seq_lens[seq],
+    };
     int32_t tile_at = first_tile;
     for (int32_t segment = 0; segment < num_segments; segment++) {
         const int32_t last = segment == num_segments - 1;
