@@ -101,10 +101,10 @@ static void set_sources(attend_args *args)
     for (int32_t i = 0; i < 2; i++) choose_read(&args->v[i], params->q_dtype, i == 0 ? cache->block_size : 0);
 }
 
-/* -1 where it is no power of two. */
-static int32_t log2_of(int32_t value)
+/* Do all rows of 16 slots lie within 2^31 bytes? */
+static bool has_short_rows(const fv_kv_plane *plane)
 {
-    return value > 0 && (value & (value - 1)) == 0 ? __builtin_ctz((uint32_t)value) : -1;
+    return plane->slot_stride >= 0 && plane->slot_stride <= INT32_MAX / 16;
 }
 
 static void set_args(attend_args *args, const fv_attend_params *params, fv_rescaling rescaling)
@@ -113,7 +113,7 @@ static void set_args(attend_args *args, const fv_attend_params *params, fv_resca
     args->params = *params;
     args->rescaling = rescaling;
     args->row_parts = 1;
-    args->block_shift = log2_of(params->cache.block_size);
+    args->block = index_divisor_of(params->cache.block_size);
     set_sources(args);
     args->is_ds = params->cache.layout == FV_KV_LAYOUT_LATENT_FP8_DS;
     args->key_scales = params->cache.k_scales.data || params->cache.v_scales.data ||
@@ -127,6 +127,12 @@ static void set_args(attend_args *args, const fv_attend_params *params, fv_resca
     const int64_t out_places[] = {(int64_t)params->out, params->out_token_stride, params->out_head_stride};
     args->q_vectors = all_multiples(q_places, 3, 16);
     args->out_pairs = all_multiples(out_places, 3, 4);
+    args->kv_heads = index_divisor_of(params->num_kv_heads);
+    args->group = index_divisor_of(params->num_heads / params->num_kv_heads);
+    args->segments = index_divisor_of(params->num_segments);
+    args->tile = index_divisor_of(params->tile_keys);
+    args->pages_hold_tiles = params->cache.block_size % 16 == 0 && has_short_rows(&args->k[0].plane) &&
+                             has_short_rows(&args->v[0].plane);
 }
 
 /* The kernels of the smallest head size that holds the problem's. */
@@ -166,7 +172,7 @@ static bool is_plain_work(const attend_args *args)
 static const fv_cuda_attend_kernel *find_few_kernel(const attend_args *args)
 {
     const fv_attend_params *params = &args->params;
-    if (args->is_latent || params->dense.k || !is_plain_work(args)) return NULL;
+    if (args->is_latent || params->dense.k || params->v_head_size % 4 != 0 || !is_plain_work(args)) return NULL;
     for (const fv_cuda_attend_few_kernels &kernels : fv_cuda_attend_few)
         if (fv_max_i32(params->head_size, params->v_head_size) <= kernels.head_size)
             return &kernels.of[params->q_dtype == FV_DTYPE_F16][args->is_narrow];
@@ -191,15 +197,28 @@ static const fv_cuda_attend_kernel *find_hopper_kernel(const attend_args *args, 
     return head_size <= 64 ? &fv_cuda_hopper.rows_64[is_half] : &fv_cuda_hopper.rows_128[is_half];
 }
 
+/* Does Hopper's kernel of the 656-byte entry serve the call? */
+static bool takes_entries(const attend_args *args)
+{
+    const fv_attend_params *params = &args->params;
+    const fv_kv_plane *plane = &args->k[0].plane;
+    const int64_t places[] = {(int64_t)plane->data, plane->block_stride, plane->slot_stride};
+    if (!args->is_ds || params->q_dtype != FV_DTYPE_BF16 || args->rescaling != FV_RESCALING_MULTIPLY) return false;
+    if (args->key_scales || args->is_special || params->dense.k || params->rotation.cos) return false;
+    return args->q_vectors && plane->slot_chunk <= 0 && all_multiples(places, 3, 16);
+}
+
 static fv_cuda_attend_kernel choose_kernel(const fv_launch *launch, const attend_args *args, int32_t block_m,
                                            bool may_be_hopper)
 {
     const fv_attend_params *params = &args->params;
     fv_cuda_attend_kernel kernel = fv_cuda_attend_f32;
     kernel.shared_bytes = (int32_t)fv_cuda_attend_f32_bytes(params);
+    const fv_cuda_state *state = fv_cuda_state_of(launch->device);
+    const fv_cuda_attend_kernel *entries = &fv_cuda_hopper.entries;
+    if (may_be_hopper && takes_entries(args) && entries->shared_bytes <= state->max_shared) return *entries;
     const fv_cuda_attend_kernels *kernels = needs_f32(params) ? NULL : kernels_of(params);
     if (!kernels) return kernel;
-    const fv_cuda_state *state = fv_cuda_state_of(launch->device);
     const int32_t is_half = params->q_dtype == FV_DTYPE_F16;
     const fv_cuda_attend_kernel *tuned = may_be_hopper ? find_hopper_kernel(args, block_m) : NULL;
     if (!tuned && args->rescaling != FV_RESCALING_MULTIPLY) return kernel;
@@ -281,6 +300,8 @@ extern "C" fv_status fv_cuda_attend_open(const fv_device *device)
         for (int32_t i = 0; i < 2 && status == FV_OK && fv_cuda_state_of(device)->is_hopper; i++)
             status = allow_shared(device, &kernels[i], kernels[i].shared_bytes);
     }
+    if (status == FV_OK && fv_cuda_state_of(device)->is_hopper)
+        status = allow_shared(device, &fv_cuda_hopper.entries, fv_cuda_hopper.entries.shared_bytes);
     if (status == FV_OK && fv_cuda_state_of(device)->is_hopper) fv_cuda_find_encode_map(fv_cuda_state_of(device));
     fv_cuda_leave(device, previous);
     return status;

@@ -68,12 +68,13 @@ template <class S> static __device__ __forceinline__ int32_t few_tile_key(const 
     return tiles->first + n * S::WARPS * S::TILE;
 }
 
-/* The block of a lane's key of tile n, asked for a tile ahead of its use. */
+/* The block of a lane's key of tile n, asked for a tile ahead of its use; of pages that hold tiles, the tile's. */
 template <class S>
 static __device__ __forceinline__ int32_t few_block(const few_slot *slot, const attend_args *args,
                                                     const few_tiles *tiles, int32_t n, int32_t lane)
 {
-    const int32_t key = few_tile_key<S>(tiles, n) + lane;
+    const int32_t first = few_tile_key<S>(tiles, n), key = first + lane;
+    if (args->pages_hold_tiles) return n < tiles->count ? slot->job.table[split_key(args, first).x] : -1;
     if (lane >= S::TILE || n >= tiles->count || key < slot->keys.first || key >= slot->keys.end) return -1;
     return slot->job.table[split_key(args, key).x];
 }
@@ -104,22 +105,61 @@ static __device__ __forceinline__ void copy_few_rows(char *to, const char *const
     }
 }
 
+/* copy_few_rows of a tile that lies in one page: rows `stride` bytes apart from `rows` on. Bit k of `seen`: some row sees
+ * key k of the tile; zeros stand for the others. */
+template <int ROWS, int SIZE, int ELEMENT, int ROW_BYTES>
+static __device__ __forceinline__ void copy_few_run(char *to, const char *rows, int32_t stride, uint32_t seen,
+                                                    int32_t size, int32_t lane)
+{
+    constexpr int EACH = 16 / ELEMENT, COPIES = SIZE / EACH, STEP = 32 / COPIES; /* keys at once: a power of two */
+    const int32_t key = lane / COPIES, copy = lane % COPIES;
+    const char *from = rows + (int64_t)key * stride + copy * 16;
+    const uint32_t own = copy * EACH < size ? seen >> key : 0;
+    int32_t place = copy;
+    if constexpr (ELEMENT == 1) place = narrow_chunk_place<COPIES>(key, copy);
+#pragma unroll
+    for (int i = 0; i < ROWS / STEP; i++) {
+        int32_t turn = 0; /* the key's part of the place: its bits are those of `key` and of i * STEP, side by side */
+        if constexpr (ELEMENT == 1) turn = narrow_chunk_place<COPIES>(i * STEP, 0);
+        ptx_cp_async_16_or_zeros(to + (key + i * STEP) * ROW_BYTES + (place ^ turn) * 16,
+                                 from + (int64_t)stride * (i * STEP), own >> (i * STEP) & 1 ? 16 : 0);
+    }
+}
+
+/* Bit k: some row sees key `first` + k. */
+static __device__ __forceinline__ uint32_t seen_few_keys(const attend_keys *keys, int32_t first)
+{
+    const int32_t before = fv_max_i32(0, keys->first - first), behind = fv_max_i32(0, first + 16 - keys->end);
+    return 0xffffu >> behind & 0xffffu << before;
+}
+
 /* Asks for tile n, the lanes' keys of which are in `block`, to come to a stage of the ring. */
 template <class S, bool IS_NARROW>
 static __device__ __forceinline__ void load_few_tile(few_memory<S> *memory, const attend_args *args,
                                                      const few_slot *slot, const few_tiles *tiles, int32_t n,
                                                      int32_t block, int32_t stage, int32_t warp, int32_t lane)
 {
-    const fv_attend_params *params = &args->params;
-    if (lane < S::TILE) {
-        const int32_t at = split_key(args, few_tile_key<S>(tiles, n) + lane).y, kv_head = slot->job.kv_head;
-        memory->k[warp][lane] = block < 0 ? NULL : plain_row(&args->k[0].plane, block, kv_head, at);
-        memory->v[warp][lane] = block < 0 ? NULL : plain_row(&args->v[0].plane, block, kv_head, at);
-    }
-    __syncwarp();
     constexpr int ELEMENT = IS_NARROW ? 1 : 2, K_BYTES = (IS_NARROW ? S::HEAD : S::K_ROW) * ELEMENT,
                   V_BYTES = (IS_NARROW ? S::VALUE : S::V_ROW) * ELEMENT;
+    const fv_attend_params *params = &args->params;
+    const fv_kv_plane *k = &args->k[0].plane, *v = &args->v[0].plane;
     char *to = memory->ring[warp] + (IS_NARROW ? S::WIDE + stage * S::NARROW : stage * S::WIDE);
+    const int32_t first = few_tile_key<S>(tiles, n), kv_head = slot->job.kv_head;
+    if (args->pages_hold_tiles) {
+        const int32_t at = split_key(args, first).y;
+        const uint32_t seen = seen_few_keys(&slot->keys, first);
+        copy_few_run<S::TILE, S::HEAD, ELEMENT, K_BYTES>(to, plain_row(k, block, kv_head, at), (int32_t)k->slot_stride,
+                                                         seen, params->head_size, lane);
+        copy_few_run<S::TILE, S::VALUE, ELEMENT, V_BYTES>(to + S::TILE * K_BYTES, plain_row(v, block, kv_head, at),
+                                                          (int32_t)v->slot_stride, seen, params->v_head_size, lane);
+        return;
+    }
+    if (lane < S::TILE) {
+        const int32_t at = split_key(args, first + lane).y;
+        memory->k[warp][lane] = block < 0 ? NULL : plain_row(k, block, kv_head, at);
+        memory->v[warp][lane] = block < 0 ? NULL : plain_row(v, block, kv_head, at);
+    }
+    __syncwarp();
     copy_few_rows<S::TILE, S::HEAD, ELEMENT, K_BYTES>(to, memory->k[warp], params->q, params->head_size, lane);
     copy_few_rows<S::TILE, S::VALUE, ELEMENT, V_BYTES>(to + S::TILE * K_BYTES, memory->v[warp], params->q,
                                                        params->v_head_size, lane);
@@ -165,7 +205,7 @@ static __device__ __forceinline__ void score_few_keys(float (&s)[2][4], few_stat
 #pragma unroll
     for (int half = 0; half < 2; half++) {
         const int32_t origin = tile_first + lane % 4 * 2;
-        const attend_row *row = &slot->rows[lane / 4 + half * 8];
+        const few_row *row = &slot->rows[lane / 4 + half * 8];
         const int32_t first = is_plain ? 0 : row->first - origin, end = is_plain ? S::TILE : row->end - origin;
         float largest = -INFINITY;
 #pragma unroll
@@ -320,19 +360,25 @@ static __device__ __forceinline__ void store_narrow_query(few_memory<S> *memory,
     }
 }
 
+/* The rows of q: asked for, or, next to entries of one byte, there. A barrier must follow. */
 template <class S, bool IS_NARROW>
 static __device__ __forceinline__ void load_few_queries(few_memory<S> *memory, const attend_args *args,
                                                         const few_slot *slot)
 {
     constexpr int CHUNKS = S::HEAD / 8;
+    const fv_attend_params *params = &args->params;
     const int32_t num_rows = slot->job.num_rows - slot->row0;
-    for (int32_t i = threadIdx.x; i < S::BLOCK_M * CHUNKS; i += S::THREADS) {
-        const int32_t r = i / CHUNKS, chunk = i % CHUNKS;
-        const uint4 eight = query_chunk(&args->params, slot->rows, r, num_rows, chunk);
+#pragma unroll
+    for (int n = 0; n < S::BLOCK_M * CHUNKS / S::THREADS; n++) {
+        const int32_t i = (int32_t)threadIdx.x + n * S::THREADS, r = i / CHUNKS, chunk = i % CHUNKS;
+        const few_row *row = &slot->rows[r];
+        const bool is_there = r < num_rows && chunk * 8 < params->head_size;
+        const char *from = (const char *)params->q;
+        if (is_there) from += row->token * params->q_token_stride + row->head * params->q_head_stride + chunk * 16;
         if constexpr (IS_NARROW)
-            store_narrow_query<S>(memory, eight, r, chunk);
+            store_narrow_query<S>(memory, is_there ? *(const uint4 *)from : make_uint4(0, 0, 0, 0), r, chunk);
         else
-            *(uint4 *)(memory->q + r * S::K_ROW + chunk * 8) = eight;
+            ptx_cp_async_16_or_zeros(memory->q + r * S::K_ROW + chunk * 8, from, is_there ? 16 : 0);
     }
 }
 
@@ -421,10 +467,17 @@ static __device__ __forceinline__ void ask_few_tile(few_walk *walk, few_memory<S
         walk->is_ahead = 1;
     }
     int32_t block = walk->block;
-    if (asked == 0) block = lane < S::TILE ? memory->jobs.first_blocks[warp * S::TILE + lane] : -1;
+    if (asked == 0) block = memory->jobs.first_blocks[warp * S::TILE + lane % S::TILE];
     walk->block = few_block<S>(from, args, &of, asked + 1, lane);
     load_few_tile<S, IS_NARROW>(memory, args, from, &of, asked, block, n < 0 ? walk->stage : walk->stage ^ 1, warp,
                                 lane);
+}
+
+/* What was asked for at a job's start is there, q of all warps. */
+static __device__ __forceinline__ void begin_few_tiles(void)
+{
+    ptx_cp_async_wait<1>();
+    __syncthreads();
 }
 
 /* All tiles of a warp, and for the scout's warp the rest of its steps. One barrier where there is a job. */
@@ -444,21 +497,28 @@ static __device__ __forceinline__ void attend_few_tiles(few_state<S> *state, few
     for (int32_t n = -1; n < tiles.count || (warp == 0 && scout->step != FEW_DONE); n++) {
         if (n < tiles.count) {
             ask_few_tile<S, IS_NARROW>(walk, memory, args, slot, &tiles, n, warp, lane);
+            if (n < 0 && slot_state == FEW_JOB) { /* the first keys are on their way */
+                walk->is_ahead = 0;
+                load_few_queries<S, IS_NARROW>(memory, args, slot);
+            }
             ptx_cp_async_commit();
-        }
-        if (n < 0 && slot_state == FEW_JOB) { /* the first keys are on their way */
-            walk->is_ahead = 0;
-            load_few_queries<S, IS_NARROW>(memory, args, slot);
-            __syncthreads();
         }
         if (warp == 0 && tiles.count - n <= SCOUTED && scout->step != FEW_DONE)
             step_few_scout(scout, &memory->jobs, args, walk->n, lane);
         if (n < 0 || n >= tiles.count) continue;
-        ptx_cp_async_wait<1>();
-        __syncwarp();
+        if (n == 0) {
+            begin_few_tiles();
+        } else {
+            ptx_cp_async_wait<1>();
+            __syncwarp();
+        }
         attend_few_stage<S, IS_NARROW>(state, memory, args, slot, walk->stage, q_at, few_tile_key<S>(&tiles, n), scale,
                                        warp, lane);
         walk->stage ^= 1;
+    }
+    if (slot_state == FEW_JOB && tiles.count == 0) { /* the other warps have tiles */
+        ptx_cp_async_commit();
+        begin_few_tiles();
     }
 }
 
@@ -494,41 +554,49 @@ static __device__ __forceinline__ void share_few_state(few_memory<S> *memory, co
     }
 }
 
-/* The four warps' sums become one, and the row's results go to memory: a thread for each pair of elements. */
+/* The four warps' sums become one, and the row's results go to memory: a thread for each four elements. */
 template <class S>
 static __device__ __forceinline__ void store_few_rows(const few_memory<S> *memory, const attend_args *args,
                                                       const few_slot *slot)
 {
-    constexpr int PAIRS = S::VALUE / 2, ALL = S::BLOCK_M * S::VALUE;
+    constexpr int FOURS = S::VALUE / 4, ALL = S::BLOCK_M * S::VALUE;
     const attend_job *job = &slot->job;
     const int32_t num_rows = fv_min_i32(S::BLOCK_M, job->num_rows - slot->row0);
-    for (int32_t i = threadIdx.x; i < num_rows * PAIRS; i += S::THREADS) {
-        const int32_t r = i / PAIRS, d = i % PAIRS * 2;
+#pragma unroll 1
+    for (int32_t i = threadIdx.x; i < num_rows * FOURS; i += S::THREADS) {
+        const int32_t r = i / FOURS, d = i % FOURS * 4;
         float max = -INFINITY, sum = 0, rounded = 0;
-        float2 value = make_float2(0, 0);
+        float4 value = make_float4(0, 0, 0, 0);
 #pragma unroll
         for (int w = 0; w < S::WARPS; w++) max = fmaxf(max, memory->sums[w][ALL + r]);
 #pragma unroll
         for (int w = 0; w < S::WARPS; w++) {
             const float *of_warp = memory->sums[w], own = of_warp[ALL + r];
             const float factor = own == -INFINITY ? 0.0f : ptx_ex2(own - max);
-            const float2 part = *(const float2 *)(of_warp + r * S::VALUE + d);
+            const float4 part = *(const float4 *)(of_warp + r * S::VALUE + d);
             sum += of_warp[ALL + S::BLOCK_M + r] * factor;
             rounded += of_warp[ALL + 2 * S::BLOCK_M + r] * factor;
             value.x += factor == 0.0f ? 0.0f : part.x * factor;
             value.y += factor == 0.0f ? 0.0f : part.y * factor;
+            value.z += factor == 0.0f ? 0.0f : part.z * factor;
+            value.w += factor == 0.0f ? 0.0f : part.w * factor;
         }
         const float values_factor = job->v_head_scale * (rounded > 0 ? __fdividef(sum, rounded) : 1.0f);
-        const attend_row *row = &slot->rows[r];
-        const attend_end end = end_row(args, job, row, max, sum, values_factor);
-        if (d == 0) store_sums(args, row, &end);
-        if (d >= args->params.v_head_size) continue;
-        const attend_target target = target_of(args, row, &end);
+        attend_row row = {};
+        row.token = slot->rows[r].token;
+        row.head = slot->rows[r].head;
+        const attend_end end = end_row(args, job, &row, max, sum, values_factor);
+        if (d == 0) store_sums(args, &row, &end);
+        if (d >= args->params.v_head_size) continue; /* a multiple of 4 */
+        const attend_target target = target_of(args, &row, &end);
         if (target.pairs) {
             store_pair(&target, d, value.x, value.y);
+            store_pair(&target, d + 2, value.z, value.w);
         } else {
             store_element(&target, d, value.x);
             store_element(&target, d + 1, value.y);
+            store_element(&target, d + 2, value.z);
+            store_element(&target, d + 3, value.w);
         }
     }
 }

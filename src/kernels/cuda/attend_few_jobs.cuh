@@ -2,16 +2,19 @@
  *
  * A job is 16 rows of an item and one of its KV heads. A block's first one has the block's number; the next one it
  * takes from a counter (fv_attend_params.claims), so that blocks on a fast multiprocessor take more of them. What a
- * job is lies behind four trips to memory, one after the other. One warp, the scout, makes them a step at a time,
- * between its tiles: what a step asks for, the next one finds there.
+ * job is lies behind trips to memory, one after the other. One warp, the scout, makes them a step at a time, between
+ * its tiles: what a step asks for, the next one finds there.
  *
- *   step      claim        item          lengths          rows                blocks
- *   asks for  a number     the item      the sequence     its first blocks
- *   writes                                                the next slot       says that it is there
+ *   step      claim        item           flags               rows                blocks
+ *   asks for  a number     the item       causal, scales      its first blocks
+ *   writes                                                    the next slot       says that it is there
  *
- * On a static grid a job is a cell. Where queries are whole its number says which sequence, so that the item follows
- * from the lengths, which are asked for at once, with the number of sequences: two trips, and padding has no jobs. Else
- * the scout searches, and claims on where a cell is empty. */
+ * An item has its sequence's lengths, so flags are a step only where sequences differ in masks or heads in scales. On a
+ * static grid a job is a cell. Where queries are whole its number says which sequence, so that the item follows from the
+ * lengths, which are asked for in its place, with the number of sequences; padding has no jobs. Else the scout searches,
+ * and claims on where a cell is empty.
+ *
+ * A block's first job is found by one warp while nothing else goes on: there each instruction counts, at 5 cycles. */
 #ifndef FV_KERNELS_CUDA_ATTEND_FEW_JOBS_CUH
 #define FV_KERNELS_CUDA_ATTEND_FEW_JOBS_CUH
 
@@ -25,10 +28,15 @@ typedef enum few_slot_state {
     FEW_JOB,
 } few_slot_state;
 
+/* attend_row, of what these kernels need. */
+typedef struct alignas(16) few_row {
+    int32_t first, end, token, head;
+} few_row;
+
 /* Rows row0 to row0 + 15 of a job. */
 typedef struct few_slot {
     attend_job job;
-    attend_row rows[FEW_ROWS];
+    few_row rows[FEW_ROWS];
     attend_keys keys;
     int32_t row0;
     int32_t state;
@@ -41,21 +49,25 @@ typedef struct few_jobs {
     int32_t num_known;                    /* jobs whose slot has been written */
 } few_jobs;
 
-typedef enum few_step { FEW_CLAIM = 0, FEW_ITEM, FEW_LENGTHS, FEW_FIND_ROWS, FEW_BLOCKS, FEW_DONE } few_step;
+typedef enum few_step { FEW_CLAIM = 0, FEW_ITEM, FEW_FLAGS, FEW_FIND_ROWS, FEW_BLOCKS, FEW_DONE } few_step;
 
 /* The scout's registers: what it has asked for. */
 typedef struct few_scout {
     int32_t step;
     int32_t number;    /* of the job in the list, or of the cell */
     int32_t num_jobs;  /* -1: not known yet (whole queries) */
-    int32_t word;      /* a lane's part of what the last step asked for */
+    int32_t word;      /* a lane's part of what the last step asked for: FEW_QUERY_START .. */
     int32_t item_word; /* word `lane` of the item */
     int32_t blocks[2]; /* of the first keys `lane` and lane + 32 */
 } few_scout;
 
+/* Lanes of few_scout.word. */
+enum { FEW_QUERY_START = 0, FEW_QUERY_END, FEW_SEQ_LEN, FEW_CAUSAL, FEW_K_SCALE, FEW_V_SCALE, FEW_NUM_SEQS };
+
 /* Where tiles of 16 keys begin. */
 static __device__ __forceinline__ int32_t few_first_key(const attend_keys *keys) { return keys->first / 16 * 16; }
 
+/* Asks for the blocks of the first keys; of pages that hold tiles, for that of each tile with a key that some row sees. */
 static __device__ __forceinline__ void ask_few_blocks(few_scout *scout, const attend_args *args, const few_slot *slot,
                                                       int32_t lane)
 {
@@ -63,10 +75,25 @@ static __device__ __forceinline__ void ask_few_blocks(few_scout *scout, const at
     const int32_t first = has_keys ? few_first_key(&slot->keys) : 0;
 #pragma unroll
     for (int i = 0; i < 2; i++) {
-        const int32_t key = first + lane + i * 32;
-        const bool is_seen = has_keys && key >= slot->keys.first && key < slot->keys.end;
-        scout->blocks[i] = is_seen ? slot->job.table[split_key(args, key).x] : -1;
+        const int32_t key = first + lane + i * 32, from = args->pages_hold_tiles ? key / 16 * 16 : key;
+        const bool is_seen = has_keys && from < slot->keys.end && (args->pages_hold_tiles || key >= slot->keys.first);
+        scout->blocks[i] = is_seen ? slot->job.table[split_key(args, from).x] : -1;
     }
+}
+
+/* row_of */
+static __device__ __forceinline__ few_row few_row_of(const attend_args *args, const attend_job *job, int32_t r)
+{
+    const fv_attend_params *params = &args->params;
+    const int32_t token = divide_index(r, args->group), new_token = job->item.first_token + token;
+    const fv_key_range seen = row_keys(&params->context_parallel, job->seq_len, job->context + new_token, job->causal,
+                                       params->window);
+    few_row row;
+    row.first = fv_max_i32(seen.first, job->item.first_key);
+    row.end = fv_max_i32(row.first, fv_min_i32(seen.end, job->item.end_key));
+    row.token = job->query_start + new_token;
+    row.head = job->kv_head * job->group + r - token * job->group;
+    return row;
 }
 
 /* Writes a slot: the rows of `job` from row0 on. */
@@ -74,12 +101,13 @@ static __device__ __forceinline__ void fill_few_slot(few_slot *slot, const atten
                                                      int32_t row0, int32_t lane)
 {
     const bool is_row = lane < FEW_ROWS && row0 + lane < job->num_rows;
-    const attend_row row = is_row ? row_of(args, job, row0 + lane) : attend_row{};
-    const bool has_keys = is_row && row.first < row.end;
+    few_row row = few_row_of(args, job, row0 + lane);
+    if (!is_row) row = few_row{0, 0, 0, 0};
+    const bool has_keys = row.first < row.end;
     attend_keys keys;
     keys.first = __reduce_min_sync(~0u, has_keys ? row.first : INT32_MAX);
     keys.end = __reduce_max_sync(~0u, has_keys ? row.end : 0);
-    keys.full_first = __reduce_max_sync(~0u, is_row ? row.first : 0);
+    keys.full_first = __reduce_max_sync(~0u, row.first);
     keys.full_end = __reduce_min_sync(~0u, is_row ? row.end : INT32_MAX);
     if (lane < FEW_ROWS) slot->rows[lane] = row;
     if (lane == 0) {
@@ -106,21 +134,33 @@ static __device__ __forceinline__ int32_t load_num_seqs(const fv_attend_params *
     return params->num_seqs_at ? *params->num_seqs_at : params->num_seqs;
 }
 
-/* Words 0 .. 6 of a sequence and a head: attend_lengths, and the number of sequences. */
+/* A lane's word of what is not in an item. */
+static __device__ __forceinline__ int32_t load_few_flag(const fv_attend_params *params, int32_t seq, int32_t kv_head,
+                                                        int32_t lane)
+{
+    int32_t word = lane == FEW_CAUSAL ? 1 : __float_as_int(1.0f);
+    if (lane == FEW_CAUSAL && params->causal) word = params->causal[seq];
+    const float *scales = lane == FEW_K_SCALE ? params->k_scale : params->v_scale;
+    if ((lane == FEW_K_SCALE || lane == FEW_V_SCALE) && params->num_kv_scales > 0)
+        word = __float_as_int(fv_scale_of_head(scales, params->num_kv_scales, kv_head));
+    return word;
+}
+
+/* A lane's word of a sequence and a head: attend_lengths, and the number of sequences. */
 static __device__ __forceinline__ int32_t load_length_word(const attend_args *args, int32_t seq, int32_t kv_head,
                                                            int32_t lane)
 {
     const fv_attend_params *params = &args->params;
-    switch (lane) {
-    case 0: return params->query_start[seq];
-    case 1: return params->query_start[seq + 1];
-    case 2: return params->seq_lens[seq];
-    case 3: return params->causal ? params->causal[seq] : 1;
-    case 4: return __float_as_int(fv_scale_of_head(params->k_scale, params->num_kv_scales, kv_head));
-    case 5: return __float_as_int(fv_scale_of_head(params->v_scale, params->num_kv_scales, kv_head));
-    case 6: return load_num_seqs(params);
-    default: return 0;
-    }
+    const int32_t *from = lane < FEW_SEQ_LEN ? params->query_start + seq + lane : params->seq_lens + seq;
+    if (lane == FEW_NUM_SEQS) from = params->num_seqs_at;
+    if (lane <= FEW_SEQ_LEN || (lane == FEW_NUM_SEQS && from)) return *from;
+    return lane == FEW_NUM_SEQS ? params->num_seqs : load_few_flag(params, seq, kv_head, lane);
+}
+
+/* Does what load_few_flag() asks for differ between sequences or heads? */
+static __device__ __forceinline__ bool has_few_flags(const fv_attend_params *params)
+{
+    return params->causal || params->num_kv_scales > 1;
 }
 
 /* The item of which the lanes have the words, with one KV head. */
@@ -144,9 +184,8 @@ typedef struct few_cell {
 
 static __device__ __forceinline__ few_cell few_cell_of(const attend_args *args, int32_t number)
 {
-    const uint32_t num_heads = (uint32_t)args->params.num_kv_heads, num_segments = (uint32_t)args->params.num_segments;
-    const uint32_t at = (uint32_t)number / num_heads, q_block = at / num_segments;
-    return few_cell{(int32_t)q_block, (int32_t)(at - q_block * num_segments), number - (int32_t)(at * num_heads)};
+    const int32_t at = divide_index(number, args->kv_heads), q_block = divide_index(at, args->segments);
+    return few_cell{q_block, at - q_block * args->params.num_segments, number - at * args->params.num_kv_heads};
 }
 
 /* A lane's word of a cell's item; false: the cell is empty. Last Q blocks first: causal ones have the most keys. */
@@ -170,12 +209,12 @@ static __device__ __forceinline__ bool find_grid_word(int32_t *word, const atten
 static __device__ __forceinline__ attend_lengths few_lengths_of(const few_scout *scout)
 {
     attend_lengths lengths;
-    lengths.query_start = __shfl_sync(~0u, scout->word, 0);
-    lengths.query_end = __shfl_sync(~0u, scout->word, 1);
-    lengths.seq_len = __shfl_sync(~0u, scout->word, 2);
-    lengths.causal = __shfl_sync(~0u, scout->word, 3);
-    lengths.k_head_scale = __int_as_float(__shfl_sync(~0u, scout->word, 4));
-    lengths.v_head_scale = __int_as_float(__shfl_sync(~0u, scout->word, 5));
+    lengths.query_start = __shfl_sync(~0u, scout->word, FEW_QUERY_START);
+    lengths.query_end = __shfl_sync(~0u, scout->word, FEW_QUERY_END);
+    lengths.seq_len = __shfl_sync(~0u, scout->word, FEW_SEQ_LEN);
+    lengths.causal = __shfl_sync(~0u, scout->word, FEW_CAUSAL);
+    lengths.k_head_scale = __int_as_float(__shfl_sync(~0u, scout->word, FEW_K_SCALE));
+    lengths.v_head_scale = __int_as_float(__shfl_sync(~0u, scout->word, FEW_V_SCALE));
     return lengths;
 }
 
@@ -193,19 +232,24 @@ static __device__ __forceinline__ void ask_few_sequence(few_scout *scout, const 
         ptx_prefetch_l2(params->block_table + cell.q_block * params->block_table_stride + lane * 32);
 }
 
-/* The item of a cell of whole queries, of which the lanes have the words. */
+/* The item of a cell of whole queries. */
 static __device__ __forceinline__ fv_work_item few_cell_item(const attend_args *args, int32_t number,
                                                              const attend_lengths *lengths)
 {
+    const fv_attend_params *params = &args->params;
     const few_cell cell = few_cell_of(args, number);
-    return grid_item_of(&args->params, cell.q_block, lengths->query_start, 0, lengths->query_end - lengths->query_start,
-                        lengths->seq_len, cell.head, cell.segment);
+    const int32_t num_keys = local_keys(&params->context_parallel, lengths->seq_len);
+    const int32_t num_tiles = divide_index(num_keys + params->tile_keys - 1, args->tile);
+    const int32_t segment_tiles = divide_index(num_tiles + params->num_segments - 1, args->segments);
+    return grid_item_of(params, cell.q_block, make_int2(lengths->query_start, lengths->query_end), lengths->seq_len, 0,
+                        cell.head, cell.segment, segment_tiles * params->tile_keys);
 }
 
 /* Which of its item's heads a job has. */
 static __device__ __forceinline__ int32_t few_head_of(const few_scout *scout, const attend_args *args)
 {
-    return args->params.items ? scout->number % args->params.num_kv_heads : 0;
+    if (!args->params.items) return 0;
+    return scout->number - divide_index(scout->number, args->kv_heads) * args->params.num_kv_heads;
 }
 
 /* Makes a step towards the slot of job `n` + 1 of the block, all lanes of the scout's warp together. */
@@ -233,29 +277,31 @@ static __device__ __forceinline__ void step_few_scout(few_scout *scout, few_jobs
             if (lane == 0) next->state = FEW_NO_JOB;
             scout->step = FEW_BLOCKS;
         } else if (args->params.items) {
-            const int32_t *item = (const int32_t *)&args->params.items[scout->number / num_heads];
+            const int32_t *item = (const int32_t *)&args->params.items[divide_index(scout->number, args->kv_heads)];
             scout->item_word = lane < FEW_ITEM_WORDS ? item[lane] : 0;
-            scout->step = FEW_LENGTHS;
+            const bool has_flags = has_few_flags(&args->params);
+            if (!has_flags) scout->word = load_few_flag(&args->params, 0, 0, lane);
+            scout->step = has_flags ? FEW_FLAGS : FEW_FIND_ROWS;
         } else if (args->params.whole_queries) {
             ask_few_sequence(scout, args, lane);
             scout->step = FEW_FIND_ROWS;
         } else {
-            scout->step = find_grid_word(&scout->item_word, args, scout->number, lane) ? FEW_LENGTHS : FEW_CLAIM;
+            scout->step = find_grid_word(&scout->item_word, args, scout->number, lane) ? FEW_FLAGS : FEW_CLAIM;
         }
         break;
     }
-    case FEW_LENGTHS: {
+    case FEW_FLAGS: {
         const int32_t seq = __shfl_sync(~0u, scout->item_word, offsetof(fv_work_item, seq) / 4);
         const int32_t first_head = __shfl_sync(~0u, scout->item_word, offsetof(fv_work_item, first_kv_head) / 4);
-        scout->word = load_length_word(args, seq, first_head + few_head_of(scout, args), lane);
+        scout->word = load_few_flag(&args->params, seq, first_head + few_head_of(scout, args), lane);
         scout->step = FEW_FIND_ROWS;
         break;
     }
     case FEW_FIND_ROWS: {
-        const attend_lengths lengths = few_lengths_of(scout);
+        attend_lengths lengths = few_lengths_of(scout);
         const bool is_cell = !args->params.items && args->params.whole_queries;
         if (scout->num_jobs < 0)
-            scout->num_jobs = __shfl_sync(~0u, scout->word, 6) * num_heads * args->params.num_segments;
+            scout->num_jobs = __shfl_sync(~0u, scout->word, FEW_NUM_SEQS) * num_heads * args->params.num_segments;
         scout->step = FEW_BLOCKS;
         if (is_cell && scout->number >= scout->num_jobs) {
             if (lane == 0) next->state = FEW_NO_JOB;
@@ -263,6 +309,9 @@ static __device__ __forceinline__ void step_few_scout(few_scout *scout, few_jobs
         }
         const int32_t head = few_head_of(scout, args);
         const fv_work_item item = is_cell ? few_cell_item(args, scout->number, &lengths) : few_item_of(scout, head);
+        lengths.query_start = item.query_start;
+        lengths.query_end = item.query_end;
+        lengths.seq_len = item.seq_len;
         const attend_job job = job_of(args, &item, item.first_kv_head, &lengths);
         fill_few_slot(next, args, &job, 0, lane);
         const bool has_head = is_cell ||

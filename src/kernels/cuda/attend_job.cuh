@@ -47,7 +47,7 @@ typedef struct attend_args {
     int32_t is_latent;        /* 1: the value is the start of the key */
     int32_t is_ds;            /* 1: entries of FV_KV_LAYOUT_LATENT_FP8_DS */
     float inverse_soft_cap;
-    int32_t block_shift; /* of plain caches (is_plain): log2 of the block size, -1 where it is no power of two */
+    index_divisor block; /* slots of a block */
     int32_t q_vectors;   /* 1: rows of q can be read 16 bytes at a time */
     fv_rescaling rescaling;
     int32_t row_parts;     /* blocks of threads, neighbours in the grid, that share an item's rows */
@@ -55,6 +55,8 @@ typedef struct attend_args {
     int32_t map_rows;      /* slots of a box of key_map, of one page; 0: there is no map */
     fv_tensor_map key_map; /* the cache as [block][slot][element] */
     int32_t num_jobs; /* items times KV heads, or cells; -1: those of the sequences of whole queries in the batch */
+    index_divisor kv_heads, group, segments, tile; /* num_kv_heads, their query heads, num_segments, tile_keys */
+    int32_t pages_hold_tiles; /* 1: 16 keys from a multiple of 16 on lie in one page of a plain cache */
 } attend_args;
 
 /* One row of a block, in shared memory. */
@@ -109,13 +111,11 @@ typedef struct attend_lengths {
     float k_head_scale, v_head_scale;
 } attend_lengths;
 
-static __device__ __forceinline__ attend_lengths load_lengths(const attend_args *args, int32_t seq, int32_t kv_head)
+static __device__ __forceinline__ attend_lengths load_lengths(const attend_args *args, const fv_work_item *item)
 {
     const fv_attend_params *params = &args->params;
-    attend_lengths lengths;
-    lengths.query_start = params->query_start[seq];
-    lengths.query_end = params->query_start[seq + 1];
-    lengths.seq_len = params->seq_lens[seq];
+    const int32_t seq = item->seq, kv_head = item->first_kv_head;
+    attend_lengths lengths = {item->query_start, item->query_end, item->seq_len};
     lengths.causal = params->causal ? params->causal[seq] : 1;
     lengths.k_head_scale = fv_scale_of_head(params->k_scale, params->num_kv_scales, kv_head);
     lengths.v_head_scale = args->is_latent ? lengths.k_head_scale
@@ -130,7 +130,7 @@ static __device__ __forceinline__ attend_job job_of(const attend_args *args, con
     attend_job job;
     job.item = *item;
     job.kv_head = kv_head;
-    job.group = params->num_heads / params->num_kv_heads;
+    job.group = (int32_t)args->group.by;
     job.num_rows = item->num_tokens * job.group;
     job.query_start = lengths->query_start;
     job.seq_len = lengths->seq_len;
@@ -154,7 +154,7 @@ static __device__ __forceinline__ bool find_job(attend_job *job, const attend_ar
 {
     fv_work_item item;
     if (!find_item(&item, args)) return false;
-    const attend_lengths lengths = load_lengths(args, item.seq, item.first_kv_head);
+    const attend_lengths lengths = load_lengths(args, &item);
     *job = job_of(args, &item, item.first_kv_head, &lengths);
     return true;
 }
@@ -285,12 +285,11 @@ static __device__ __forceinline__ void find_keys(attend_tile<TILE> *tile, const 
     }
 }
 
-/* Block and slot of a key, in place of a division where the block size is a power of two. */
+/* Block and slot of a key. */
 static __device__ __forceinline__ int2 split_key(const attend_args *args, int32_t key)
 {
-    const int32_t size = args->params.cache.block_size;
-    const int32_t at = args->block_shift >= 0 ? key >> args->block_shift : (int32_t)((uint32_t)key / (uint32_t)size);
-    return make_int2(at, key - at * size);
+    const int32_t at = divide_index(key, args->block);
+    return make_int2(at, key - at * args->params.cache.block_size);
 }
 
 /* Where a row of a plain cache begins. */

@@ -27,24 +27,27 @@ static __device__ __forceinline__ int32_t find_grid_block(int32_t *seq, const in
     return first_token < query_start[low + 1] - query_start[low] ? first_token : -1;
 }
 
-/* A segment of a Q block of which the tokens and the lengths are known. */
-static __device__ __forceinline__ fv_work_item grid_item_of(const fv_attend_params *params, int32_t seq, int32_t start,
-                                                            int32_t first_token, int32_t num_tokens, int32_t seq_len,
-                                                            int32_t kv_head, int32_t segment)
+/* A segment of a Q block of which the sequence and the keys of a segment are known. */
+static __device__ __forceinline__ fv_work_item grid_item_of(const fv_attend_params *params, int32_t seq, int2 query,
+                                                            int32_t seq_len, int32_t first_token, int32_t kv_head,
+                                                            int32_t segment, int32_t segment_keys)
 {
     const int32_t local_len = local_keys(&params->context_parallel, seq_len);
-    const int32_t num_tiles = (local_len + params->tile_keys - 1) / params->tile_keys;
-    const int32_t segment_keys = (num_tiles + params->num_segments - 1) / params->num_segments * params->tile_keys;
     fv_work_item item;
     item.seq = seq;
     item.table_row = seq;
     item.first_token = first_token;
-    item.num_tokens = num_tokens;
+    item.num_tokens = fv_min_i32(params->block_q, query.y - query.x - first_token);
     item.first_kv_head = kv_head;
     item.num_kv_heads = 1;
     item.first_key = (int32_t)fv_min_i64((int64_t)segment * segment_keys, local_len);
     item.end_key = (int32_t)fv_min_i64(((int64_t)segment + 1) * segment_keys, local_len);
-    item.partial = params->num_segments == 1 ? -1 : (start + first_token) * params->num_segments + segment * num_tokens;
+    item.partial = params->num_segments == 1
+                       ? -1
+                       : (query.x + first_token) * params->num_segments + segment * item.num_tokens;
+    item.query_start = query.x;
+    item.query_end = query.y;
+    item.seq_len = seq_len;
     return item;
 }
 
@@ -56,9 +59,12 @@ static __device__ __forceinline__ bool find_grid_item(fv_work_item *item, const 
     const int32_t first_token = find_grid_block(&seq, params->query_start, num_seqs, params->block_q, q_block,
                                                 params->whole_queries);
     if (first_token < 0) return false;
-    const int32_t start = params->query_start[seq];
-    const int32_t num_tokens = fv_min_i32(params->block_q, params->query_start[seq + 1] - start - first_token);
-    *item = grid_item_of(params, seq, start, first_token, num_tokens, params->seq_lens[seq], kv_head, segment);
+    const int32_t seq_len = params->seq_lens[seq];
+    const int32_t num_tiles = (local_keys(&params->context_parallel, seq_len) + params->tile_keys - 1) /
+                              params->tile_keys;
+    const int32_t segment_keys = (num_tiles + params->num_segments - 1) / params->num_segments * params->tile_keys;
+    *item = grid_item_of(params, seq, make_int2(params->query_start[seq], params->query_start[seq + 1]), seq_len,
+                         first_token, kv_head, segment, segment_keys);
     return true;
 }
 

@@ -25,6 +25,25 @@ static __device__ __forceinline__ int32_t key_position(const fv_context_parallel
     return (rounds * cp->world + cp->rank) * run + (key - rounds * run);
 }
 
+/* A number that is known at the launch, and by which a kernel divides. */
+typedef struct index_divisor {
+    uint32_t by;
+    uint32_t inverse; /* floor((2^32 - 1) / by) */
+} index_divisor;
+
+static inline index_divisor index_divisor_of(int32_t by)
+{
+    const uint32_t number = by > 0 ? (uint32_t)by : 1;
+    return index_divisor{number, UINT32_MAX / number};
+}
+
+/* n / by for any n >= 0: the product is the quotient or one less, for inverse / 2^32 lacks at most 2^-32 of 1 / by. */
+static __device__ __forceinline__ int32_t divide_index(int32_t n, index_divisor divisor)
+{
+    const uint32_t number = (uint32_t)n, quotient = __umulhi(number, divisor.inverse);
+    return (int32_t)(quotient + (number - quotient * divisor.by >= divisor.by));
+}
+
 /* fv_row_keys */
 static __device__ __forceinline__ fv_key_range row_keys(const fv_context_parallel *cp, int32_t seq_len,
                                                         int64_t position, int32_t causal, int32_t window)

@@ -111,4 +111,24 @@ __device__ __forceinline__ float ptx_sqrt(float x)
     return y;
 }
 
+/* Loads under a condition, issued where they stand: a compiler puts them off to a branch of their own. */
+__device__ __forceinline__ float ptx_load_or(const float *from, bool is_there, float otherwise)
+{
+    float value = otherwise;
+    asm volatile("{\n.reg .pred there;\nsetp.ne.s32 there, %2, 0;\n@there ld.global.f32 %0, [%1];\n}"
+                 : "+f"(value)
+                 : "l"(from), "r"((int32_t)is_there));
+    return value;
+}
+
+__device__ __forceinline__ float4 ptx_load_or_zero(const float4 *from, bool is_there)
+{
+    float4 value = make_float4(0, 0, 0, 0);
+    asm volatile("{\n.reg .pred there;\nsetp.ne.s32 there, %5, 0;\n"
+                 "@there ld.global.v4.f32 {%0, %1, %2, %3}, [%4];\n}"
+                 : "+f"(value.x), "+f"(value.y), "+f"(value.z), "+f"(value.w)
+                 : "l"(from), "r"((int32_t)is_there));
+    return value;
+}
+
 #endif

@@ -1,22 +1,26 @@
 /* reduce_segments: a block for each item and query head, or four where there are many rows; one token after the other.
  * Slots hold maxima in natural units; segments without keys weigh nothing. Maxima, sums and values are asked for together,
- * eight segments at a time, so that all is one trip to memory; sums follow the largest maximum.
+ * so that all is one trip to memory; sums follow the largest maximum. Where they lie, and where the row goes, is found
+ * before they are there: a warp takes about 5 cycles for an instruction that waits for the one before.
  *
  *   two segments           warp w has query head h + w
- *   up to eight            warp w has elements 128 w .. of the row and all segments
- *   more                   warp w has segments w, w + 4, w + 8 ...; the four warps' sums meet in shared memory. Where
- *                          there are few rows, each 128 elements of one are a block */
+ *   up to eight, long rows warp w has elements 128 w .. of the row and all segments
+ *   else                   warp w has elements 32 w .., eight lanes four each; the four groups of eight lanes have segments
+ *                          g, g + 4, g + 8 ... Where there are few rows, each 128 elements of one are a block
+ *   odd rows               elements that are no multiple of four: a thread for each, one segment after the other */
 #include "kernels/cuda/grid_item.cuh"
 #include "kernels/cuda/number.cuh"
 #include "kernels/cuda/overlap.cuh"
+#include "kernels/cuda/ptx.cuh"
 
 enum {
     WARPS = 4,
     THREADS = 32 * WARPS,
-    SPAN = 128,      /* elements of a row that a warp takes at once, four a lane */
-    AT_ONCE = 8,     /* segments of a warp */
-    FEW_ROWS = 512,  /* up to here blocks share a row */
-    MANY_ROWS = 2048 /* from here on a block has four heads */
+    SPAN = 128,       /* elements of a row that a warp, or all of them with a quarter each, take at once */
+    GROUPS = 4,       /* of lanes that have different segments of the same elements */
+    FEW_SEGMENTS = 8, /* that a lane can have all at once */
+    FEW_ROWS = 512,   /* up to here blocks share a row */
+    MANY_ROWS = 2048  /* from here on a block has four heads */
 };
 
 /* Sums relative to a maximum: of some segments, of one row. */
@@ -26,59 +30,93 @@ typedef struct segment_sums {
     float values[4]; /* of the lane's elements */
 } segment_sums;
 
-typedef struct reduce_memory {
-    segment_sums of[WARPS][32];
-} reduce_memory;
+/* A row of the output. */
+typedef struct reduce_target {
+    char *out;
+    float *lse; /* or NULL */
+    float sink; /* -inf: none */
+    fv_dtype dtype;
+} reduce_target;
 
-static __device__ __forceinline__ int64_t slot_of(const fv_reduce_params *params, const fv_reduce_item *item,
-                                                  int32_t segment, int32_t token, int32_t head)
+/* Segments of a row that a lane has, one every `step`: where the next of them lies. Rows of the partial results are fewer
+ * than 2^31, for each has memory of its own. */
+typedef struct segment_walk {
+    int32_t row;
+    int32_t step; /* rows from one to the next */
+    int32_t num;  /* left */
+} segment_walk;
+
+/* The next N of them. */
+template <int N> struct segment_batch {
+    int32_t rows[N];
+};
+
+static __device__ __forceinline__ reduce_target find_target(const fv_reduce_params *params, const fv_reduce_item *item,
+                                                            int32_t token, int32_t head)
 {
-    const int64_t slot = (int64_t)item->partial + (int64_t)segment * fv_reduce_segment_slots(item) + token;
-    return slot * params->num_heads + head;
+    const int64_t row = (int64_t)item->first_token + token;
+    reduce_target target;
+    target.out = (char *)params->out + row * params->out_token_stride + head * params->out_head_stride;
+    target.lse = params->lse
+                     ? (float *)((char *)params->lse + row * params->lse_token_stride + head * params->lse_head_stride)
+                     : NULL;
+    target.sink = params->sinks ? params->sinks[head] : -INFINITY;
+    target.dtype = params->out_dtype;
+    return target;
 }
 
-/* How much what is relative to `max` weighs where the largest maximum is `largest`. */
-static __device__ __forceinline__ float weight_of(float max, float largest)
+static __device__ __forceinline__ int32_t row_of_segment(const fv_reduce_params *params, const fv_reduce_item *item,
+                                                         int32_t segment, int32_t token, int32_t head)
 {
-    return max > -INFINITY ? expf(max - largest) : 0.0f;
+    return (item->partial + segment * fv_reduce_segment_slots(item) + token) * params->num_heads + head;
 }
 
-/* The lane's elements d .. d + 3 of a slot; 0 past the row. */
-static __device__ __forceinline__ void load_values(float (&values)[4], const fv_reduce_params *params, int64_t at,
-                                                   int32_t d)
+static __device__ __forceinline__ segment_walk walk_segments(const fv_reduce_params *params, const fv_reduce_item *item,
+                                                             int32_t first, int32_t step, int32_t token, int32_t head)
 {
-    const int32_t size = params->v_head_size;
-    const float *from = params->partial_out + at * size + d;
-    if (size % 4 == 0 && d < size) {
-        const float4 all = *(const float4 *)from;
-        values[0] = all.x, values[1] = all.y, values[2] = all.z, values[3] = all.w;
-        return;
+    segment_walk walk;
+    walk.row = row_of_segment(params, item, first, token, head);
+    walk.step = step * fv_reduce_segment_slots(item) * params->num_heads;
+    walk.num = (item->num_segments - first + step - 1) / step;
+    return walk;
+}
+
+/* Where the next segments lie. */
+template <int N> static __device__ __forceinline__ segment_batch<N> place_segments(const segment_walk *walk)
+{
+    segment_batch<N> batch;
+#pragma unroll
+    for (int i = 0; i < N; i++) {
+        batch.rows[i] = walk->row + i * walk->step;
+        asm volatile("" : "+r"(batch.rows[i])); /* found here, not at its use */
+    }
+    return batch;
+}
+
+/* Four elements of a row of the partial results, or zeros. */
+static __device__ __forceinline__ float4 load_values(const fv_reduce_params *params, int32_t row, int32_t d,
+                                                     bool is_there)
+{
+    return ptx_load_or_zero((const float4 *)(params->partial_out + (int64_t)row * params->v_head_size + d), is_there);
+}
+
+/* How much what is relative to `max` weighs where the largest maximum, a number, is `largest`. */
+static __device__ __forceinline__ float weight_of(float max, float largest) { return __expf(max - largest); }
+
+template <int N>
+static __device__ __forceinline__ void add_segments(segment_sums *sums, const segment_batch<N> *batch, int32_t num,
+                                                    const fv_reduce_params *params, int32_t d)
+{
+    float max[N], sum[N], largest = sums->max;
+    float4 values[N];
+#pragma unroll
+    for (int i = 0; i < N; i++) {
+        max[i] = ptx_load_or(params->partial_max + batch->rows[i], i < num, -INFINITY);
+        sum[i] = ptx_load_or(params->partial_sum + batch->rows[i], i < num, 0.0f);
+        values[i] = load_values(params, batch->rows[i], d, i < num);
     }
 #pragma unroll
-    for (int i = 0; i < 4; i++) values[i] = d + i < size ? from[i] : 0.0f;
-}
-
-/* The segments first, first + step, ... that a warp takes at once. */
-static __device__ __forceinline__ void add_segments(segment_sums *sums, const fv_reduce_params *params,
-                                                    const fv_reduce_item *item, int32_t first, int32_t step,
-                                                    int32_t token, int32_t head, int32_t d)
-{
-    float max[AT_ONCE], sum[AT_ONCE], values[AT_ONCE][4], largest = sums->max;
-#pragma unroll
-    for (int i = 0; i < AT_ONCE; i++) {
-        max[i] = -INFINITY;
-        sum[i] = 0;
-#pragma unroll
-        for (int k = 0; k < 4; k++) values[i][k] = 0;
-        const int32_t segment = first + i * step;
-        if (segment >= item->num_segments) continue;
-        const int64_t at = slot_of(params, item, segment, token, head);
-        max[i] = params->partial_max[at];
-        sum[i] = params->partial_sum[at];
-        load_values(values[i], params, at, d);
-    }
-#pragma unroll
-    for (int i = 0; i < AT_ONCE; i++) largest = fmaxf(largest, max[i]);
+    for (int i = 0; i < N; i++) largest = fmaxf(largest, max[i]);
     if (largest == -INFINITY) return;
     const float before = weight_of(sums->max, largest);
     sums->max = largest;
@@ -86,152 +124,197 @@ static __device__ __forceinline__ void add_segments(segment_sums *sums, const fv
 #pragma unroll
     for (int k = 0; k < 4; k++) sums->values[k] *= before;
 #pragma unroll
-    for (int i = 0; i < AT_ONCE; i++) {
+    for (int i = 0; i < N; i++) {
         const float weight = weight_of(max[i], largest);
         sums->sum += weight * sum[i];
-#pragma unroll
-        for (int k = 0; k < 4; k++) sums->values[k] += weight * values[i][k];
+        sums->values[0] += weight * values[i].x;
+        sums->values[1] += weight * values[i].y;
+        sums->values[2] += weight * values[i].z;
+        sums->values[3] += weight * values[i].w;
     }
 }
 
 static __device__ __forceinline__ void add_sums(segment_sums *sums, const segment_sums *others)
 {
-    const float max = fmaxf(sums->max, others->max), own = weight_of(sums->max, max),
-                weight = weight_of(others->max, max);
+    const float max = fmaxf(sums->max, others->max);
+    if (max == -INFINITY) return;
+    const float own = weight_of(sums->max, max), weight = weight_of(others->max, max);
     sums->max = max;
     sums->sum = own * sums->sum + weight * others->sum;
 #pragma unroll
     for (int k = 0; k < 4; k++) sums->values[k] = own * sums->values[k] + weight * others->values[k];
 }
 
-/* A sink is a key without a value; where there is no key, it does not count either. */
-static __device__ __forceinline__ void add_sink(segment_sums *sums, const fv_reduce_params *params, int32_t head)
+/* The sums of all groups of lanes, in each. */
+static __device__ __forceinline__ void meet_sums(segment_sums *sums)
 {
-    const float sink = params->sinks ? params->sinks[head] : -INFINITY;
-    if (sums->max == -INFINITY || sink == -INFINITY) return;
-    const float max = fmaxf(sums->max, sink), before = weight_of(sums->max, max);
-    sums->max = max;
-    sums->sum = sums->sum * before + weight_of(sink, max);
 #pragma unroll
-    for (int k = 0; k < 4; k++) sums->values[k] *= before;
-}
-
-/* fp16 or bf16. */
-static __device__ __forceinline__ uint16_t narrow_bits(float value, fv_dtype dtype)
-{
-    if (value != value) return (uint16_t)fv_bits_of_nan(value, dtype);
-    return dtype == FV_DTYPE_F16 ? __half_as_ushort(__float2half_rn(value))
-                                 : __bfloat16_as_ushort(__float2bfloat16_rn(value));
-}
-
-/* The row's elements d .. d + 3 of all keys, and with the first ones the LSE. */
-static __device__ __forceinline__ void store_values(const segment_sums *sums, const fv_reduce_params *params,
-                                                    const fv_reduce_item *item, int32_t token, int32_t head, int32_t d)
-{
-    const int64_t row = (int64_t)item->first_token + token;
-    char *out = (char *)params->out + row * params->out_token_stride + head * params->out_head_stride;
-    const float share = sums->sum > 0 ? 1.0f / sums->sum : 0.0f;
-    const int32_t bytes = fv_element_bytes(params->out_dtype);
-    char *to = out + (int64_t)d * bytes;
-    if (bytes == 2 && d + 4 <= params->v_head_size && (uintptr_t)to % 8 == 0) {
-        ushort4 narrow;
-        narrow.x = narrow_bits(sums->values[0] * share, params->out_dtype);
-        narrow.y = narrow_bits(sums->values[1] * share, params->out_dtype);
-        narrow.z = narrow_bits(sums->values[2] * share, params->out_dtype);
-        narrow.w = narrow_bits(sums->values[3] * share, params->out_dtype);
-        *(ushort4 *)to = narrow;
-    } else {
+    for (int step = 32 / GROUPS; step < 32; step *= 2) {
+        segment_sums other;
+        other.max = __shfl_xor_sync(~0u, sums->max, step);
+        other.sum = __shfl_xor_sync(~0u, sums->sum, step);
 #pragma unroll
-        for (int k = 0; k < 4; k++) {
-            if (d + k < params->v_head_size)
-                fv_element_store(to + k * bytes, sums->values[k] * share, params->out_dtype);
-        }
+        for (int k = 0; k < 4; k++) other.values[k] = __shfl_xor_sync(~0u, sums->values[k], step);
+        add_sums(sums, &other);
     }
-    if (params->lse && d == 0)
-        *(float *)((char *)params->lse + row * params->lse_token_stride +
-                   head * params->lse_head_stride) = sums->sum > 0 ? sums->max + logf(sums->sum) : -INFINITY;
 }
 
-/* What the warps made of segments of their own, in the first warp. */
-static __device__ __forceinline__ void meet_sums(segment_sums *sums, reduce_memory *memory)
+/* What values are divided by, and with `is_first` the LSE. A sink is a key without a value; where there is no key, it does
+ * not count either. */
+static __device__ __forceinline__ float finish_sums(const segment_sums *sums, const reduce_target *target,
+                                                    bool is_first)
 {
-    const int32_t warp = threadIdx.x / 32, lane = threadIdx.x % 32;
-    __syncthreads(); /* the sums before are read */
-    memory->of[warp][lane] = *sums;
-    __syncthreads();
-    if (warp > 0) return;
-    for (int32_t w = 1; w < WARPS; w++) add_sums(sums, &memory->of[w][lane]);
+    float max = sums->max, sum = sums->sum, before = 1;
+    if (target->sink > -INFINITY && max > -INFINITY) {
+        max = fmaxf(max, target->sink);
+        before = weight_of(sums->max, max);
+        sum = sum * before + weight_of(target->sink, max);
+    }
+    if (is_first && target->lse) *target->lse = sum > 0 ? max + logf(sum) : -INFINITY;
+    return sum > 0 ? __fdividef(before, sum) : 0.0f;
 }
 
-/* A row of two segments: by a warp, up to four spans at once. */
+/* The row's elements d .. d + 3. */
+static __device__ __forceinline__ void store_values(const segment_sums *sums, const reduce_target *target, int32_t d)
+{
+    const float share = finish_sums(sums, target, d == 0);
+    float4 value = make_float4(sums->values[0] * share, sums->values[1] * share, sums->values[2] * share,
+                               sums->values[3] * share);
+    const int32_t bytes = fv_element_bytes(target->dtype);
+    char *to = target->out + d * bytes;
+    if (bytes == 2 && (uintptr_t)to % 8 == 0) {
+        *(uint2 *)to = target->dtype == FV_DTYPE_F16 ? make_uint2(fv_narrow_pair<__half>(value.x, value.y),
+                                                                  fv_narrow_pair<__half>(value.z, value.w))
+                                                     : make_uint2(fv_narrow_pair<__nv_bfloat16>(value.x, value.y),
+                                                                  fv_narrow_pair<__nv_bfloat16>(value.z, value.w));
+        return;
+    }
+#pragma unroll 1
+    for (int32_t k = 0; k < 4; k++) {
+        fv_element_store(to + k * bytes, value.x, target->dtype);
+        value = make_float4(value.y, value.z, value.w, 0);
+    }
+}
+
+/* A row of two segments: by a warp, up to four spans at once. `waits`: for the segments, which nobody has waited for. */
 static __device__ __forceinline__ void reduce_pair(const fv_reduce_params *params, const fv_reduce_item *item,
-                                                   int32_t token, int32_t head)
+                                                   int32_t token, int32_t head, bool waits)
 {
     const int32_t size = params->v_head_size, lane = threadIdx.x % 32;
-    const int64_t at[2] = {slot_of(params, item, 0, token, head), slot_of(params, item, 1, token, head)};
-    const float max[2] = {params->partial_max[at[0]], params->partial_max[at[1]]};
-    const float sum[2] = {params->partial_sum[at[0]], params->partial_sum[at[1]]};
-    for (int32_t first = lane * 4; first < size; first += WARPS * SPAN) {
-        float values[WARPS][2][4];
+    const segment_walk walk = walk_segments(params, item, 0, 1, token, head);
+    const reduce_target target = find_target(params, item, token, head);
+    const segment_batch<2> batch = place_segments<2>(&walk);
+    if (waits) overlap_begin();
+    const float max[2] = {params->partial_max[batch.rows[0]], params->partial_max[batch.rows[1]]};
+    const float sum[2] = {params->partial_sum[batch.rows[0]], params->partial_sum[batch.rows[1]]};
+    for (int32_t first = 0; first + lane * 4 < size; first += WARPS * SPAN) {
+        float4 values[WARPS][2];
 #pragma unroll
         for (int i = 0; i < WARPS; i++) {
-            load_values(values[i][0], params, at[0], first + i * SPAN);
-            load_values(values[i][1], params, at[1], first + i * SPAN);
+            const int32_t d = first + i * SPAN + lane * 4;
+#pragma unroll
+            for (int k = 0; k < 2; k++) values[i][k] = load_values(params, batch.rows[k], d, d < size);
         }
 #pragma unroll
         for (int i = 0; i < WARPS; i++) {
-            const int32_t d = first + i * SPAN;
+            const int32_t d = first + i * SPAN + lane * 4;
             if (d >= size) break;
-            const segment_sums other = {
-                max[1], sum[1], {values[i][1][0], values[i][1][1], values[i][1][2], values[i][1][3]}};
-            segment_sums sums = {max[0], sum[0], {values[i][0][0], values[i][0][1], values[i][0][2], values[i][0][3]}};
+            const float4 *value = values[i];
+            segment_sums sums = {max[0], sum[0], {value[0].x, value[0].y, value[0].z, value[0].w}};
+            const segment_sums other = {max[1], sum[1], {value[1].x, value[1].y, value[1].z, value[1].w}};
             add_sums(&sums, &other);
-            add_sink(&sums, params, head);
-            store_values(&sums, params, item, token, head, d);
+            store_values(&sums, &target, d);
         }
     }
 }
 
-/* A row of a query head. */
-static __device__ __forceinline__ void reduce_row(reduce_memory *memory, const fv_reduce_params *params,
-                                                  const fv_reduce_item *item, int32_t token, int32_t head)
+/* Spans of a row of a query head, by a block, N segments a lane at once. */
+template <int N>
+static __device__ __forceinline__ void reduce_spans(const fv_reduce_params *params, const fv_reduce_item *item,
+                                                    int32_t token, int32_t head, bool is_few, bool waits)
 {
-    const int32_t warp = threadIdx.x / 32, lane = threadIdx.x % 32;
-    const bool is_few = item->num_segments <= AT_ONCE;
+    const int32_t size = params->v_head_size, warp = threadIdx.x / 32, lane = threadIdx.x % 32;
     const int32_t span = is_few ? WARPS * SPAN : SPAN; /* of the block */
-    const int32_t own_d = (is_few ? warp * SPAN : 0) + lane * 4;
-    const int32_t own_segment = is_few ? 0 : warp, step = is_few ? 1 : WARPS;
-    for (int32_t first = (int32_t)blockIdx.z * span; first < params->v_head_size; first += (int32_t)gridDim.z * span) {
-        segment_sums sums = {-INFINITY, 0, {}};
+    const int32_t own_d = is_few ? warp * SPAN + lane * 4 : warp * (SPAN / WARPS) + lane % (32 / GROUPS) * 4;
+    const int32_t own_segment = is_few ? 0 : lane / (32 / GROUPS), step = is_few ? 1 : GROUPS;
+    const segment_walk all = walk_segments(params, item, own_segment, step, token, head);
+    const reduce_target target = find_target(params, item, token, head);
+#pragma unroll 1
+    for (int32_t first = (int32_t)blockIdx.z * span; first < size; first += (int32_t)gridDim.z * span) {
         const int32_t d = first + own_d;
-        for (int32_t segment = own_segment; segment < item->num_segments; segment += step * AT_ONCE)
-            add_segments(&sums, params, item, segment, step, token, head, d);
-        if (!is_few) meet_sums(&sums, memory);
-        if ((!is_few && warp > 0) || d >= params->v_head_size) continue;
-        add_sink(&sums, params, head);
-        store_values(&sums, params, item, token, head, d);
+        segment_sums sums = {-INFINITY, 0, {}};
+        segment_walk walk = all;
+#pragma unroll 1
+        for (int32_t segment = 0; segment < item->num_segments; segment += step * N) {
+            const segment_batch<N> batch = place_segments<N>(&walk);
+            if (waits) overlap_begin();
+            waits = false;
+            add_segments(&sums, &batch, walk.num, params, d < size ? d : 0);
+            walk.row += N * walk.step;
+            walk.num -= N;
+        }
+        if (!is_few) meet_sums(&sums);
+        if (own_segment == 0 && d < size) store_values(&sums, &target, d);
+    }
+    if (waits) overlap_begin(); /* a block that has no span */
+}
+
+static __device__ __forceinline__ void reduce_row(const fv_reduce_params *params, const fv_reduce_item *item,
+                                                  int32_t token, int32_t head, bool waits)
+{
+    const bool is_few = item->num_segments <= FEW_SEGMENTS && params->v_head_size > SPAN;
+    if (item->num_segments <= (is_few ? 4 : 4 * GROUPS))
+        reduce_spans<4>(params, item, token, head, is_few, waits);
+    else
+        reduce_spans<8>(params, item, token, head, is_few, waits);
+}
+
+/* A row of any size. */
+static __device__ __forceinline__ void reduce_odd_row(const fv_reduce_params *params, const fv_reduce_item *item,
+                                                      int32_t token, int32_t head)
+{
+    const int32_t size = params->v_head_size;
+    const reduce_target target = find_target(params, item, token, head);
+    const int32_t bytes = fv_element_bytes(target.dtype);
+    for (int32_t d = threadIdx.x; blockIdx.z == 0 && d < size; d += THREADS) {
+        segment_sums sums = {-INFINITY, 0, {}};
+        for (int32_t segment = 0; segment < item->num_segments; segment++) {
+            const int32_t row = row_of_segment(params, item, segment, token, head);
+            const segment_sums other = {
+                params->partial_max[row], params->partial_sum[row], {params->partial_out[(int64_t)row * size + d]}};
+            add_sums(&sums, &other);
+        }
+        fv_element_store(target.out + (int64_t)d * bytes, sums.values[0] * finish_sums(&sums, &target, d == 0),
+                         target.dtype);
     }
 }
 
 static __global__ void __launch_bounds__(THREADS, 5) reduce_segments(const __grid_constant__ fv_reduce_params params)
 {
-    __shared__ reduce_memory memory;
     fv_reduce_item item;
     bool has_item = true; /* found before the segments are there: the step is older than their kernel */
     if (params.items)
         item = params.items[blockIdx.x];
     else
         has_item = find_grid_reduce_item(&item, &params, (int32_t)blockIdx.x);
-    overlap_begin();
-    if (!has_item) return;
     const int32_t step = params.num_heads / (int32_t)gridDim.y + (params.num_heads % (int32_t)gridDim.y > 0);
     const int32_t first = (int32_t)blockIdx.y * step, end = fv_min_i32(params.num_heads, first + step);
+    const bool is_odd = params.v_head_size % 4 != 0, is_pair = item.num_segments == 2 && !is_odd;
+    const int32_t own = first + (is_pair ? (int32_t)threadIdx.x / 32 : 0);
+    const bool has_rows = has_item && item.num_tokens > 0 && own < end && (!is_pair || blockIdx.z == 0);
+    if (!has_rows || is_odd) overlap_begin();
+    if (!has_rows) return;
+#pragma unroll 1
     for (int32_t token = 0; token < item.num_tokens; token++) {
-        if (item.num_segments == 2) {
-            const int32_t head = first + (int32_t)threadIdx.x / 32;
-            if (blockIdx.z == 0 && head < end) reduce_pair(&params, &item, token, head);
-        } else {
-            for (int32_t head = first; head < end; head++) reduce_row(&memory, &params, &item, token, head);
+#pragma unroll 1
+        for (int32_t head = own; head < (is_pair ? own + 1 : end); head++) {
+            const bool waits = token == 0 && head == own;
+            if (is_odd)
+                reduce_odd_row(&params, &item, token, head);
+            else if (is_pair)
+                reduce_pair(&params, &item, token, head, waits);
+            else
+                reduce_row(&params, &item, token, head, waits);
         }
     }
 }

@@ -1,5 +1,6 @@
 /* The instances of Hopper's attention kernels. */
 #include "kernels/cuda/hopper/attend.cuh"
+#include "kernels/cuda/hopper/attend_entry.cuh"
 #include "kernels/cuda/hopper/attend_latent.cuh"
 #include "kernels/cuda/hopper/attend_rows.cuh"
 
@@ -16,4 +17,5 @@ const fv_cuda_hopper_kernels fv_cuda_hopper = {
     {wgmma_rows_of<rows_128<__nv_bfloat16>>(), wgmma_rows_of<rows_128<__half>>()},
     {LATENT_OF(__nv_bfloat16, false), LATENT_OF(__half, false)},
     {LATENT_OF(__nv_bfloat16, true), LATENT_OF(__half, true)},
+    wgmma_entry(),
 };

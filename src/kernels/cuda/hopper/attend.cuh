@@ -9,6 +9,7 @@ typedef struct fv_cuda_hopper_kernels {
     fv_cuda_attend_kernel rows_64[2], rows_128[2]; /* many rows, head sizes up to 64 and 128 */
     fv_cuda_attend_kernel latent[2][2];            /* MLA: latents of 512 + 64; [1]: with attend_args.key_map */
     fv_cuda_attend_kernel amla[2][2];              /* the same */
+    fv_cuda_attend_kernel entries;                 /* MLA: the 656-byte entry, queries of bf16 */
 } fv_cuda_hopper_kernels;
 
 extern const fv_cuda_hopper_kernels fv_cuda_hopper;

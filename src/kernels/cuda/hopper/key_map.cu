@@ -27,7 +27,7 @@ void fv_cuda_map_keys(attend_args *args, const fv_cuda_state *state)
     const fv_kv_plane *plane = &args->k[0].plane;
     const int32_t block_size = params->cache.block_size, rows = fv_min_i32(TILE, block_size);
     const int64_t num_blocks = params->cache.num_blocks;
-    if (!state->encode_map || rows < LEAST_ROWS || TILE % rows != 0 || block_size % rows != 0) return;
+    if (!state->encode_map || args->is_ds || rows < LEAST_ROWS || TILE % rows != 0 || block_size % rows != 0) return;
     if (!plane->data || num_blocks < 1 || num_blocks > INT32_MAX) return;
     const cuuint64_t sizes[3] = {(cuuint64_t)params->head_size, (cuuint64_t)block_size, (cuuint64_t)num_blocks};
     const cuuint64_t strides[2] = {(cuuint64_t)plane->slot_stride, (cuuint64_t)plane->block_stride};

@@ -1,0 +1,568 @@
+/* MLA decode of 64 rows over the 656-byte entry on Hopper (wgmma): the pipeline of attend_latent.cuh, over tiles that
+ * the third warpgroup widens. Why: docs/cuda/mla_decode.md.
+ *
+ *   entry   512 e4m3 | 4 scales, one for 128 elements each | 64 bf16 for RoPE
+ *   tile    eight panels of fp16, in which e4m3 is exact; the ninth as it was stored
+ *
+ * Latents meet the tensor cores without their scales, which are fp32 and exact nowhere else:
+ *
+ *   S = s0 (Q0 K0) + s1 (Q1 K1) + s2 (Q2 K2) + s3 (Q3 K3) + Qr Kr      sums of groups are multiplied in registers
+ *   O_g = (P s_g) V_g                                                  P as each group of columns needs it
+ *
+ * Queries are fp16 for the latents: a row of bf16 times a power of two loses nothing that fp32 sums would keep. */
+#ifndef FV_KERNELS_CUDA_HOPPER_ATTEND_ENTRY_CUH
+#define FV_KERNELS_CUDA_HOPPER_ATTEND_ENTRY_CUH
+
+#include <float.h>
+
+#include "kernels/cuda/hopper/attend_latent.cuh"
+
+enum {
+    ENTRY_CONSUMER_REGISTERS = 192,
+    ENTRY_PRODUCER_REGISTERS = 128,
+    ENTRY_GROUPS = FV_DS_LATENT / FV_DS_TILE, /* of elements that share a scale: two panels each */
+    ENTRY_PARTS = ENTRY_GROUPS + 1,           /* of a tile, each announced apart: its groups, and RoPE */
+    ENTRY_STEPS = 2 * ENTRY_PARTS,            /* in which a tile is brought: a panel each, RoPE's in two */
+    ENTRY_LOW_STEPS = 4                       /* of the first warpgroup's values */
+};
+
+/* Scales are taken for at least so much of the largest one of their key: quotients stay finite, and what such groups
+ * then add to scores and outputs is nothing, as before. */
+#define ENTRY_LEAST_SCALE 0x1p-90f
+
+/* P times scale is kept in units, powers of two, as fp16 holds it. P is up to 2^LATENT_SLACK, a scale up to
+ * ENTRY_LARGEST_SCALE units: 2^15 in all. */
+#define ENTRY_FIRST_UNIT 0x1p-100f
+#define ENTRY_LARGEST_SCALE 128.0f
+
+typedef latent_form<__half, false, false> entry_form;
+
+/* --- producers ------------------------------------------------------------------------------------------------- */
+
+/* A thread's two entries of a tile, four threads to each, and the 16-byte chunk of their panels that it brings. */
+static __device__ __forceinline__ int32_t entry_of_thread(int32_t which)
+{
+    return (int32_t)(threadIdx.x % LATENT_PRODUCERS / 32 * 16 + threadIdx.x % 32 / 4) + which * 8;
+}
+static __device__ __forceinline__ uint32_t chunk_of_thread(void) { return threadIdx.x % 4; }
+
+typedef struct entry_places {
+    const char *of[2]; /* with the chunk's offset in a panel */
+} entry_places;
+
+/* Where entry lane % 16 of the warp's 16 is, known a tile before it is asked for. */
+typedef struct entry_slot {
+    int32_t page, slot;
+} entry_slot;
+
+/* Keys that no row sees are a neighbour's, whose latents weigh nothing there. */
+static __device__ __forceinline__ entry_slot find_entry_slot(const latent_memory *memory, const attend_args *args,
+                                                             const latent_span *span, int32_t tile)
+{
+    const int32_t entry = threadIdx.x % LATENT_PRODUCERS / 32 * 16 + threadIdx.x % 16;
+    const int32_t key = span->origin + tile * LATENT_TILE + entry;
+    const int2 at = split_key(args, fv_max_i32(span->first, fv_min_i32(key, span->end - 1)));
+    return {memory->job.table[at.x], at.y};
+}
+
+static __device__ __forceinline__ entry_places find_entries(const attend_args *args, entry_slot slot)
+{
+    const fv_kv_plane *plane = &args->k[0].plane;
+    const int64_t own = slot.page * plane->block_stride + slot.slot * plane->slot_stride;
+    entry_places places;
+#pragma unroll
+    for (int i = 0; i < 2; i++)
+        places.of[i] = (const char *)plane->data + __shfl_sync(~0u, own, entry_of_thread(i) % 16) +
+                       chunk_of_thread() * 16;
+    return places;
+}
+
+/* What a step brings: of a panel of latents, 16 bytes of each of the two; of RoPE, 32 of one. */
+static __device__ __forceinline__ void load_entries(uint4 (&to)[2], const entry_places *places, int step)
+{
+#pragma unroll
+    for (int i = 0; i < 2; i++) {
+        const char *from = step < 2 * ENTRY_GROUPS
+                               ? places->of[i] + step * FV_PANEL_COLUMNS
+                               : places->of[step - 2 * ENTRY_GROUPS] + FV_DS_ROPE_AT + chunk_of_thread() * 16 + i * 16;
+        to[i] = *(const uint4 *)from;
+    }
+}
+
+/* Four bytes of e4m3 as fp16. */
+static __device__ __forceinline__ uint2 widen_entries(uint32_t four)
+{
+    const __half2_raw low = __nv_cvt_fp8x2_to_halfraw2((__nv_fp8x2_storage_t)four, __NV_E4M3);
+    const __half2_raw high = __nv_cvt_fp8x2_to_halfraw2((__nv_fp8x2_storage_t)(four >> 16), __NV_E4M3);
+    return make_uint2((uint32_t)low.x | (uint32_t)low.y << 16, (uint32_t)high.x | (uint32_t)high.y << 16);
+}
+
+/* To the step's panel. A chunk of latents becomes two; eight threads write two rows, and chunks of all banks. */
+static __device__ __forceinline__ void store_entries(char (*panels)[LATENT_PANEL_BYTES], const uint4 (&from)[2],
+                                                     int step)
+{
+    const int32_t at = panel_offset(LATENT_TILE, entry_of_thread(0), chunk_of_thread() * 2);
+    if (step >= 2 * ENTRY_GROUPS) {
+        char *to = panels[2 * ENTRY_GROUPS] + (step - 2 * ENTRY_GROUPS) * 8 * FV_PANEL_ROW_BYTES;
+        *(uint4 *)(to + at) = from[0];
+        *(uint4 *)(to + (at ^ 16)) = from[1];
+        return;
+    }
+#pragma unroll
+    for (int i = 0; i < 2; i++) {
+        char *to = panels[step] + i * 8 * FV_PANEL_ROW_BYTES;
+        const uint2 a = widen_entries(from[i].x), b = widen_entries(from[i].y);
+        *(uint4 *)(to + at) = make_uint4(a.x, a.y, b.x, b.y);
+        const uint2 c = widen_entries(from[i].z), d = widen_entries(from[i].w);
+        *(uint4 *)(to + (at ^ 16)) = make_uint4(c.x, c.y, d.x, d.y);
+    }
+}
+
+/* A thread's scales of its entries: of group lane % 4. */
+static __device__ __forceinline__ void load_entry_scales(float (&to)[2], const entry_places *places)
+{
+#pragma unroll
+    for (int i = 0; i < 2; i++) to[i] = *(const float *)(places->of[i] + FV_DS_SCALES_AT - chunk_of_thread() * 12);
+}
+
+/* Scales to shared memory as scores want them: of a group what has to be multiplied by the next one's, of the last its
+ * own. `of_low`: those of the first two, else the others. */
+static __device__ __forceinline__ void store_entry_scales(latent_memory *memory, const float (&scales)[2],
+                                                          int32_t buffer, bool of_low)
+{
+    const uint32_t group = threadIdx.x % 4;
+    float largest = 0;
+#pragma unroll
+    for (int i = 0; i < 2; i++) {
+        float most = fmaxf(fabsf(scales[i]), __shfl_xor_sync(~0u, fabsf(scales[i]), 1));
+        most = fmaxf(most, __shfl_xor_sync(~0u, most, 2));
+        largest = fmaxf(largest, most);
+        const float size = fmaxf(fmaxf(fabsf(scales[i]), most * ENTRY_LEAST_SCALE), FLT_MIN);
+        const float own = copysignf(size, scales[i]), next = __shfl_down_sync(~0u, own, 1);
+        if ((group < ENTRY_GROUPS / 2) == of_low)
+            memory->scales[buffer][group][entry_of_thread(i)] = group < ENTRY_GROUPS - 1 ? __fdividef(own, next) : own;
+    }
+    if (of_low) return;
+    const uint32_t bits = __reduce_max_sync(~0u, __float_as_uint(largest));
+    if (threadIdx.x % 32 == 0)
+        memory->largest_scale[buffer][threadIdx.x % LATENT_PRODUCERS / 32] = __uint_as_float(bits);
+}
+
+static __device__ __forceinline__ void produce_entries(latent_memory *memory, const attend_args *args)
+{
+    ptx_bar_sync(LATENT_BARRIER_KEYS, LATENT_THREADS);
+    const latent_span span = {memory->keys.first, memory->keys.end, first_latent_key(&memory->keys),
+                              count_latent_tiles(&memory->keys)};
+    if (span.num_tiles == 0) return;
+    uint4 loaded[ENTRY_STEPS][2];
+    float scales[2];
+    entry_places places = find_entries(args, find_entry_slot(memory, args, &span, 0));
+    load_entry_scales(scales, &places);
+#pragma unroll
+    for (int step = 0; step < ENTRY_STEPS; step++) load_entries(loaded[step], &places, step);
+    entry_slot next = find_entry_slot(memory, args, &span, 1);
+#pragma unroll 1
+    for (int32_t tile = 0; tile < span.num_tiles; tile++) {
+        const int32_t buffer = tile % 2, parity = (tile / 2 + 1) % 2;
+        places = find_entries(args, next);
+        next = find_entry_slot(memory, args, &span, tile + 2);
+#pragma unroll
+        for (int step = 0; step < ENTRY_STEPS; step++) {
+            const bool opens_half = step == 0 || step == ENTRY_LOW_STEPS;
+            if (opens_half) ptx_mbarrier_wait(&memory->empty[buffer][step > 0], parity);
+            store_entries(memory->tiles[buffer], loaded[step], step);
+            load_entries(loaded[step], &places, step);
+            if (opens_half) store_entry_scales(memory, scales, buffer, step == 0);
+            if (step == ENTRY_LOW_STEPS) load_entry_scales(scales, &places);
+            if (step % 2 == 0) continue;
+            __syncwarp();
+            if (threadIdx.x % 32 == 0) ptx_mbarrier_arrive(&memory->full[buffer][step / 2]);
+        }
+    }
+}
+
+/* --- consumers ------------------------------------------------------------------------------------------------- */
+
+typedef struct entry_state {
+    latent_state of_rows;
+    float scale;        /* of scores, in base 2 */
+    float inverse_unit; /* of P times scale: what they are multiplied by */
+} entry_state;
+
+/* The largest magnitude of bf16 in a thread's part of a row, as its bits. */
+static __device__ __forceinline__ uint32_t largest_of_chunks(const uint4 (&chunks)[LATENT_PANELS])
+{
+    uint32_t largest = 0;
+#pragma unroll
+    for (int i = 0; i < LATENT_PANELS; i++) {
+        const uint32_t words[4] = {chunks[i].x, chunks[i].y, chunks[i].z, chunks[i].w};
+#pragma unroll
+        for (int j = 0; j < 4; j++) largest = __vmaxu2(largest, words[j] & 0x7fff7fffu);
+    }
+    return max(largest & 0xffffu, largest >> 16);
+}
+
+template <class T> static __device__ __forceinline__ uint4 scale_chunk(uint4 chunk, float factor)
+{
+    uint32_t words[4] = {chunk.x, chunk.y, chunk.z, chunk.w};
+#pragma unroll
+    for (int i = 0; i < 4; i++) {
+        const float2 pair = widen_pair<__nv_bfloat16>(words[i]);
+        words[i] = fv_narrow_pair<T>(pair.x * factor, pair.y * factor);
+    }
+    return make_uint4(words[0], words[1], words[2], words[3]);
+}
+
+/* Queries into panels, times the power of two that brings the largest element of all rows to 2^14 and above: what is
+ * 2^31 below that is exact. Returns its inverse. */
+static __device__ __forceinline__ float load_entry_queries(latent_memory *memory, const attend_args *args)
+{
+    uint4 chunks[2][LATENT_PANELS];
+    const int32_t first_row = threadIdx.x / 8, chunk = threadIdx.x % 8;
+    uint32_t largest = 0;
+#pragma unroll
+    for (int i = 0; i < 2; i++) {
+        const attend_row *row = &memory->rows[first_row + i * (LATENT_CONSUMERS / 8)];
+        const char *from = row->first < row->end ? query_row(&args->params, row) + chunk * 16 : NULL;
+#pragma unroll
+        for (int panel = 0; panel < LATENT_PANELS; panel++)
+            chunks[i][panel] = from ? *(const uint4 *)(from + panel * FV_PANEL_ROW_BYTES) : make_uint4(0, 0, 0, 0);
+    }
+    ptx_bar_arrive(LATENT_BARRIER_KEYS, LATENT_THREADS); /* the place of rows is that of scales from here on */
+#pragma unroll
+    for (int i = 0; i < 2; i++) largest = max(largest, largest_of_chunks(chunks[i]));
+    atomicMax((uint32_t *)memory->p, __reduce_max_sync(~0u, largest));
+    ptx_bar_sync(LATENT_BARRIER_CONSUMERS, LATENT_CONSUMERS);
+    const uint32_t biased = max(*(const uint32_t *)memory->p >> 7, 15u); /* exponent; then all factors are normal */
+    const float factor = __uint_as_float((127 + 141 - biased) << 23);
+#pragma unroll
+    for (int i = 0; i < 2; i++) {
+        char *to = memory->q[0] + panel_offset(LATENT_ROWS, first_row + i * (LATENT_CONSUMERS / 8), chunk);
+#pragma unroll
+        for (int panel = 0; panel < LATENT_PANELS; panel++)
+            *(uint4 *)(to + panel * LATENT_PANEL_BYTES) = panel < LATENT_PANELS - 1
+                                                              ? scale_chunk<__half>(chunks[i][panel], factor)
+                                                              : scale_chunk<__nv_bfloat16>(chunks[i][panel], factor);
+    }
+    return __uint_as_float((127 + biased - 141) << 23);
+}
+static_assert(LATENT_ROWS == 2 * LATENT_CONSUMERS / 8, "two rows of each eight threads");
+
+/* Dot products of part PART of a tile, when it is there, added to those of the parts before, which are multiplied by a
+ * quotient of scales. */
+template <int PART>
+static __device__ __forceinline__ void multiply_entry_part(float (&s)[LATENT_TILE / 2], latent_memory *memory,
+                                                           int32_t buffer, uint32_t parity)
+{
+    constexpr int PANEL = 2 * PART, SIZE = PART < ENTRY_GROUPS ? FV_DS_TILE : FV_DS_ROPE;
+    const uint64_t q_at = ptx_anew(ptx_matrix_descriptor(memory->q[PANEL], 16, 1024));
+    const uint64_t k_at = ptx_anew(ptx_matrix_descriptor(memory->tiles[buffer][PANEL], 16, 1024));
+    ptx_mbarrier_wait(&memory->full[buffer][PART], parity);
+    ptx_fence_proxy_async();
+#pragma unroll
+    for (int n = 0; n < LATENT_TILE / 8 && PART > 0; n++) {
+        const float2 scale = *(const float2 *)&memory->scales[buffer][PART - 1][n * 8 + threadIdx.x % 4 * 2];
+        s[4 * n] *= scale.x;
+        s[4 * n + 1] *= scale.y;
+        s[4 * n + 2] *= scale.x;
+        s[4 * n + 3] *= scale.y;
+    }
+    ptx_wgmma_settle(s);
+    ptx_wgmma_fence();
+#pragma unroll
+    for (int d = 0; d < SIZE; d += 16) {
+        const uint32_t at = d / 64 * LATENT_PANEL_BYTES + d % 64 * 2;
+        const uint64_t q = ptx_descriptor_at(q_at, at), k = ptx_descriptor_at(k_at, at);
+        if (PART < ENTRY_GROUPS)
+            ptx_wgmma_m64n64k16_ss<__half>(s, q, k, PART + d > 0);
+        else
+            ptx_wgmma_m64n64k16_ss<__nv_bfloat16>(s, q, k, 1);
+    }
+    ptx_wgmma_commit();
+    ptx_wgmma_wait<0>();
+    ptx_wgmma_settle(s);
+}
+
+/* S of a tile. */
+static __device__ __forceinline__ void multiply_entry_keys(float (&s)[LATENT_TILE / 2], latent_memory *memory,
+                                                           int32_t buffer, uint32_t parity)
+{
+    multiply_entry_part<0>(s, memory, buffer, parity);
+    multiply_entry_part<1>(s, memory, buffer, parity);
+    multiply_entry_part<2>(s, memory, buffer, parity);
+    multiply_entry_part<3>(s, memory, buffer, parity);
+    multiply_entry_part<4>(s, memory, buffer, parity);
+}
+
+/* O += P V of a tile, half of the columns, a group of them with each P: issued. */
+static __device__ __forceinline__ void multiply_entry_values(float (&out)[LATENT_VALUE / 4],
+                                                             const uint32_t (&p)[2][LATENT_TILE / 4],
+                                                             const latent_memory *memory, int32_t buffer,
+                                                             int32_t warpgroup)
+{
+    const uint64_t v_at = latent_values_at(memory, buffer, warpgroup);
+    ptx_wgmma_settle(out);
+    ptx_wgmma_fence();
+#pragma unroll
+    for (int group = 0; group < 2; group++) {
+        float(&sums)[LATENT_VALUE / 8] = *(float(*)[LATENT_VALUE / 8])(out + group * (LATENT_VALUE / 8));
+#pragma unroll
+        for (int key = 0; key < LATENT_TILE; key += 16) {
+            const uint32_t *of = p[group] + key / 4, a[4] = {of[0], of[1], of[2], of[3]};
+            const uint32_t at = group * 2 * LATENT_PANEL_BYTES + key * FV_PANEL_ROW_BYTES;
+            ptx_wgmma_m64n128k16_rs_nt<__half>(sums, a, ptx_descriptor_at(v_at, at), 1);
+        }
+    }
+    ptx_wgmma_commit();
+}
+
+/* A tile's scales may ask for a larger unit; then the output has to move to it, too. */
+static __device__ __forceinline__ bool raise_entry_unit(latent_move *move, entry_state *state,
+                                                        const latent_memory *memory, int32_t buffer)
+{
+    const float4 of = *(const float4 *)memory->largest_scale[buffer];
+    const float largest = fmaxf(fmaxf(of.x, of.y), fmaxf(of.z, of.w));
+    if (largest * state->inverse_unit < ENTRY_LARGEST_SCALE) return false;
+    const uint32_t power = (__float_as_uint(largest) & 0x7f800000u) - (3u << 23); /* an eighth of it */
+    const float inverse = __uint_as_float((254u << 23) - power);
+    const float factor = inverse * __uint_as_float((254u << 23) - __float_as_uint(state->inverse_unit));
+    state->inverse_unit = inverse;
+    move->by[0] *= factor;
+    move->by[1] *= factor;
+    return true;
+}
+
+static __device__ __forceinline__ uint32_t multiply_halves(uint32_t a, uint32_t b)
+{
+    const __half2 product = __hmul2(*(const __half2 *)&a, *(const __half2 *)&b);
+    return *(const uint32_t *)&product;
+}
+
+/* P of a thread's keys 8 n and on, two in each of its rows, times the scales of the warpgroup's two groups of
+ * columns. */
+template <int WARPGROUP>
+static __device__ __forceinline__ void scale_entry_weights(uint32_t (&p)[2][LATENT_TILE / 4], uint32_t low,
+                                                           uint32_t high, int n, const latent_memory *memory,
+                                                           int32_t buffer, float inverse_unit)
+{
+    float2 scale = make_float2(inverse_unit, inverse_unit);
+#pragma unroll
+    for (int group = ENTRY_GROUPS - 1; group >= 2 * WARPGROUP; group--) {
+        const float2 factor = *(const float2 *)&memory->scales[buffer][group][n * 8 + threadIdx.x % 4 * 2];
+        scale = make_float2(scale.x * factor.x, scale.y * factor.y);
+        const int columns = group - 2 * WARPGROUP;
+        if (columns >= 2) continue;
+        const uint32_t scales = fv_narrow_pair<__half>(scale.x, scale.y);
+        p[columns][2 * n] = multiply_halves(low, scales);
+        p[columns][2 * n + 1] = multiply_halves(high, scales);
+    }
+}
+
+/* P of the warpgroup's own tile in place of its dot products; true: the output has to be moved. */
+static __device__ __forceinline__ bool weigh_entry_keys(float (&s)[LATENT_TILE / 2], latent_move *move,
+                                                        entry_state *state, const latent_memory *memory,
+                                                        const attend_args *args, int32_t row0, int32_t tile_first)
+{
+    latent_state *rows = &state->of_rows;
+#pragma unroll
+    for (int i = 0; i < LATENT_TILE / 2; i++) s[i] *= state->scale;
+    if (tile_first < memory->keys.full_first || tile_first + LATENT_TILE > memory->keys.full_end) {
+        const int32_t origin = tile_first + threadIdx.x % 4 * 2;
+#pragma unroll
+        for (int half = 0; half < 2; half++) {
+            const attend_row row = row_of(args, &memory->job, row0 + rows->row + half * 8);
+#pragma unroll
+            for (int i = 0; i < LATENT_TILE / 4; i++) {
+                const int32_t key = origin + i / 2 * 8 + i % 2;
+                if (key < row.first || key >= row.end) s[i / 2 * 4 + half * 2 + i % 2] = -INFINITY;
+            }
+        }
+    }
+    float max[2];
+    find_row_maxima(max, s);
+#pragma unroll
+    for (int half = 0; half < 2; half++) max[half] = choose_latent_max(rows->sums.max[half], max[half]);
+    const bool changes = move_latent_maxima<entry_form>(move, rows, max, args);
+    exponentiate_keys(s, &rows->sums);
+    return changes;
+}
+
+/* P to where both warpgroups read it, thread by thread, and the maxima it is relative to. */
+static __device__ __forceinline__ void hand_over_entry_weights(const float (&s)[LATENT_TILE / 2],
+                                                               const entry_state *state, latent_memory *memory,
+                                                               int32_t barrier)
+{
+    const latent_state *rows = &state->of_rows;
+#pragma unroll
+    for (int i = 0; i < 4; i++)
+        *((uint4 *)memory->p + threadIdx.x % 128 + i * 128) = make_uint4(
+            fv_narrow_pair<__half>(s[8 * i], s[8 * i + 1]), fv_narrow_pair<__half>(s[8 * i + 2], s[8 * i + 3]),
+            fv_narrow_pair<__half>(s[8 * i + 4], s[8 * i + 5]), fv_narrow_pair<__half>(s[8 * i + 6], s[8 * i + 7]));
+    /* Of the sums nothing is stored, but they have to be there: else the compiler leaves their additions for later, and
+     * the registers of S with them. */
+    const float max[2] = {rows->sums.max[0] + 0.0f * rows->sums.sum[0], rows->sums.max[1] + 0.0f * rows->sums.sum[1]};
+    if (threadIdx.x % 4 == 0) {
+        memory->row_max[rows->row] = max[0];
+        memory->row_max[rows->row + 8] = max[1];
+    }
+    ptx_bar_arrive(barrier, LATENT_CONSUMERS);
+}
+
+static __device__ __forceinline__ void load_entry_weights(uint4 (&weights)[4], const latent_memory *memory)
+{
+#pragma unroll
+    for (int i = 0; i < 4; i++) weights[i] = *((const uint4 *)memory->p + threadIdx.x % 128 + i * 128);
+}
+
+/* The other warpgroup's tile: the maxima that its P is relative to; true where the output has to be moved to them. */
+static __device__ __forceinline__ bool take_over_entry_maxima(latent_move *move, entry_state *state,
+                                                              const latent_memory *memory, const attend_args *args,
+                                                              int32_t barrier)
+{
+    latent_state *rows = &state->of_rows;
+    ptx_bar_sync(barrier, LATENT_CONSUMERS);
+    ptx_fence_proxy_async();
+    const float max[2] = {memory->row_max[rows->row], memory->row_max[rows->row + 8]};
+    return move_latent_maxima<entry_form>(move, rows, max, args);
+}
+
+/* O += P V of a tile, to the end. */
+template <int WARPGROUP>
+static __device__ __forceinline__ void attend_entries(float (&out)[LATENT_VALUE / 4], const uint4 (&weights)[4],
+                                                      latent_move *move, bool moves, entry_state *state,
+                                                      const latent_memory *memory, int32_t buffer)
+{
+    uint32_t p[2][LATENT_TILE / 4];
+    moves = raise_entry_unit(move, state, memory, buffer) || moves;
+    if (moves) rescale_values(out, move->by);
+#pragma unroll
+    for (int i = 0; i < 4; i++) {
+        const uint4 of = weights[i];
+        scale_entry_weights<WARPGROUP>(p, of.x, of.y, 2 * i, memory, buffer, state->inverse_unit);
+        scale_entry_weights<WARPGROUP>(p, of.z, of.w, 2 * i + 1, memory, buffer, state->inverse_unit);
+    }
+    multiply_entry_values(out, p, memory, buffer, WARPGROUP);
+    ptx_wgmma_wait<0>();
+    ptx_wgmma_settle(out);
+}
+
+/* The first warpgroup: S and softmax of tiles 0, 2, ..., and the first half of the columns of all. */
+static __device__ __forceinline__ void attend_even_entries(float (&out)[LATENT_VALUE / 4], entry_state *state,
+                                                           latent_memory *memory, const attend_args *args, int32_t row0,
+                                                           int32_t origin, int32_t num_tiles)
+{
+    float s[LATENT_TILE / 2];
+    uint4 weights[4];
+    latent_move move;
+#pragma unroll 1
+    for (int32_t tile = 0; tile < num_tiles; tile += 2) {
+        multiply_entry_keys(s, memory, 0, tile / 2 % 2);
+        bool moves = weigh_entry_keys(s, &move, state, memory, args, row0, origin + tile * LATENT_TILE);
+        hand_over_entry_weights(s, state, memory, LATENT_BARRIER_EVEN);
+        load_entry_weights(weights, memory); /* its own: registers of halves while those of S are free */
+        attend_entries<0>(out, weights, &move, moves, state, memory, 0);
+        release_latents(memory, 0, 0);
+        if (tile + 1 >= num_tiles) return;
+        moves = take_over_entry_maxima(&move, state, memory, args, LATENT_BARRIER_ODD);
+        load_entry_weights(weights, memory);
+        attend_entries<0>(out, weights, &move, moves, state, memory, 1);
+        release_latents(memory, 1, 0);
+    }
+}
+
+/* The second: tiles 1, 3, ..., and the other half of the columns. Its own P stays in shared memory while registers are
+ * the other one's: the first warpgroup writes there again after a tile that is brought when this one is released. */
+static __device__ __forceinline__ void attend_odd_entries(float (&out)[LATENT_VALUE / 4], entry_state *state,
+                                                          latent_memory *memory, const attend_args *args, int32_t row0,
+                                                          int32_t origin, int32_t num_tiles)
+{
+    float s[LATENT_TILE / 2];
+    uint4 weights[4];
+    latent_move other_move, move;
+#pragma unroll 1
+    for (int32_t tile = 1; tile < num_tiles; tile += 2) {
+        multiply_entry_keys(s, memory, 1, tile / 2 % 2);
+        const bool moves = take_over_entry_maxima(&other_move, state, memory, args, LATENT_BARRIER_EVEN);
+        const bool moves_again = weigh_entry_keys(s, &move, state, memory, args, row0, origin + tile * LATENT_TILE);
+        load_entry_weights(weights, memory);
+        hand_over_entry_weights(s, state, memory, LATENT_BARRIER_ODD);
+        attend_entries<1>(out, weights, &other_move, moves, state, memory, 0);
+        load_entry_weights(weights, memory);
+        release_latents(memory, 0, 1);
+        attend_entries<1>(out, weights, &move, moves_again, state, memory, 1);
+        release_latents(memory, 1, 1);
+    }
+    if (num_tiles % 2 == 0) return;
+    const bool moves = take_over_entry_maxima(&move, state, memory, args, LATENT_BARRIER_EVEN);
+    load_entry_weights(weights, memory);
+    attend_entries<1>(out, weights, &move, moves, state, memory, 0);
+}
+
+static __device__ __forceinline__ void consume_entries(latent_memory *memory, const attend_args *args)
+{
+    const attend_job *job = &memory->job;
+    const int32_t row0 = (int32_t)blockIdx.x % args->row_parts * LATENT_ROWS, group = warpgroup_of_thread();
+    find_latent_rows(memory, args, row0);
+    const float inverse = load_entry_queries(memory, args);
+    float out[LATENT_VALUE / 4];
+#pragma unroll
+    for (int i = 0; i < LATENT_VALUE / 4; i++) out[i] = 0;
+    entry_state state;
+    latent_state *rows = &state.of_rows;
+    clear_row_sums(&rows->sums);
+    rows->row = threadIdx.x / 32 % 4 * 16 + threadIdx.x % 32 / 4;
+    state.scale = args->params.scale * job->k_head_scale * FV_LOG2E * inverse;
+    state.inverse_unit = 1.0f / ENTRY_FIRST_UNIT;
+    const int32_t origin = first_latent_key(&memory->keys), num_tiles = count_latent_tiles(&memory->keys);
+    ptx_fence_proxy_async();
+    ptx_bar_sync(LATENT_BARRIER_CONSUMERS, LATENT_CONSUMERS);
+    if (group == 0)
+        attend_even_entries(out, &state, memory, args, row0, origin, num_tiles);
+    else
+        attend_odd_entries(out, &state, memory, args, row0, origin, num_tiles);
+    ptx_bar_sync(LATENT_BARRIER_CONSUMERS, LATENT_CONSUMERS);
+    if (threadIdx.x < LATENT_ROWS) memory->rows[threadIdx.x] = row_of(args, job, row0 + (int32_t)threadIdx.x);
+#pragma unroll
+    for (int half = 0; half < 2; half++) rows->sums.rounded[half] = rows->sums.sum[half] * state.inverse_unit;
+    store_latent_rows<entry_form>(out, rows, memory, args, group, fv_min_i32(LATENT_ROWS, job->num_rows - row0));
+}
+
+static __device__ __forceinline__ void init_entry_memory(latent_memory *memory)
+{
+    for (int32_t buffer = 0; buffer < 2; buffer++) {
+        for (int32_t part = 0; part < ENTRY_PARTS; part++)
+            ptx_mbarrier_init(&memory->full[buffer][part], LATENT_PRODUCERS / 32);
+        for (int32_t side = 0; side < 2; side++) ptx_mbarrier_init(&memory->empty[buffer][side], 4);
+    }
+    ptx_fence_mbarrier_init();
+    memory->keys.first = memory->keys.full_end = INT32_MAX;
+    memory->keys.end = memory->keys.full_first = 0;
+    *(uint32_t *)memory->p = 0; /* the largest query */
+}
+
+static __global__ void __launch_bounds__(LATENT_THREADS, 1) wgmma_entry_kernel(const __grid_constant__ attend_args args)
+{
+#if FV_HAS_WGMMA
+    extern __shared__ __align__(1024) char shared[];
+    latent_memory *memory = (latent_memory *)shared;
+    if (threadIdx.x == 0) init_entry_memory(memory);
+    overlap_begin();
+    if (threadIdx.x == 0) memory->has_item = find_job(&memory->job, &args);
+    __syncthreads();
+    if (!memory->has_item) return;
+    if (threadIdx.x >= LATENT_CONSUMERS) {
+        ptx_give_registers<ENTRY_PRODUCER_REGISTERS>();
+        produce_entries(memory, &args);
+    } else {
+        ptx_take_registers<ENTRY_CONSUMER_REGISTERS>();
+        consume_entries(memory, &args);
+    }
+#endif
+}
+
+constexpr fv_cuda_attend_kernel wgmma_entry(void)
+{
+    return {wgmma_entry_kernel, (int32_t)sizeof(latent_memory), LATENT_THREADS, LATENT_ROWS, 1};
+}
+
+#endif
