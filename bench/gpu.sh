@@ -48,6 +48,11 @@ mla() {
         96q2s1k 96q2s4k 96q2s16k 1q1s4k 1q1s32k 4q1s8k
     for heads in 16 64; do run --stored --mla --heads $heads --block-size 64 64q1s8k; done
     for block_size in 1 16; do run --stored --mla --heads 128 --block-size $block_size 96q1s4k; done
+    for heads in 16 32 128; do # the 656-byte entry beside bf16
+        run --stored --mla --heads $heads --block-size 64 128q1s4k 128q1s32k
+        run --stored --mla --heads $heads --block-size 64 --layout latent_fp8_ds --kv-cache-dtype fp8_e4m3 \
+            --kv-scaling none 128q1s4k 128q1s32k
+    done
 }
 
 layer() {

@@ -19,21 +19,26 @@
 
 enum {
     ENTRY_CONSUMER_REGISTERS = 192,
-    ENTRY_PRODUCER_REGISTERS = 128,
+    ENTRY_PRODUCER_REGISTERS = 120,
     ENTRY_GROUPS = FV_DS_LATENT / FV_DS_TILE, /* of elements that share a scale: two panels each */
     ENTRY_PARTS = ENTRY_GROUPS + 1,           /* of a tile, each announced apart: its groups, and RoPE */
     ENTRY_STEPS = 2 * ENTRY_PARTS,            /* in which a tile is brought: a panel each, RoPE's in two */
     ENTRY_LOW_STEPS = 4                       /* of the first warpgroup's values */
 };
 
+static_assert(2 * ENTRY_CONSUMER_REGISTERS + ENTRY_PRODUCER_REGISTERS <= 3 * 168,
+              "what warpgroups take, others gave: a block of LATENT_THREADS begins with 168 for each");
+
 /* Scales are taken for at least so much of the largest one of their key: quotients stay finite, and what such groups
  * then add to scores and outputs is nothing, as before. */
 #define ENTRY_LEAST_SCALE 0x1p-90f
 
-/* P times scale is kept in units, powers of two, as fp16 holds it. P is up to 2^LATENT_SLACK, a scale up to
- * ENTRY_LARGEST_SCALE units: 2^15 in all. */
+/* What fp16 holds, 2^-24 to 2^15, is shared by P and scales. What a row's sums are relative to lies ENTRY_HEADROOM below
+ * the largest score that it was chosen by, so P is up to 2^12; scales are in units, powers of two, up to
+ * ENTRY_LARGEST_SCALE of them. */
+#define ENTRY_HEADROOM 4.0f
 #define ENTRY_FIRST_UNIT 0x1p-100f
-#define ENTRY_LARGEST_SCALE 128.0f
+#define ENTRY_LARGEST_SCALE 8.0f
 
 typedef latent_form<__half, false, false> entry_form;
 
@@ -323,7 +328,7 @@ static __device__ __forceinline__ bool raise_entry_unit(latent_move *move, entry
     const float4 of = *(const float4 *)memory->largest_scale[buffer];
     const float largest = fmaxf(fmaxf(of.x, of.y), fmaxf(of.z, of.w));
     if (largest * state->inverse_unit < ENTRY_LARGEST_SCALE) return false;
-    const uint32_t power = (__float_as_uint(largest) & 0x7f800000u) - (3u << 23); /* an eighth of it */
+    const uint32_t power = __float_as_uint(largest) & 0x7f800000u; /* at or below it */
     const float inverse = __uint_as_float((254u << 23) - power);
     const float factor = inverse * __uint_as_float((254u << 23) - __float_as_uint(state->inverse_unit));
     state->inverse_unit = inverse;
@@ -358,6 +363,12 @@ static __device__ __forceinline__ void scale_entry_weights(uint32_t (&p)[2][LATE
     }
 }
 
+/* What a row's sums are relative to after a tile whose largest score is `max`. */
+static __device__ __forceinline__ float choose_entry_max(float before, float max)
+{
+    return max > before + ENTRY_HEADROOM + LATENT_SLACK ? max - ENTRY_HEADROOM : before;
+}
+
 /* P of the warpgroup's own tile in place of its dot products; true: the output has to be moved. */
 static __device__ __forceinline__ bool weigh_entry_keys(float (&s)[LATENT_TILE / 2], latent_move *move,
                                                         entry_state *state, const latent_memory *memory,
@@ -381,23 +392,25 @@ static __device__ __forceinline__ bool weigh_entry_keys(float (&s)[LATENT_TILE /
     float max[2];
     find_row_maxima(max, s);
 #pragma unroll
-    for (int half = 0; half < 2; half++) max[half] = choose_latent_max(rows->sums.max[half], max[half]);
+    for (int half = 0; half < 2; half++) max[half] = choose_entry_max(rows->sums.max[half], max[half]);
     const bool changes = move_latent_maxima<entry_form>(move, rows, max, args);
     exponentiate_keys(s, &rows->sums);
     return changes;
 }
 
-/* P to where both warpgroups read it, thread by thread, and the maxima it is relative to. */
-static __device__ __forceinline__ void hand_over_entry_weights(const float (&s)[LATENT_TILE / 2],
+/* P in pairs, and to where both warpgroups read it, thread by thread, with the maxima it is relative to. */
+static __device__ __forceinline__ void hand_over_entry_weights(uint4 (&weights)[4], const float (&s)[LATENT_TILE / 2],
                                                                const entry_state *state, latent_memory *memory,
                                                                int32_t barrier)
 {
     const latent_state *rows = &state->of_rows;
 #pragma unroll
-    for (int i = 0; i < 4; i++)
-        *((uint4 *)memory->p + threadIdx.x % 128 + i * 128) = make_uint4(
+    for (int i = 0; i < 4; i++) {
+        weights[i] = make_uint4(
             fv_narrow_pair<__half>(s[8 * i], s[8 * i + 1]), fv_narrow_pair<__half>(s[8 * i + 2], s[8 * i + 3]),
             fv_narrow_pair<__half>(s[8 * i + 4], s[8 * i + 5]), fv_narrow_pair<__half>(s[8 * i + 6], s[8 * i + 7]));
+        *((uint4 *)memory->p + threadIdx.x % 128 + i * 128) = weights[i];
+    }
     /* Of the sums nothing is stored, but they have to be there: else the compiler leaves their additions for later, and
      * the registers of S with them. */
     const float max[2] = {rows->sums.max[0] + 0.0f * rows->sums.sum[0], rows->sums.max[1] + 0.0f * rows->sums.sum[1]};
@@ -458,8 +471,7 @@ static __device__ __forceinline__ void attend_even_entries(float (&out)[LATENT_V
     for (int32_t tile = 0; tile < num_tiles; tile += 2) {
         multiply_entry_keys(s, memory, 0, tile / 2 % 2);
         bool moves = weigh_entry_keys(s, &move, state, memory, args, row0, origin + tile * LATENT_TILE);
-        hand_over_entry_weights(s, state, memory, LATENT_BARRIER_EVEN);
-        load_entry_weights(weights, memory); /* its own: registers of halves while those of S are free */
+        hand_over_entry_weights(weights, s, state, memory, LATENT_BARRIER_EVEN);
         attend_entries<0>(out, weights, &move, moves, state, memory, 0);
         release_latents(memory, 0, 0);
         if (tile + 1 >= num_tiles) return;
@@ -477,16 +489,16 @@ static __device__ __forceinline__ void attend_odd_entries(float (&out)[LATENT_VA
                                                           int32_t origin, int32_t num_tiles)
 {
     float s[LATENT_TILE / 2];
-    uint4 weights[4];
+    uint4 other_weights[4], weights[4];
     latent_move other_move, move;
 #pragma unroll 1
     for (int32_t tile = 1; tile < num_tiles; tile += 2) {
         multiply_entry_keys(s, memory, 1, tile / 2 % 2);
         const bool moves = take_over_entry_maxima(&other_move, state, memory, args, LATENT_BARRIER_EVEN);
         const bool moves_again = weigh_entry_keys(s, &move, state, memory, args, row0, origin + tile * LATENT_TILE);
-        load_entry_weights(weights, memory);
-        hand_over_entry_weights(s, state, memory, LATENT_BARRIER_ODD);
-        attend_entries<1>(out, weights, &other_move, moves, state, memory, 0);
+        load_entry_weights(other_weights, memory);
+        hand_over_entry_weights(weights, s, state, memory, LATENT_BARRIER_ODD);
+        attend_entries<1>(out, other_weights, &other_move, moves, state, memory, 0);
         load_entry_weights(weights, memory);
         release_latents(memory, 0, 1);
         attend_entries<1>(out, weights, &move, moves_again, state, memory, 1);

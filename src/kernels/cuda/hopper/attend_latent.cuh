@@ -69,7 +69,7 @@ struct latent_memory { /* of the 227 KiB that a block can have, all */
     attend_keys keys;
     int32_t has_item;
     attend_job job;
-    float largest_scale[2][LATENT_PRODUCERS / 32]; /* attend_entry.cuh: of a tile, by warps that brought it */
+    alignas(16) float largest_scale[2][4]; /* attend_entry.cuh: of a tile, by the warps that brought it */
 };
 static_assert(sizeof(latent_memory) <= 227 * 1024, "the shared memory of a block");
 static_assert(LATENT_ROWS * LATENT_STAGED_BYTES <= LATENT_PANELS * LATENT_PANEL_BYTES,
@@ -685,6 +685,7 @@ static __global__ void __launch_bounds__(LATENT_THREADS, 1)
     extern __shared__ __align__(1024) char shared[];
     latent_memory *memory = (latent_memory *)shared;
     if (threadIdx.x == 0) init_latent_memory(memory, F::IS_MAPPED);
+    if (F::IS_MAPPED && threadIdx.x == LATENT_CONSUMERS) ptx_prefetch_map(&args.key_map);
     overlap_begin();
     if (threadIdx.x == 0) memory->has_item = find_job(&memory->job, &args);
     __syncthreads();
