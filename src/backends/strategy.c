@@ -283,10 +283,10 @@ static void size_static_grid(fv_plan *plan, size_t slots_limit)
     const int32_t is_short = plan->problem.kind == FV_ATTENTION_MLA
                                  ? bounds->max_query_len <= plan->decode_threshold
                                  : bounds->max_query_len * plan->group <= FV_DECODE_ROWS;
-    const int32_t is_decode = is_short && most >= STATIC_SEGMENTS;
-    const int32_t cut = options->path == FV_PATH_3D || (options->path == FV_PATH_AUTO && is_decode);
     const int32_t follows_lanes = plan->rule.num_lanes > 0 && !options->batch_invariant &&
                                   options->path == FV_PATH_AUTO;
+    const int32_t is_decode = is_short && (follows_lanes || most >= STATIC_SEGMENTS);
+    const int32_t cut = options->path == FV_PATH_3D || (options->path == FV_PATH_AUTO && is_decode);
     int64_t num_segments = !cut ? 1 : follows_lanes ? lane_segments(plan, most) : STATIC_SEGMENTS;
     if (options->path == FV_PATH_3D && options->segment_keys > 0) {
         num_segments = fv_ceil_div(bounds->max_seq_len, options->segment_keys);
@@ -474,7 +474,8 @@ static int32_t absorbed_tokens(const fv_mla_shape *mla)
  * as many places. */
 static int32_t num_lanes(const fv_plan *plan, const fv_attend_variant *variant, int32_t group)
 {
-    const int32_t places = plan->device->num_workers * variant->items_at_once;
+    const int32_t at_once = variant->items_at_once ? variant->items_at_once(&plan->problem) : 0;
+    const int32_t places = plan->device->num_workers * at_once;
     return places ? fv_max_i32(1, places / (int32_t)fv_ceil_div(group, variant->block_m)) : 0;
 }
 

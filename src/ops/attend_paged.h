@@ -197,7 +197,8 @@ typedef struct fv_attend_variant {
     size_t (*scratch_bytes)(const fv_attend_params *params); /* for each worker; uses problem and schedule sizes */
     fv_status (*launch)(const fv_launch *launch, const fv_attend_params *params);
     fv_rescaling rescaling;
-    int32_t items_at_once; /* that a worker of the device holds at a time; 0: one, and it takes them as they come */
+    /* Items that a worker of the device holds at a time; NULL: one, and it takes them as they come. */
+    int32_t (*items_at_once)(const fv_problem *problem);
 } fv_attend_variant;
 
 typedef fv_status (*fv_reduce_segments_fn)(const fv_launch *launch, const fv_reduce_params *params);

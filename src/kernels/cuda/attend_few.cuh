@@ -100,8 +100,8 @@ static __device__ __forceinline__ void copy_few_rows(char *to, const char *const
         const bool is_there = row && copy * EACH < size;
         int32_t place = copy;
         if constexpr (ELEMENT == 1) place = narrow_chunk_place<COPIES>(key, copy);
-        ptx_cp_async_16_or_zeros(to + key * ROW_BYTES + place * 16, is_there ? row + copy * 16 : somewhere,
-                                 is_there ? 16 : 0);
+        ptx_cp_async_stream_16_or_zeros(to + key * ROW_BYTES + place * 16, is_there ? row + copy * 16 : somewhere,
+                                        is_there ? 16 : 0);
     }
 }
 
@@ -121,8 +121,8 @@ static __device__ __forceinline__ void copy_few_run(char *to, const char *rows, 
     for (int i = 0; i < ROWS / STEP; i++) {
         int32_t turn = 0; /* the key's part of the place: its bits are those of `key` and of i * STEP, side by side */
         if constexpr (ELEMENT == 1) turn = narrow_chunk_place<COPIES>(i * STEP, 0);
-        ptx_cp_async_16_or_zeros(to + (key + i * STEP) * ROW_BYTES + (place ^ turn) * 16,
-                                 from + (int64_t)stride * (i * STEP), own >> (i * STEP) & 1 ? 16 : 0);
+        ptx_cp_async_stream_16_or_zeros(to + (key + i * STEP) * ROW_BYTES + (place ^ turn) * 16,
+                                        from + (int64_t)stride * (i * STEP), own >> (i * STEP) & 1 ? 16 : 0);
     }
 }
 

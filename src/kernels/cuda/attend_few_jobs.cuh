@@ -68,16 +68,16 @@ enum { FEW_QUERY_START = 0, FEW_QUERY_END, FEW_SEQ_LEN, FEW_CAUSAL, FEW_K_SCALE,
 static __device__ __forceinline__ int32_t few_first_key(const attend_keys *keys) { return keys->first / 16 * 16; }
 
 /* Asks for the blocks of the first keys; of pages that hold tiles, for that of each tile with a key that some row sees. */
-static __device__ __forceinline__ void ask_few_blocks(few_scout *scout, const attend_args *args, const few_slot *slot,
-                                                      int32_t lane)
+static __device__ __forceinline__ void ask_few_blocks(few_scout *scout, const attend_args *args, const attend_job *job,
+                                                      const attend_keys *keys, int32_t lane)
 {
-    const bool has_keys = slot->state == FEW_JOB && slot->keys.first < slot->keys.end;
-    const int32_t first = has_keys ? few_first_key(&slot->keys) : 0;
+    const bool has_keys = keys->first < keys->end;
+    const int32_t first = has_keys ? few_first_key(keys) : 0;
 #pragma unroll
     for (int i = 0; i < 2; i++) {
         const int32_t key = first + lane + i * 32, from = args->pages_hold_tiles ? key / 16 * 16 : key;
-        const bool is_seen = has_keys && from < slot->keys.end && (args->pages_hold_tiles || key >= slot->keys.first);
-        scout->blocks[i] = is_seen ? slot->job.table[split_key(args, from).x] : -1;
+        const bool is_seen = has_keys && from < keys->end && (args->pages_hold_tiles || key >= keys->first);
+        scout->blocks[i] = is_seen ? job->table[split_key(args, from).x] : -1;
     }
 }
 
@@ -96,9 +96,9 @@ static __device__ __forceinline__ few_row few_row_of(const attend_args *args, co
     return row;
 }
 
-/* Writes a slot: the rows of `job` from row0 on. */
-static __device__ __forceinline__ void fill_few_slot(few_slot *slot, const attend_args *args, const attend_job *job,
-                                                     int32_t row0, int32_t lane)
+/* Writes a slot, the rows of `job` from row0 on, and asks for its first blocks. */
+static __device__ __forceinline__ void fill_few_slot(few_slot *slot, few_scout *scout, const attend_args *args,
+                                                     const attend_job *job, int32_t row0, int32_t lane)
 {
     const bool is_row = lane < FEW_ROWS && row0 + lane < job->num_rows;
     few_row row = few_row_of(args, job, row0 + lane);
@@ -109,6 +109,7 @@ static __device__ __forceinline__ void fill_few_slot(few_slot *slot, const atten
     keys.end = __reduce_max_sync(~0u, has_keys ? row.end : 0);
     keys.full_first = __reduce_max_sync(~0u, row.first);
     keys.full_end = __reduce_min_sync(~0u, is_row ? row.end : INT32_MAX);
+    ask_few_blocks(scout, args, job, &keys, lane);
     if (lane < FEW_ROWS) slot->rows[lane] = row;
     if (lane == 0) {
         slot->job = *job;
@@ -123,7 +124,7 @@ static __device__ __forceinline__ void fill_few_slot(few_slot *slot, const atten
 static __device__ __forceinline__ int32_t claim_few_job(const attend_args *args, int32_t number, int32_t num_jobs)
 {
     int32_t *claims = args->params.claims;
-    if (!claims || num_jobs <= (int32_t)gridDim.x) return number + (int32_t)gridDim.x;
+    if (!claims) return number + (int32_t)gridDim.x;
     const int32_t taken = atomicAdd(claims, 1);
     if (taken == num_jobs - 1) *claims = 0;
     return taken + (int32_t)gridDim.x;
@@ -263,9 +264,13 @@ static __device__ __forceinline__ void step_few_scout(few_scout *scout, few_jobs
     case FEW_CLAIM:
         if (now->state == FEW_JOB && now->row0 + FEW_ROWS < now->job.num_rows) { /* more rows of this one */
             const attend_job job = now->job;
-            fill_few_slot(next, args, &job, now->row0 + FEW_ROWS, lane);
-            ask_few_blocks(scout, args, next, lane);
+            fill_few_slot(next, scout, args, &job, now->row0 + FEW_ROWS, lane);
             scout->step = FEW_BLOCKS;
+            break;
+        }
+        if (scout->num_jobs <= (int32_t)gridDim.x) { /* each block has one */
+            if (lane == 0) next->state = FEW_NO_JOB;
+            scout->step = FEW_DONE;
             break;
         }
         scout->word = lane == 0 ? claim_few_job(args, scout->number, scout->num_jobs) : 0;
@@ -313,12 +318,10 @@ static __device__ __forceinline__ void step_few_scout(few_scout *scout, few_jobs
         lengths.query_end = item.query_end;
         lengths.seq_len = item.seq_len;
         const attend_job job = job_of(args, &item, item.first_kv_head, &lengths);
-        fill_few_slot(next, args, &job, 0, lane);
+        fill_few_slot(next, scout, args, &job, 0, lane);
         const bool has_head = is_cell ||
                               head < __shfl_sync(~0u, scout->item_word, offsetof(fv_work_item, num_kv_heads) / 4);
         if (!has_head && lane == 0) next->state = FEW_NOTHING;
-        __syncwarp();
-        ask_few_blocks(scout, args, next, lane);
         break;
     }
     case FEW_BLOCKS:

@@ -94,7 +94,7 @@ static __device__ __forceinline__ bool find_item(fv_work_item *item, const atten
     const fv_attend_params *params = &args->params;
     const int32_t block = (int32_t)blockIdx.x / args->row_parts;
     if (params->items) { /* heads of an item side by side */
-        const int32_t at = block / params->num_kv_heads, head = block - at * params->num_kv_heads;
+        const int32_t at = divide_index(block, args->kv_heads), head = block - at * params->num_kv_heads;
         *item = params->items[at];
         if (head >= item->num_kv_heads) return false;
         item->first_kv_head += head;
@@ -165,9 +165,9 @@ static __device__ __forceinline__ attend_row row_of(const attend_args *args, con
     const fv_attend_params *params = &args->params;
     attend_row row = {};
     if (r >= job->num_rows) return row;
-    const int32_t token = r / job->group, new_token = job->item.first_token + token;
+    const int32_t token = divide_index(r, args->group), new_token = job->item.first_token + token;
     row.token = job->query_start + new_token;
-    row.head = job->kv_head * job->group + r % job->group;
+    row.head = job->kv_head * job->group + r - token * job->group;
     row.position = job->context + new_token;
     const fv_key_range seen = row_keys(&params->context_parallel, job->seq_len, row.position, job->causal,
                                        params->window);

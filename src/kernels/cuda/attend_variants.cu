@@ -97,9 +97,19 @@ static const char *amla_why_not(const fv_problem *problem)
     return why_not_mla(problem);
 }
 
+/* Blocks of threads that a multiprocessor holds. */
+static int32_t one_at_once(const fv_problem *) { return 1; }
+
+/* few_shape::BLOCKS */
+static int32_t few_at_once(const fv_problem *problem)
+{
+    const int32_t size = fv_max_i32(problem->mha.head_size, problem->mha.v_head_size);
+    return size <= 64 ? 4 : size <= 128 ? 3 : 1;
+}
+
 template <int32_t BLOCK_M, bool IS_HOPPER>
 static constexpr fv_attend_variant paged(const char *name, const char *(*reason)(const fv_problem *),
-                                         int32_t items_at_once)
+                                         int32_t (*items_at_once)(const fv_problem *))
 {
     return {name,
             BLOCK_M,
@@ -113,7 +123,7 @@ static constexpr fv_attend_variant paged(const char *name, const char *(*reason)
 
 template <int32_t BLOCK_M, bool IS_HOPPER>
 static constexpr fv_attend_variant dense(const char *name, const char *(*reason)(const fv_problem *),
-                                         int32_t items_at_once)
+                                         int32_t (*items_at_once)(const fv_problem *))
 {
     return {name,         BLOCK_M, 64, reason, scratch_bytes, launch_dense<BLOCK_M, IS_HOPPER>, FV_RESCALING_MULTIPLY,
             items_at_once};
@@ -122,34 +132,29 @@ static constexpr fv_attend_variant dense(const char *name, const char *(*reason)
 template <fv_rescaling RESCALING, bool IS_HOPPER>
 static constexpr fv_attend_variant amla(const char *name, const char *(*reason)(const fv_problem *))
 {
-    return {name,
-            FV_CUDA_MANY_ROWS,
-            64,
-            reason,
-            scratch_bytes,
-            launch_paged<FV_CUDA_MANY_ROWS, RESCALING, IS_HOPPER>,
-            RESCALING,
-            1};
+    return {name,      FV_CUDA_MANY_ROWS, 64,
+            reason,    scratch_bytes,     launch_paged<FV_CUDA_MANY_ROWS, RESCALING, IS_HOPPER>,
+            RESCALING, one_at_once};
 }
 
 /* "amla_multiply" is the paper's Base, to compare with, chosen by name only. */
-#define FV_CUDA_VARIANTS(PREFIX, IS_HOPPER)                                                  \
-    const fv_attend_variant PREFIX##_mla_decode[FV_CUDA_NUM_MLA_DECODE] = {                  \
-        paged<FV_CUDA_FEW_ROWS, IS_HOPPER>("rows16_keys64", why_not_mla, 1),                 \
-        paged<FV_CUDA_MANY_ROWS, IS_HOPPER>("rows64_keys64", why_not_mla_64, 1),             \
-        amla<FV_RESCALING_ADD, IS_HOPPER>("amla", amla_why_not),                             \
-        amla<FV_RESCALING_ADD_UNCOMPENSATED, IS_HOPPER>("amla_uncompensated", amla_why_not), \
-        amla<FV_RESCALING_MULTIPLY_BF16, IS_HOPPER>("amla_multiply", why_not_mla),           \
-    };                                                                                       \
-    const fv_attend_variant PREFIX##_attend_paged[FV_CUDA_NUM_ATTEND] = {                    \
-        paged<FV_CUDA_FEW_ROWS, IS_HOPPER>("rows16_keys64", why_not, 3),                     \
-        paged<FV_CUDA_MANY_ROWS, IS_HOPPER>("rows64_keys64", why_not_64, 1),                 \
-        paged<FV_CUDA_MANY_SHORT_ROWS, IS_HOPPER>("rows128_keys64", why_not_128, 1),         \
-    };                                                                                       \
-    const fv_attend_variant PREFIX##_attend_dense[FV_CUDA_NUM_ATTEND] = {                    \
-        dense<FV_CUDA_FEW_ROWS, IS_HOPPER>("rows16_keys64", why_not, 3),                     \
-        dense<FV_CUDA_MANY_ROWS, IS_HOPPER>("rows64_keys64", why_not_64, 1),                 \
-        dense<FV_CUDA_MANY_SHORT_ROWS, IS_HOPPER>("rows128_keys64", why_not_128, 1),         \
+#define FV_CUDA_VARIANTS(PREFIX, IS_HOPPER)                                                    \
+    const fv_attend_variant PREFIX##_mla_decode[FV_CUDA_NUM_MLA_DECODE] = {                    \
+        paged<FV_CUDA_FEW_ROWS, IS_HOPPER>("rows16_keys64", why_not_mla, one_at_once),         \
+        paged<FV_CUDA_MANY_ROWS, IS_HOPPER>("rows64_keys64", why_not_mla_64, one_at_once),     \
+        amla<FV_RESCALING_ADD, IS_HOPPER>("amla", amla_why_not),                               \
+        amla<FV_RESCALING_ADD_UNCOMPENSATED, IS_HOPPER>("amla_uncompensated", amla_why_not),   \
+        amla<FV_RESCALING_MULTIPLY_BF16, IS_HOPPER>("amla_multiply", why_not_mla),             \
+    };                                                                                         \
+    const fv_attend_variant PREFIX##_attend_paged[FV_CUDA_NUM_ATTEND] = {                      \
+        paged<FV_CUDA_FEW_ROWS, IS_HOPPER>("rows16_keys64", why_not, few_at_once),             \
+        paged<FV_CUDA_MANY_ROWS, IS_HOPPER>("rows64_keys64", why_not_64, one_at_once),         \
+        paged<FV_CUDA_MANY_SHORT_ROWS, IS_HOPPER>("rows128_keys64", why_not_128, one_at_once), \
+    };                                                                                         \
+    const fv_attend_variant PREFIX##_attend_dense[FV_CUDA_NUM_ATTEND] = {                      \
+        dense<FV_CUDA_FEW_ROWS, IS_HOPPER>("rows16_keys64", why_not, few_at_once),             \
+        dense<FV_CUDA_MANY_ROWS, IS_HOPPER>("rows64_keys64", why_not_64, one_at_once),         \
+        dense<FV_CUDA_MANY_SHORT_ROWS, IS_HOPPER>("rows128_keys64", why_not_128, one_at_once), \
     };
 
 extern "C" {

@@ -27,6 +27,23 @@ __device__ __forceinline__ void ptx_cp_async_16_or_zeros(void *shared, const voi
                  : "memory");
 }
 
+/* "createpolicy": what is read once goes first where L2 needs room. */
+__device__ __forceinline__ uint64_t ptx_policy_of_streams(void)
+{
+    uint64_t policy;
+    asm("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(policy));
+    return policy;
+}
+
+/* The same of 16 bytes that are read once, in whole lines of L2. */
+__device__ __forceinline__ void ptx_cp_async_stream_16_or_zeros(void *shared, const void *global, int32_t bytes)
+{
+    asm volatile(
+        "cp.async.cg.shared.global.L2::cache_hint.L2::128B [%0], [%1], 16, %2, %3;" ::"r"(ptx_shared_address(shared)),
+        "l"(global), "r"(bytes), "l"(ptx_policy_of_streams())
+        : "memory");
+}
+
 /* The same of 8 bytes, through L1. */
 __device__ __forceinline__ void ptx_cp_async_8_or_zeros(void *shared, const void *global, int32_t bytes)
 {

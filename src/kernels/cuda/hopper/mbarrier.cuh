@@ -51,6 +51,12 @@ __device__ __forceinline__ void ptx_tensor_copy(void *shared, const fv_tensor_ma
                  : "memory");
 }
 
+/* "prefetch.tensormap": the first copy by a map need not wait for it. */
+__device__ __forceinline__ void ptx_prefetch_map(const fv_tensor_map *map)
+{
+    asm volatile("prefetch.tensormap [%0];" ::"l"(map) : "memory");
+}
+
 /* "cp.async.mbarrier.arrive": an arrival, counted in the barrier's number, when all copies that this thread has asked
  * for by cp.async are there. */
 __device__ __forceinline__ void ptx_cp_async_arrive(uint64_t *barrier)
