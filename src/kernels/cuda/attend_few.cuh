@@ -473,13 +473,6 @@ static __device__ __forceinline__ void ask_few_tile(few_walk *walk, few_memory<S
                                 lane);
 }
 
-/* What was asked for at a job's start is there, q of all warps. */
-static __device__ __forceinline__ void begin_few_tiles(void)
-{
-    ptx_cp_async_wait<1>();
-    __syncthreads();
-}
-
 /* All tiles of a warp, and for the scout's warp the rest of its steps. One barrier where there is a job. */
 template <class S, bool IS_NARROW>
 static __device__ __forceinline__ void attend_few_tiles(few_state<S> *state, few_walk *walk, few_scout *scout,
@@ -493,32 +486,25 @@ static __device__ __forceinline__ void attend_few_tiles(few_state<S> *state, few
     const float scale = args->params.scale * slot->job.k_head_scale * FV_LOG2E;
     few_tiles tiles = {0, 0};
     if (slot_state == FEW_JOB) tiles = few_tiles_of<S>(slot, warp);
+    const int32_t end = slot_state == FEW_JOB ? fv_max_i32(tiles.count, 1) : 0; /* all warps are at the barrier */
 #pragma unroll 1
-    for (int32_t n = -1; n < tiles.count || (warp == 0 && scout->step != FEW_DONE); n++) {
-        if (n < tiles.count) {
-            ask_few_tile<S, IS_NARROW>(walk, memory, args, slot, &tiles, n, warp, lane);
-            if (n < 0 && slot_state == FEW_JOB) { /* the first keys are on their way */
-                walk->is_ahead = 0;
-                load_few_queries<S, IS_NARROW>(memory, args, slot);
-            }
-            ptx_cp_async_commit();
+    for (int32_t n = -1; n < end || (warp == 0 && scout->step != FEW_DONE); n++) {
+        if (n < tiles.count) ask_few_tile<S, IS_NARROW>(walk, memory, args, slot, &tiles, n, warp, lane);
+        if (n < 0 && slot_state == FEW_JOB) { /* the first keys are on their way */
+            walk->is_ahead = 0;
+            load_few_queries<S, IS_NARROW>(memory, args, slot);
         }
+        ptx_cp_async_commit();
         if (warp == 0 && tiles.count - n <= SCOUTED && scout->step != FEW_DONE)
             step_few_scout(scout, &memory->jobs, args, walk->n, lane);
-        if (n < 0 || n >= tiles.count) continue;
-        if (n == 0) {
-            begin_few_tiles();
-        } else {
-            ptx_cp_async_wait<1>();
-            __syncwarp();
-        }
+        if (n < 0 || n >= end) continue;
+        ptx_cp_async_wait<1>();
+        __syncwarp();
+        if (n == 0) __syncthreads(); /* q is there, of all warps */
+        if (n >= tiles.count) continue;
         attend_few_stage<S, IS_NARROW>(state, memory, args, slot, walk->stage, q_at, few_tile_key<S>(&tiles, n), scale,
                                        warp, lane);
         walk->stage ^= 1;
-    }
-    if (slot_state == FEW_JOB && tiles.count == 0) { /* the other warps have tiles */
-        ptx_cp_async_commit();
-        begin_few_tiles();
     }
 }
 
