@@ -120,7 +120,7 @@ fv_lane_cut fv_lane_cut_choose(const fv_split_rule *rule, const fv_step *step, c
             const float time = before + lane_time(rule, blocks + whole[w], num_blocks - whole[w], (float)share);
             if (time >= best_time) continue;
             best_time = time;
-            best = (fv_lane_cut){.share = share, .whole_runs = whole[w]};
+            best = (fv_lane_cut){.share = share, .whole_runs = whole[w], .time = time};
         }
     }
     return best;

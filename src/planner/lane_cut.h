@@ -37,6 +37,7 @@ typedef struct fv_lane_cut {
     int64_t share;      /* cost of the largest piece, of one KV head */
     int32_t tapers;     /* 1: fv_lane_taper_share() instead, run by run */
     int32_t whole_runs; /* the first ones, which are not cut */
+    float time;         /* that the lanes take, in units of cost; 0: not known */
 } fv_lane_cut;
 
 /* Of some shares between two lanes' and a quarter of a lane's, and of pieces that taper, what takes the least time;

@@ -11,6 +11,7 @@
 
 #include "core/error.h"
 #include "planner/lane_cut.h"
+#include "planner/lane_fill.h"
 #include "planner/query_block.h"
 #include "planner/worker_cut.h"
 
@@ -272,6 +273,53 @@ static int32_t append_group(fv_work_list *list, const fv_split_rule *rule, const
     return 1;
 }
 
+/* --- filled lanes ----------------------------------------------------------------------------------- */
+
+/* 1: done; 0: there is no room, or the pass is not for it. */
+static int32_t append_fill(fv_work_list *list, const fv_split_rule *rule, const fv_step *step, const fv_pass *pass,
+                           float time_of_shares)
+{
+    fv_lane_fill fill;
+    if (!fv_lane_fill_choose(&fill, rule, step, pass, time_of_shares)) return 0;
+    int32_t num_slots = 0, num_reduces = 0;
+    for (int32_t i = 0; i < pass->num_runs; i++) {
+        if (fill.num_of_run[i] == 1) continue;
+        num_slots += fill.num_of_run[i] * pass->runs[i].num_tokens;
+        num_reduces++;
+    }
+    if (list->num_items + fill.num_pieces > list->item_capacity || num_slots > list->slot_capacity ||
+        list->num_reduces + num_reduces > list->reduce_capacity)
+        return 0;
+
+    int32_t next_key[FV_LANE_FILL_RUNS], next_slot[FV_LANE_FILL_RUNS];
+    for (int32_t i = 0; i < pass->num_runs; i++) {
+        const fv_query_run *run = &pass->runs[i];
+        next_key[i] = fv_query_block_at(rule, step, run, run->first_token).first_key;
+        next_slot[i] = list->num_slots;
+        if (fill.num_of_run[i] == 1) continue;
+        list->reduces[list->num_reduces++] = (fv_reduce_item){
+            .first_token = step->query_start[run->seq] + run->first_token,
+            .num_tokens = run->num_tokens,
+            .partial = list->num_slots,
+            .num_segments = fill.num_of_run[i],
+        };
+        list->num_slots += fill.num_of_run[i] * run->num_tokens;
+    }
+    for (int32_t i = 0; i < fill.num_pieces; i++) {
+        const fv_lane_piece *piece = &fill.pieces[i];
+        const fv_query_run *run = &pass->runs[piece->run];
+        fv_query_block block = fv_query_block_at(rule, step, run, run->first_token);
+        block.first_key = next_key[piece->run];
+        block.end_key = block.first_key + piece->keys;
+        const int32_t is_part = fill.num_of_run[piece->run] > 1;
+        append_items(list, rule, step, &block, (block_cut){1, piece->keys, whole_head_run(rule, run->num_tokens)},
+                     is_part ? next_slot[piece->run] : -1, run->num_tokens);
+        next_key[piece->run] += piece->keys;
+        next_slot[piece->run] += run->num_tokens;
+    }
+    return 1;
+}
+
 /* --- the pass ---------------------------------------------------------------------------------------- */
 
 /* Shares that the total is at most cut into. */
@@ -289,6 +337,7 @@ fv_status fv_work_list_append(fv_work_list *list, const fv_split_rule *rule, con
     if (rule->num_lanes) {
         rest = total_cost(rule, step, pass);
         const fv_lane_cut cut = fv_lane_cut_choose(rule, step, pass, rest);
+        if (append_fill(list, rule, step, pass, cut.time)) return FV_OK;
         share = cut.share;
         tapers = cut.tapers;
         whole_runs = cut.whole_runs;

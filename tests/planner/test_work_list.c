@@ -9,6 +9,7 @@
 
 #include <cmocka.h>
 
+#include "planner/lane_cut.h"
 #include "planner/work_list.h"
 
 enum { MAX_SEQS = 96, MAX_TOKENS = 4096, MAX_SEQ_LEN = 70000 };
@@ -90,6 +91,9 @@ static void check_cover(const fixture *f)
     for (int32_t i = 0; i < f->list.num_items; i++) {
         const fv_work_item *item = &f->list.items[i];
         assert_true(item->num_tokens > 0 && item->num_kv_heads > 0);
+        assert_int_equal(item->query_start, f->query_start[item->seq]);
+        assert_int_equal(item->query_end, f->query_start[item->seq + 1]);
+        assert_int_equal(item->seq_len, f->seq_lens[item->seq]);
         assert_true(item->num_kv_heads == 1 || f->rule.num_lanes || item->num_tokens * group(f) <= FV_DECODE_ROWS);
         if (!f->rule.cascade) assert_int_equal(item->first_key % f->rule.tile_keys, 0);
         for (int32_t t = 0; t < item->num_tokens; t++) {
@@ -351,6 +355,83 @@ static void test_whole_rounds(void **state)
     }
 }
 
+/* When the last lane ends that takes the items as they come, in keys. */
+static double lanes_end(const fixture *f)
+{
+    double ends[132] = {0}, last = 0;
+    assert_true(f->rule.num_lanes <= 132);
+    for (int32_t i = 0; i < f->list.num_items; i++) {
+        const fv_work_item *item = &f->list.items[i];
+        int32_t lane = 0;
+        for (int32_t j = 1; j < f->rule.num_lanes; j++)
+            if (ends[j] < ends[lane]) lane = j;
+        ends[lane] += item->end_key - item->first_key +
+                      fv_lane_item_keys(item->num_tokens * group(f), item->partial >= 0);
+        if (ends[lane] > last) last = ends[lane];
+    }
+    return last;
+}
+
+/* Sequences of MLA: 96 decodes of 128 heads, which two workers share, or of 16. `kind` of lengths; each sums up to the same. */
+static double mla_lanes_end(int32_t heads, int32_t kind, uint32_t seed)
+{
+    enum { SEQS = 96, KEYS = 4096 };
+    fixture *f = make(heads, 1, 132);
+    f->rule.block_q = 1;
+    f->rule.num_lanes = heads == 128 ? 66 : 132;
+    allocate(f);
+    int32_t lens[SEQS], rest = SEQS * KEYS;
+    for (int32_t i = 0; i < SEQS; i++) {
+        const int32_t random = 1 + (int32_t)(next_random(&seed) % (2 * KEYS - 1));
+        const int32_t wanted = kind == 0   ? KEYS
+                               : kind == 1 ? KEYS / 2 * (1 + i % 3)
+                               : kind == 2 ? KEYS / 4 * (i % 2 ? 1 : 7)
+                               : kind == 3 ? (i < 2 ? 14 * KEYS : KEYS / 2)
+                                           : random;
+        lens[i] = fv_max_i32(1, fv_min_i32(wanted, rest - (SEQS - 1 - i)));
+        rest -= lens[i];
+    }
+    for (int32_t i = 0; rest > 0; i = (i + 1) % SEQS, rest--) lens[i]++;
+    for (int32_t i = 0; i < SEQS; i++) add(f, 1, lens[i]);
+    build(f);
+    check_cover(f);
+    const double end = lanes_end(f);
+    destroy(f);
+    return end;
+}
+
+/* Lengths that vary cost no more than equal ones of the same sum. */
+static void test_lanes_are_filled(void **state)
+{
+    (void)state;
+    for (int32_t heads = 16; heads <= 128; heads *= 8) {
+        const double equal = mla_lanes_end(heads, 0, 0);
+        for (int32_t kind = 1; kind <= 3; kind++) assert_true(mla_lanes_end(heads, kind, 0) <= 1.03 * equal);
+        for (uint32_t seed = 1; seed <= 20; seed++) assert_true(mla_lanes_end(heads, 4, seed) <= 1.03 * equal);
+    }
+}
+
+/* More than a token each, windows, and more sequences than are filled: covered all the same. */
+static void test_filled_lanes_are_covered(void **state)
+{
+    (void)state;
+    uint32_t random = 5;
+    for (int32_t i = 0; i < 200; i++) {
+        fixture *f = make(1 + (int32_t)(next_random(&random) % 16), 1, 1 + (int32_t)(next_random(&random) % 40));
+        f->rule.num_lanes = 1 + (int32_t)(next_random(&random) % (uint32_t)f->rule.num_workers);
+        f->problem.window = next_random(&random) % 3 == 0 ? 1 + (int32_t)(next_random(&random) % 9000) : 0;
+        allocate(f);
+        const int32_t num_seqs = 1 + (int32_t)(next_random(&random) % MAX_SEQS);
+        for (int32_t seq = 0; seq < num_seqs; seq++) {
+            const int32_t query_len = 1 + (int32_t)(next_random(&random) % (uint32_t)(FV_DECODE_ROWS / group(f)));
+            add(f, query_len, query_len + (int32_t)(next_random(&random) % (next_random(&random) % 4 ? 9000 : 60000)));
+        }
+        build(f);
+        check_cover(f);
+        destroy(f);
+    }
+}
+
 /* Where there is work for several rounds of the lanes the first sequences stay whole and the last are cut, ever smaller, so
  * that lanes end together. */
 static void test_pieces_taper(void **state)
@@ -464,6 +545,8 @@ int main(void)
         cmocka_unit_test(test_grid_search),
         cmocka_unit_test(test_shared_keys_are_read_once),
         cmocka_unit_test(test_lanes_have_work),
+        cmocka_unit_test(test_lanes_are_filled),
+        cmocka_unit_test(test_filled_lanes_are_covered),
         cmocka_unit_test(test_whole_rounds),
         cmocka_unit_test(test_pieces_taper),
     };

@@ -1,0 +1,125 @@
+#include "planner/lane_fill.h"
+
+#include <stdlib.h>
+
+#include "planner/lane_cut.h"
+#include "planner/query_block.h"
+
+#define MIN_KEYS 512      /* of a piece */
+#define FIRST_LIMIT 1.01f /* times what the lanes would take if nothing were cut and all ended together */
+#define NEXT_LIMIT 1.03f
+#define LAST_LIMIT 4.0f
+#define LEAST_GAIN 0.95f /* of equal shares' time, where those serve as well: one limit is tried */
+
+/* A run as the lanes see it; costs in keys of a row count's own weight. */
+typedef struct fill_run {
+    float cost; /* whole */
+    float weight;
+    float whole, part; /* what it takes beside its keys */
+    int32_t run, keys;
+} fill_run;
+
+static int32_t compare_runs(const void *a, const void *b)
+{
+    const fill_run *left = a, *right = b;
+    if (left->cost != right->cost) return left->cost < right->cost ? 1 : -1;
+    return left->run - right->run;
+}
+
+static int32_t serves(const fv_split_rule *rule, const fv_pass *pass)
+{
+    return rule->num_lanes > 0 && rule->num_lanes <= rule->num_workers && rule->num_lanes <= FV_LANE_FILL_LANES &&
+           rule->problem->mha.num_kv_heads == 1 && rule->path == FV_PATH_AUTO && !rule->batch_invariant &&
+           !rule->segment_keys && !rule->num_segments && pass->num_groups == 0 && pass->num_runs > 1 &&
+           pass->num_runs <= FV_LANE_FILL_RUNS;
+}
+
+/* The pass's runs, those of the most cost first, and whether they differ; 0 where one is no Q block. */
+static int32_t list_runs(fill_run *runs, int32_t *varies, const fv_split_rule *rule, const fv_step *step,
+                         const fv_pass *pass)
+{
+    *varies = 0;
+    for (int32_t i = 0; i < pass->num_runs; i++) {
+        const fv_query_run *run = &pass->runs[i];
+        if (run->num_tokens <= 0) return 0;
+        const fv_query_block block = fv_query_block_at(rule, step, run, run->first_token);
+        if (block.num_tokens != run->num_tokens) return 0;
+        const int32_t rows = block.num_tokens * fv_group_of(rule->problem);
+        fill_run *to = &runs[i];
+        to->run = i;
+        to->keys = fv_max_i32(1, block.end_key - block.first_key);
+        to->weight = (float)(FV_LANE_KEY_COST + rows);
+        to->whole = (float)fv_lane_item_keys(rows, 0) * to->weight;
+        to->part = (float)fv_lane_item_keys(rows, 1) * to->weight;
+        to->cost = (float)to->keys * to->weight + to->whole;
+        *varies = *varies || to->cost != runs[0].cost;
+    }
+    if (*varies) qsort(runs, (size_t)pass->num_runs, sizeof(*runs), compare_runs);
+    return 1;
+}
+
+/* The least loaded lane, at the top of a heap, gets `cost` more. */
+static void load_lane(float *loads, int32_t num_lanes, float cost)
+{
+    const float load = loads[0] + cost;
+    int32_t at = 0;
+    for (int32_t child = 1; child < num_lanes; child = 2 * at + 1) {
+        if (child + 1 < num_lanes && loads[child + 1] < loads[child]) child++;
+        if (loads[child] >= load) break;
+        loads[at] = loads[child];
+        at = child;
+    }
+    loads[at] = load;
+}
+
+/* Keys of a run that the least loaded lane takes before `limit`; 0: too few. */
+static int32_t keys_until(const fill_run *run, int32_t rest, float load, float limit, int32_t tile_keys)
+{
+    const float whole = rest == run->keys ? run->whole : run->part;
+    if (load + (float)rest * run->weight + whole <= limit) return rest;
+    const float room = (limit - load - run->part) / run->weight;
+    if (room < MIN_KEYS || rest < 2 * MIN_KEYS) return 0;
+    const int32_t keys = fv_min_i32((int32_t)room, rest - MIN_KEYS) / tile_keys * tile_keys;
+    return keys < MIN_KEYS ? 0 : keys;
+}
+
+/* 1: all runs end before `limit`. */
+static int32_t fill_lanes(fv_lane_fill *fill, const fv_split_rule *rule, const fill_run *runs, int32_t num_runs,
+                          float limit)
+{
+    float loads[FV_LANE_FILL_LANES];
+    for (int32_t i = 0; i < rule->num_lanes; i++) loads[i] = 0;
+    fill->num_pieces = 0;
+    for (int32_t i = 0; i < num_runs; i++) {
+        const fill_run *run = &runs[i];
+        fill->num_of_run[run->run] = 0;
+        for (int32_t rest = run->keys; rest > 0;) {
+            const int32_t keys = keys_until(run, rest, loads[0], limit, rule->tile_keys);
+            if (keys == 0 || fill->num_pieces == FV_LANE_FILL_PIECES) return 0;
+            load_lane(loads, rule->num_lanes, (float)keys * run->weight + (keys == run->keys ? run->whole : run->part));
+            fill->pieces[fill->num_pieces++] = (fv_lane_piece){run->run, keys};
+            fill->num_of_run[run->run]++;
+            rest -= keys;
+        }
+    }
+    return 1;
+}
+
+int32_t fv_lane_fill_choose(fv_lane_fill *fill, const fv_split_rule *rule, const fv_step *step, const fv_pass *pass,
+                            float time_of_shares)
+{
+    if (!serves(rule, pass)) return 0;
+    fill_run runs[FV_LANE_FILL_RUNS];
+    int32_t varies;
+    if (!list_runs(runs, &varies, rule, step, pass)) return 0;
+    if (!varies && rule->num_lanes == rule->num_workers) return 0;
+    float total = 0;
+    for (int32_t i = 0; i < pass->num_runs; i++) total += runs[i].cost;
+    const float even = total / (float)rule->num_lanes * FIRST_LIMIT;
+    const float first = varies ? even : time_of_shares * LEAST_GAIN;
+    const float last = varies ? even * LAST_LIMIT : first;
+    if (first < even) return 0;
+    for (float limit = first; limit <= last; limit *= NEXT_LIMIT)
+        if (fill_lanes(fill, rule, runs, pass->num_runs, limit)) return 1;
+    return 0;
+}

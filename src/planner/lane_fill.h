@@ -1,0 +1,35 @@
+/* Filling lanes that take one item at a time with sequences of different lengths: where an item costs much beside its
+ * keys (MLA: as much as hundreds of them) and lanes are few, equal shares leave some lanes with one item more than others.
+ *
+ *   lane 0   |------ seq 4 ------|-- 2 --|        longest first, each to the lane that is free first; what would end
+ *   lane 1   |---- seq 0 ----|--- 3 ---|          after all the others is cut there and goes on elsewhere
+ *   lane 2   |---- seq 1 ----|- 4 -|-2-|
+ *
+ * That is Graham's rule of the longest processing time (SIAM J. Appl. Math. 17, 1969) with a time limit that rises
+ * until everything fits. Pieces are listed in the order in which they begin, so that a device which hands them out in
+ * order does the same. */
+#ifndef FV_PLANNER_LANE_FILL_H
+#define FV_PLANNER_LANE_FILL_H
+
+#include "planner/pass.h"
+
+enum { FV_LANE_FILL_RUNS = 256, FV_LANE_FILL_PIECES = 512, FV_LANE_FILL_LANES = 256 };
+
+/* The next `keys` keys of a run. */
+typedef struct fv_lane_piece {
+    int32_t run, keys;
+} fv_lane_piece;
+
+typedef struct fv_lane_fill {
+    fv_lane_piece pieces[FV_LANE_FILL_PIECES];
+    int32_t num_pieces;
+    int32_t num_of_run[FV_LANE_FILL_RUNS];
+} fv_lane_fill;
+
+/* 1: filled. 0: not for this pass: there are several KV heads or more than one lane of a worker, a run is not one Q
+ * block, the rule is not to follow the load, there are too many runs or lanes, or runs are all alike and shares are as
+ * good: by `time_of_shares`, fv_lane_cut.time, or because with a lane for each worker memory sets the pace. */
+int32_t fv_lane_fill_choose(fv_lane_fill *fill, const fv_split_rule *rule, const fv_step *step, const fv_pass *pass,
+                            float time_of_shares);
+
+#endif
