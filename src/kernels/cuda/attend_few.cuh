@@ -44,7 +44,8 @@ static __device__ __forceinline__ void ask_few_tile(few_walk *walk, few_memory<S
         walk->is_ahead = 1;
     }
     int32_t block = walk->block;
-    if (asked == 0) block = memory->jobs.first_blocks[warp * S::TILE + lane % S::TILE];
+    const int32_t job = n < 0 ? walk->n : walk->n + 1; /* of tile 0 */
+    if (asked == 0) block = memory->jobs.first_blocks[job & 1][warp * S::TILE + lane % S::TILE];
     walk->block = few_block<S>(from, args, &of, asked + 1, lane);
     load_few_tile<S, IS_NARROW>(memory, args, from, &of, asked, block, n < 0 ? walk->stage : walk->stage ^ 1, warp,
                                 lane);

@@ -44,9 +44,10 @@ typedef struct few_slot {
 
 /* In shared memory. */
 typedef struct few_jobs {
-    few_slot slots[2];                    /* slot n % 2: that of the block's n-th job */
-    int32_t first_blocks[FEW_FIRST_KEYS]; /* of the newest job's first keys, from a whole tile on; -1: not seen */
-    int32_t num_known;                    /* jobs whose slot has been written */
+    few_slot slots[2]; /* slot n % 2: that of the block's n-th job */
+    /* [n % 2]: of its first keys, from a whole tile on; -1: not seen */
+    int32_t first_blocks[2][FEW_FIRST_KEYS];
+    int32_t num_known; /* jobs whose slot has been written */
 } few_jobs;
 
 typedef enum few_step { FEW_CLAIM = 0, FEW_ITEM, FEW_FLAGS, FEW_FIND_ROWS, FEW_BLOCKS, FEW_DONE } few_step;
@@ -298,7 +299,8 @@ static __device__ __forceinline__ void step_few_scout(few_scout *scout, few_jobs
     case FEW_FLAGS: {
         const int32_t seq = __shfl_sync(~0u, scout->item_word, offsetof(fv_work_item, seq) / 4);
         const int32_t first_head = __shfl_sync(~0u, scout->item_word, offsetof(fv_work_item, first_kv_head) / 4);
-        scout->word = load_few_flag(&args->params, seq, first_head + few_head_of(scout, args), lane);
+        const int32_t head = fv_min_i32(first_head + few_head_of(scout, args), num_heads - 1); /* may have none */
+        scout->word = load_few_flag(&args->params, seq, head, lane);
         scout->step = FEW_FIND_ROWS;
         break;
     }
@@ -324,9 +326,9 @@ static __device__ __forceinline__ void step_few_scout(few_scout *scout, few_jobs
         if (!has_head && lane == 0) next->state = FEW_NOTHING;
         break;
     }
-    case FEW_BLOCKS:
-        jobs->first_blocks[lane] = scout->blocks[0];
-        jobs->first_blocks[lane + 32] = scout->blocks[1];
+    case FEW_BLOCKS: /* warps that are behind still read those of job n */
+        jobs->first_blocks[(n + 1) & 1][lane] = scout->blocks[0];
+        jobs->first_blocks[(n + 1) & 1][lane + 32] = scout->blocks[1];
         __threadfence_block();
         __syncwarp();
         if (lane == 0) *(volatile int32_t *)&jobs->num_known = n + 2;
