@@ -28,8 +28,8 @@ static int32_t list_lane_blocks(lane_block *blocks, const fv_split_rule *rule, c
             blocks[num_blocks++] = (lane_block){
                 .cost = (float)(fv_query_block_cost(rule, &block) / rule->problem->mha.num_kv_heads),
                 .most = (float)fv_max_i32(1, (block.end_key - block.first_key) / FV_MIN_LANE_SEGMENT_KEYS),
-                .whole = (float)fv_lane_item_keys(rows, 0) * (float)(FV_LANE_KEY_COST + rows),
-                .part = (float)fv_lane_item_keys(rows, 1) * (float)(FV_LANE_KEY_COST + rows),
+                .whole = fv_lane_item_cost(rows, 0),
+                .part = fv_lane_item_cost(rows, 1),
             };
             token += block.num_tokens;
         }

@@ -10,7 +10,7 @@
 #ifndef FV_PLANNER_LANE_CUT_H
 #define FV_PLANNER_LANE_CUT_H
 
-#include "planner/pass.h"
+#include "planner/query_block.h"
 
 /* Keys of the shortest piece that is worth a reduction. */
 #define FV_MIN_LANE_SEGMENT_KEYS 64
@@ -21,6 +21,12 @@
 static inline int32_t fv_lane_item_keys(int32_t rows, int32_t is_part)
 {
     return is_part ? 164 + rows * 6 : 97 + rows * 7 / 4;
+}
+
+/* The same as a cost: fv_query_block_cost, of one KV head. */
+static inline float fv_lane_item_cost(int32_t rows, int32_t is_part)
+{
+    return (float)fv_lane_item_keys(rows, is_part) * (float)(FV_LANE_KEY_COST + rows);
 }
 
 /* How long equal items take, in times of one. Where workers have several lanes, few items share the memory that all

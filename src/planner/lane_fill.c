@@ -11,10 +11,10 @@
 #define LAST_LIMIT 4.0f
 #define LEAST_GAIN 0.95f /* of equal shares' time, where those serve as well: one limit is tried */
 
-/* A run as the lanes see it; costs in keys of a row count's own weight. */
+/* A run as the lanes see it; costs are those of fv_query_block_cost. */
 typedef struct fill_run {
-    float cost; /* whole */
-    float weight;
+    float cost;        /* whole */
+    float weight;      /* of a key */
     float whole, part; /* what it takes beside its keys */
     int32_t run, keys;
 } fill_run;
@@ -49,8 +49,8 @@ static int32_t list_runs(fill_run *runs, int32_t *varies, const fv_split_rule *r
         to->run = i;
         to->keys = fv_max_i32(1, block.end_key - block.first_key);
         to->weight = (float)(FV_LANE_KEY_COST + rows);
-        to->whole = (float)fv_lane_item_keys(rows, 0) * to->weight;
-        to->part = (float)fv_lane_item_keys(rows, 1) * to->weight;
+        to->whole = fv_lane_item_cost(rows, 0);
+        to->part = fv_lane_item_cost(rows, 1);
         to->cost = (float)to->keys * to->weight + to->whole;
         *varies = *varies || to->cost != runs[0].cost;
     }

@@ -28,7 +28,8 @@ typedef struct fv_lane_fill {
 
 /* 1: filled. 0: not for this pass: there are several KV heads or more than one lane of a worker, a run is not one Q
  * block, the rule is not to follow the load, there are too many runs or lanes, or runs are all alike and shares are as
- * good: by `time_of_shares`, fv_lane_cut.time, or because with a lane for each worker memory sets the pace. */
+ * good: by `time_of_shares`, fv_lane_cut.time (0: not known, so they are), or because with a lane for each worker memory sets
+ * the pace. */
 int32_t fv_lane_fill_choose(fv_lane_fill *fill, const fv_split_rule *rule, const fv_step *step, const fv_pass *pass,
                             float time_of_shares);
 

@@ -308,9 +308,13 @@ static int32_t append_fill(fv_work_list *list, const fv_split_rule *rule, const 
     for (int32_t i = 0; i < fill.num_pieces; i++) {
         const fv_lane_piece *piece = &fill.pieces[i];
         const fv_query_run *run = &pass->runs[piece->run];
-        fv_query_block block = fv_query_block_at(rule, step, run, run->first_token);
-        block.first_key = next_key[piece->run];
-        block.end_key = block.first_key + piece->keys;
+        const fv_query_block block = {
+            .seq = run->seq,
+            .first_token = run->first_token,
+            .num_tokens = run->num_tokens,
+            .first_key = next_key[piece->run],
+            .end_key = next_key[piece->run] + piece->keys,
+        };
         const int32_t is_part = fill.num_of_run[piece->run] > 1;
         append_items(list, rule, step, &block, (block_cut){1, piece->keys, whole_head_run(rule, run->num_tokens)},
                      is_part ? next_slot[piece->run] : -1, run->num_tokens);
@@ -335,6 +339,7 @@ fv_status fv_work_list_append(fv_work_list *list, const fv_split_rule *rule, con
     int64_t share = no_share, rest = 0;
     int32_t tapers = 0, whole_runs = 0;
     if (rule->num_lanes) {
+        if (append_fill(list, rule, step, pass, 0)) return FV_OK; /* lengths differ: shares need not be weighed */
         rest = total_cost(rule, step, pass);
         const fv_lane_cut cut = fv_lane_cut_choose(rule, step, pass, rest);
         if (append_fill(list, rule, step, pass, cut.time)) return FV_OK;
