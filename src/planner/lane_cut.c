@@ -7,50 +7,84 @@
 #define LANE_BLOCKS 256 /* Q blocks that are weighed; where there are more, pieces taper */
 #define TAPER_KEYS 512  /* of the smallest piece that pieces taper to; what is shorter than four stays whole */
 
-/* A Q block as the lanes see it: of one KV head. */
+/* Equal Q blocks, neighbours in the pass, as the lanes see them: of one KV head. */
 typedef struct lane_block {
+    int32_t count;
     float cost;  /* of its keys */
     float most;  /* pieces */
     float whole; /* what it takes beside its keys */
     float part;  /* what a piece of it takes */
 } lane_block;
 
-/* The pass's Q blocks; more than LANE_BLOCKS: 0, there are enough for each to stay whole. */
-static int32_t list_lane_blocks(lane_block *blocks, const fv_split_rule *rule, const fv_step *step, const fv_pass *pass)
+typedef struct lane_blocks {
+    lane_block kinds[LANE_BLOCKS];
+    int32_t num_kinds, num_blocks;
+} lane_blocks;
+
+static int32_t add_kind(lane_blocks *blocks, const fv_split_rule *rule, const fv_query_block *block)
 {
-    int32_t num_blocks = 0;
+    if (blocks->num_blocks == LANE_BLOCKS) return 0;
+    const int32_t rows = block->num_tokens * fv_group_of(rule->problem);
+    blocks->num_blocks++;
+    blocks->kinds[blocks->num_kinds++] = (lane_block){
+        .count = 1,
+        .cost = (float)(fv_query_block_cost(rule, block) / rule->problem->mha.num_kv_heads),
+        .most = (float)fv_max_i32(1, (block->end_key - block->first_key) / FV_MIN_LANE_SEGMENT_KEYS),
+        .whole = fv_lane_item_cost(rows, 0),
+        .part = fv_lane_item_cost(rows, 1),
+    };
+    return 1;
+}
+
+/* The pass's Q blocks; more than LANE_BLOCKS: 0, there are enough for each to stay whole. */
+static int32_t list_lane_blocks(lane_blocks *blocks, const fv_split_rule *rule, const fv_step *step,
+                                const fv_pass *pass)
+{
+    blocks->num_kinds = blocks->num_blocks = 0;
+    int32_t num_before = 0; /* blocks before the run before */
     for (int32_t i = 0; i < pass->num_runs; i++) {
         const fv_query_run *run = &pass->runs[i];
+        if (blocks->num_blocks == num_before + 1 && fv_query_run_repeats(step, pass, i)) {
+            if (blocks->num_blocks == LANE_BLOCKS) return 0;
+            num_before = blocks->num_blocks++;
+            blocks->kinds[blocks->num_kinds - 1].count++;
+            continue;
+        }
+        num_before = blocks->num_blocks;
         for (int32_t token = run->first_token; token < run->first_token + run->num_tokens;) {
-            if (num_blocks == LANE_BLOCKS) return 0;
             const fv_query_block block = fv_query_block_at(rule, step, run, token);
-            const int32_t rows = block.num_tokens * fv_group_of(rule->problem);
-            blocks[num_blocks++] = (lane_block){
-                .cost = (float)(fv_query_block_cost(rule, &block) / rule->problem->mha.num_kv_heads),
-                .most = (float)fv_max_i32(1, (block.end_key - block.first_key) / FV_MIN_LANE_SEGMENT_KEYS),
-                .whole = fv_lane_item_cost(rows, 0),
-                .part = fv_lane_item_cost(rows, 1),
-            };
+            if (!add_kind(blocks, rule, &block)) return 0;
             token += block.num_tokens;
         }
     }
-    return num_blocks;
+    return blocks->num_blocks;
 }
 
-/* How long the lanes would take with shares of that size: the items' costs, what they take beside their keys, and how
- * well they fill rounds of the lanes. */
-static float lane_time(const fv_split_rule *rule, const lane_block *blocks, int32_t num_blocks, float share)
+/* How many of a kind are among blocks from .. end - 1; `at`: blocks before the kind, then with it. */
+static float count_of(const lane_block *kind, int32_t *at, int32_t from, int32_t end)
+{
+    const int32_t first = fv_max_i32(*at, from), last = fv_min_i32(*at + kind->count, end);
+    *at += kind->count;
+    return (float)fv_max_i32(0, last - first);
+}
+
+/* How long the lanes would take for blocks from .. end - 1 with shares of that size: the items' costs, what they take
+ * beside their keys, and how well they fill rounds of the lanes. */
+static float lane_time(const fv_split_rule *rule, const lane_blocks *blocks, int32_t from, int32_t end, float share)
 {
     const float per_share = 1.0f / share;
     float total = 0, largest = 0, num_items = 0;
-    for (int32_t i = 0; i < num_blocks; i++) {
-        const lane_block *block = &blocks[i];
+    int32_t at = 0;
+    for (int32_t i = 0; i < blocks->num_kinds; i++) {
+        const lane_block *block = &blocks->kinds[i];
+        const float count = count_of(block, &at, from, end);
+        if (count == 0) continue;
         const float wanted = block->cost * per_share, up = (float)(int32_t)wanted;
         const float rounded = up < wanted ? up + 1 : up;
         const float pieces = rounded < block->most ? rounded : block->most;
         const float item = pieces > 1 ? block->cost / pieces + block->part : block->cost + block->whole;
-        total += item * pieces;
-        num_items += pieces;
+        total += item * pieces * count;
+        num_items += pieces * count;
         largest = item > largest ? item : largest;
     }
     const float num_kv_heads = (float)rule->problem->mha.num_kv_heads, lanes = (float)rule->num_lanes;
@@ -60,12 +94,14 @@ static float lane_time(const fv_split_rule *rule, const lane_block *blocks, int3
     return in_rounds < dealt_out ? in_rounds : dealt_out;
 }
 
-/* How long blocks take that are not cut. */
-static float whole_time(const fv_split_rule *rule, const lane_block *blocks, int32_t num_blocks)
+/* How long the first `end` blocks take if they are not cut. */
+static float whole_time(const fv_split_rule *rule, const lane_blocks *blocks, int32_t end)
 {
     float largest = 1;
-    for (int32_t i = 0; i < num_blocks; i++) largest = fmaxf(largest, blocks[i].cost);
-    return num_blocks > 0 ? lane_time(rule, blocks, num_blocks, largest) : 0;
+    int32_t at = 0;
+    for (int32_t i = 0; i < blocks->num_kinds; i++)
+        if (count_of(&blocks->kinds[i], &at, 0, end) > 0) largest = fmaxf(largest, blocks->kinds[i].cost);
+    return end > 0 ? lane_time(rule, blocks, 0, end, largest) : 0;
 }
 
 /* Blocks that make whole rounds of the lanes, if a worker has no second lane to make up for a round that is not full, and
@@ -77,6 +113,18 @@ static int32_t count_whole_blocks(const fv_split_rule *rule, const fv_pass *pass
     return num_blocks * num_kv_heads / rule->num_lanes * rule->num_lanes / num_kv_heads;
 }
 
+/* What blocks from `from` on cost together. */
+static int64_t cost_from(const lane_blocks *blocks, int32_t from)
+{
+    int64_t cost = 0;
+    int32_t at = 0;
+    for (int32_t i = 0; i < blocks->num_kinds; i++) {
+        const float count = count_of(&blocks->kinds[i], &at, from, blocks->num_blocks);
+        cost += (int64_t)blocks->kinds[i].cost * (int64_t)count;
+    }
+    return cost;
+}
+
 int64_t fv_lane_taper_share(const fv_split_rule *rule, int64_t rest, int64_t cost)
 {
     const int64_t least = (int64_t)TAPER_KEYS * (FV_LANE_KEY_COST + FV_DECODE_ROWS);
@@ -84,18 +132,20 @@ int64_t fv_lane_taper_share(const fv_split_rule *rule, int64_t rest, int64_t cos
 }
 
 /* How long the lanes would take with pieces that taper. */
-static float taper_time(const fv_split_rule *rule, const lane_block *blocks, int32_t num_blocks, int64_t total)
+static float taper_time(const fv_split_rule *rule, const lane_blocks *blocks, int64_t total)
 {
     const float num_kv_heads = (float)rule->problem->mha.num_kv_heads;
     float rest = (float)total, sum = 0, last = 0;
-    for (int32_t i = 0; i < num_blocks; i++) {
-        const lane_block *block = &blocks[i];
-        const float share = (float)fv_lane_taper_share(rule, (int64_t)rest, (int64_t)block->cost);
-        const float wanted = ceilf(block->cost / share);
-        const float pieces = fmaxf(1, fminf(wanted, block->most));
-        last = block->cost / pieces + (pieces > 1 ? block->part : block->whole);
-        sum += last * pieces;
-        rest = fmaxf(0, rest - block->cost * num_kv_heads);
+    for (int32_t i = 0; i < blocks->num_kinds; i++) {
+        const lane_block *block = &blocks->kinds[i];
+        for (int32_t k = 0; k < block->count; k++) {
+            const float share = (float)fv_lane_taper_share(rule, (int64_t)rest, (int64_t)block->cost);
+            const float wanted = ceilf(block->cost / share);
+            const float pieces = fmaxf(1, fminf(wanted, block->most));
+            last = block->cost / pieces + (pieces > 1 ? block->part : block->whole);
+            sum += last * pieces;
+            rest = fmaxf(0, rest - block->cost * num_kv_heads);
+        }
     }
     return sum * num_kv_heads / (float)rule->num_lanes + last;
 }
@@ -105,19 +155,18 @@ fv_lane_cut fv_lane_cut_choose(const fv_split_rule *rule, const fv_step *step, c
     static const uint8_t eighths[] = {4, 6, 7, 8, 10, 12, 14, 16, 20, 24, 28, 32}; /* of total / lanes: 8 / eighths */
     fv_lane_cut best = {.share = fv_max_i64(1, total / rule->num_lanes), .tapers = 1};
     if (pass->num_runs * (int64_t)rule->problem->mha.num_kv_heads > 4 * (int64_t)rule->num_lanes) return best;
-    lane_block blocks[LANE_BLOCKS];
-    const int32_t num_blocks = list_lane_blocks(blocks, rule, step, pass);
+    lane_blocks blocks;
+    const int32_t num_blocks = list_lane_blocks(&blocks, rule, step, pass);
     if (num_blocks == 0) return best;
-    float best_time = taper_time(rule, blocks, num_blocks, total);
+    float best_time = taper_time(rule, &blocks, total);
     const int32_t whole[] = {0, count_whole_blocks(rule, pass, num_blocks)};
     for (int32_t w = 0; w < (whole[1] > 0 ? 2 : 1); w++) {
-        const float before = whole_time(rule, blocks, whole[w]);
-        int64_t rest = 0;
-        for (int32_t i = whole[w]; i < num_blocks; i++) rest += (int64_t)blocks[i].cost;
+        const float before = whole_time(rule, &blocks, whole[w]);
+        const int64_t rest = cost_from(&blocks, whole[w]);
         for (size_t i = 0; i < FV_ARRAY_LEN(eighths); i++) {
             const int64_t share = fv_max_i64(1, rest * rule->problem->mha.num_kv_heads * 8 /
                                                     ((int64_t)rule->num_lanes * eighths[i]));
-            const float time = before + lane_time(rule, blocks + whole[w], num_blocks - whole[w], (float)share);
+            const float time = before + lane_time(rule, &blocks, whole[w], num_blocks, (float)share);
             if (time >= best_time) continue;
             best_time = time;
             best = (fv_lane_cut){.share = share, .whole_runs = whole[w], .time = time};

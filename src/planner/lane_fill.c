@@ -1,6 +1,7 @@
 #include "planner/lane_fill.h"
 
 #include <stdlib.h>
+#include <string.h>
 
 #include "planner/lane_cut.h"
 #include "planner/query_block.h"
@@ -19,11 +20,25 @@ typedef struct fill_run {
     int32_t run, keys;
 } fill_run;
 
-static int32_t compare_runs(const void *a, const void *b)
+static int32_t compare_keys(const void *a, const void *b)
 {
-    const fill_run *left = a, *right = b;
-    if (left->cost != right->cost) return left->cost < right->cost ? 1 : -1;
-    return left->run - right->run;
+    const uint64_t left = *(const uint64_t *)a, right = *(const uint64_t *)b;
+    return left < right ? -1 : left > right;
+}
+
+/* Those of the most cost first. By keys of the bits of a cost, which for floats from 0 on are in their order. */
+static void sort_runs(fill_run *runs, int32_t num_runs)
+{
+    uint64_t keys[FV_LANE_FILL_RUNS];
+    fill_run of_pass[FV_LANE_FILL_RUNS];
+    for (int32_t i = 0; i < num_runs; i++) {
+        uint32_t bits;
+        memcpy(&bits, &runs[i].cost, sizeof(bits));
+        keys[i] = (uint64_t)~bits << 32 | (uint32_t)i;
+    }
+    qsort(keys, (size_t)num_runs, sizeof(*keys), compare_keys);
+    memcpy(of_pass, runs, (size_t)num_runs * sizeof(*runs));
+    for (int32_t i = 0; i < num_runs; i++) runs[i] = of_pass[(uint32_t)keys[i]];
 }
 
 static int32_t serves(const fv_split_rule *rule, const fv_pass *pass)
@@ -41,6 +56,11 @@ static int32_t list_runs(fill_run *runs, int32_t *varies, const fv_split_rule *r
     *varies = 0;
     for (int32_t i = 0; i < pass->num_runs; i++) {
         const fv_query_run *run = &pass->runs[i];
+        if (fv_query_run_repeats(step, pass, i)) {
+            runs[i] = runs[i - 1];
+            runs[i].run = i;
+            continue;
+        }
         if (run->num_tokens <= 0) return 0;
         const fv_query_block block = fv_query_block_at(rule, step, run, run->first_token);
         if (block.num_tokens != run->num_tokens) return 0;
@@ -54,7 +74,7 @@ static int32_t list_runs(fill_run *runs, int32_t *varies, const fv_split_rule *r
         to->cost = (float)to->keys * to->weight + to->whole;
         *varies = *varies || to->cost != runs[0].cost;
     }
-    if (*varies) qsort(runs, (size_t)pass->num_runs, sizeof(*runs), compare_runs);
+    if (*varies) sort_runs(runs, pass->num_runs);
     return 1;
 }
 

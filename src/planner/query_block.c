@@ -51,3 +51,14 @@ int64_t fv_query_run_cost(const fv_split_rule *rule, const fv_step *step, const 
     }
     return cost;
 }
+
+int32_t fv_query_run_repeats(const fv_step *step, const fv_pass *pass, int32_t i)
+{
+    if (i == 0) return 0;
+    const fv_query_run *run = &pass->runs[i], *last = &pass->runs[i - 1];
+    return run->num_tokens == last->num_tokens && run->first_token == last->first_token &&
+           run->first_key == last->first_key && run->end_key == last->end_key &&
+           step->seq_lens[run->seq] == step->seq_lens[last->seq] &&
+           fv_step_query_len(step, run->seq) == fv_step_query_len(step, last->seq) &&
+           (!step->causal || step->causal[run->seq] == step->causal[last->seq]);
+}

@@ -21,6 +21,10 @@ fv_query_block fv_query_block_at(const fv_split_rule *rule, const fv_step *step,
 int64_t fv_query_block_cost(const fv_split_rule *rule, const fv_query_block *block);
 int64_t fv_query_run_cost(const fv_split_rule *rule, const fv_step *step, const fv_query_run *run);
 
+/* 1: runs i - 1 and i of the pass have the same Q blocks over as many keys, so that what holds for one holds for the
+ * other: most steps of decode are a few such stretches. */
+int32_t fv_query_run_repeats(const fv_step *step, const fv_pass *pass, int32_t i);
+
 /* Cost of a Q block of num_tokens tokens over num_keys keys and all KV heads: keys x heads x (KEY_COST + rows),
  * for bringing in a key costs as much as KEY_COST rows of arithmetic. */
 int64_t fv_work_cost(const fv_problem *problem, int64_t num_keys, int64_t num_tokens);

@@ -21,8 +21,11 @@
 
 static int64_t total_cost(const fv_split_rule *rule, const fv_step *step, const fv_pass *pass)
 {
-    int64_t total = 0;
-    for (int32_t i = 0; i < pass->num_runs; i++) total += fv_query_run_cost(rule, step, &pass->runs[i]);
+    int64_t total = 0, cost = 0;
+    for (int32_t i = 0; i < pass->num_runs; i++) {
+        if (!fv_query_run_repeats(step, pass, i)) cost = fv_query_run_cost(rule, step, &pass->runs[i]);
+        total += cost;
+    }
     return total;
 }
 
@@ -337,6 +340,7 @@ fv_status fv_work_list_append(fv_work_list *list, const fv_split_rule *rule, con
     list->num_slots = 0;
     const int64_t no_share = INT64_MAX / 2; /* whole */
     int64_t share = no_share, rest = 0;
+    int64_t cost = 0;
     int32_t tapers = 0, whole_runs = 0;
     if (rule->num_lanes) {
         if (append_fill(list, rule, step, pass, 0)) return FV_OK; /* lengths differ: shares need not be weighed */
@@ -358,7 +362,7 @@ fv_status fv_work_list_append(fv_work_list *list, const fv_split_rule *rule, con
             continue;
         }
         for (const int32_t until = i + (now ? now->num_runs : 1); i < until; i++) {
-            const int64_t cost = tapers ? fv_query_run_cost(rule, step, &pass->runs[i]) : 0;
+            if (tapers && !fv_query_run_repeats(step, pass, i)) cost = fv_query_run_cost(rule, step, &pass->runs[i]);
             if (tapers) share = fv_lane_taper_share(rule, rest, cost / rule->problem->mha.num_kv_heads);
             const fv_status status = append_run(list, rule, step, &pass->runs[i], i < whole_runs ? no_share : share);
             rest -= cost;
