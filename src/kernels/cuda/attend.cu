@@ -107,6 +107,13 @@ static bool has_short_rows(const fv_kv_plane *plane)
     return plane->slot_stride >= 0 && plane->slot_stride <= INT32_MAX / 16;
 }
 
+/* Do values lie as keys do, and blocks and heads less than 2^32 bytes from the next one? */
+static bool lie_alike(const fv_kv_plane *k, const fv_kv_plane *v)
+{
+    return k->block_stride == v->block_stride && k->head_stride == v->head_stride && k->slot_stride == v->slot_stride &&
+           k->block_stride >= 0 && k->block_stride <= UINT32_MAX && k->head_stride >= 0 && k->head_stride <= UINT32_MAX;
+}
+
 static void set_args(attend_args *args, const fv_attend_params *params, fv_rescaling rescaling)
 {
     memset(args, 0, sizeof(*args));
@@ -133,6 +140,7 @@ static void set_args(attend_args *args, const fv_attend_params *params, fv_resca
     args->tile = index_divisor_of(params->tile_keys);
     args->pages_hold_tiles = params->cache.block_size % 16 == 0 && has_short_rows(&args->k[0].plane) &&
                              has_short_rows(&args->v[0].plane);
+    args->planes_alike = lie_alike(&args->k[0].plane, &args->v[0].plane);
 }
 
 /* The kernels of the smallest head size that holds the problem's. */

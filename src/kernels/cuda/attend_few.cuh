@@ -22,7 +22,8 @@ typedef struct few_walk {
     int32_t n;        /* job */
     int32_t stage;    /* of the tile to work on next */
     int32_t is_ahead; /* 1: the job's first tile has been asked for */
-    int32_t block;    /* of a lane's key of the tile to ask for next */
+    few_place place;  /* of the tile to ask for next */
+    few_lane own;
 } few_walk;
 
 /* Asks for the tile after tile n of the job: its own, or the first of the next job where that is known. */
@@ -43,12 +44,15 @@ static __device__ __forceinline__ void ask_few_tile(few_walk *walk, few_memory<S
         asked = 0;
         walk->is_ahead = 1;
     }
-    int32_t block = walk->block;
+    few_place place = walk->place;
     const int32_t job = n < 0 ? walk->n : walk->n + 1; /* of tile 0 */
-    if (asked == 0) block = memory->jobs.first_blocks[job & 1][warp * S::TILE + lane % S::TILE];
-    walk->block = few_block<S>(from, args, &of, asked + 1, lane);
-    load_few_tile<S, IS_NARROW>(memory, args, from, &of, asked, block, n < 0 ? walk->stage : walk->stage ^ 1, warp,
-                                lane);
+    if (asked == 0) {
+        place.block = memory->jobs.first_blocks[job & 1][warp * S::TILE + lane % S::TILE];
+        place.slot = split_key(args, of.first).y;
+    }
+    walk->place = find_few_tile<S>(from, args, &of, asked + 1, lane);
+    load_few_tile<S, IS_NARROW>(memory, args, from, &of, asked, &place, &walk->own,
+                                n < 0 ? walk->stage : walk->stage ^ 1, warp, lane);
 }
 
 /* All tiles of a warp, and for the scout's warp the rest of its steps. One barrier where there is a job. */
@@ -62,7 +66,7 @@ static __device__ __forceinline__ void attend_few_tiles(few_state<S> *state, few
     const int32_t in_matrix = lane % 8, matrix = lane / 8;
     const uint32_t q_at = ptx_shared_address(memory->q + (matrix % 2 * 8 + in_matrix) * S::K_ROW + matrix / 2 * 8);
     const float scale = args->params.scale * slot->job.k_head_scale * FV_LOG2E;
-    few_tiles tiles = {0, 0};
+    few_tiles tiles = {0, 0, 0, 0};
     if (slot_state == FEW_JOB) tiles = few_tiles_of<S>(slot, warp);
     const int32_t end = slot_state == FEW_JOB ? fv_max_i32(tiles.count, 1) : 0; /* all warps are at the barrier */
 #pragma unroll 1
@@ -195,10 +199,10 @@ template <class S, bool IS_NARROW>
 static __global__ void __launch_bounds__(S::THREADS, S::BLOCKS)
     attend_few_kernel(const __grid_constant__ attend_args args)
 {
-    extern __shared__ __align__(16) char shared[];
-    few_memory<S> *memory = (few_memory<S> *)shared;
+    extern __shared__ __align__(128) char few_shared[];
+    few_memory<S> *memory = (few_memory<S> *)few_shared;
     const int32_t warp = threadIdx.x / 32, lane = threadIdx.x % 32;
-    few_walk walk = {-1, 0, 0, -1};
+    few_walk walk = {-1, 0, 0, {-1, 0}, few_lane_of<S, IS_NARROW>(memory, &args, warp, lane)};
     few_scout scout = begin_few_jobs(&memory->jobs, &args);
     overlap_begin();
     __syncthreads();

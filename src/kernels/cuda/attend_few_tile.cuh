@@ -13,13 +13,20 @@ template <class Element, int HEAD_, int VALUE_> struct few_shape {
     static constexpr int WIDE = TILE * (K_ROW + V_ROW) * 2, NARROW = TILE * (HEAD + VALUE); /* bytes of a tile */
     static constexpr int RING = 2 * WIDE; /* of one byte: room for a warp's sums, and behind it the two stages */
     static constexpr int BLOCKS = HEAD <= 64 ? 4 : HEAD <= 128 ? 3 : 1; /* on a multiprocessor */
+    static_assert(HEAD == VALUE && RING % 128 == 0 && WIDE % 128 == 0, "keys and values lie alike, in whole lines");
     static_assert(HEAD % 32 == 0 && VALUE % 16 == 0 && WIDE + 2 * NARROW <= RING, "whole instructions, and a ring");
     static_assert(BLOCK_M * (VALUE + 3) * 4 <= WIDE && WARPS * TILE == FEW_FIRST_KEYS,
                   "a warp's sums fit into a stage");
 };
 
+/* A warp's ring: bytes of an entry's row there, of a stage, and before the first one; 16-byte copies of a row. */
+template <class S, bool IS_NARROW> struct few_ring {
+    static constexpr int ROW = IS_NARROW ? S::HEAD : S::K_ROW * 2, BYTES = IS_NARROW ? S::NARROW : S::WIDE;
+    static constexpr int FIRST = IS_NARROW ? S::WIDE : 0, COPIES = S::HEAD * (IS_NARROW ? 1 : 2) / 16;
+};
+
 template <class S> struct few_memory {
-    alignas(16) char ring[S::WARPS][S::RING];
+    alignas(128) char ring[S::WARPS][S::RING];
     alignas(16) typename S::T q[S::BLOCK_M * S::K_ROW];
     float q_factors[S::BLOCK_M];      /* entries of one byte: what scores lack for q is fp16 */
     const char *k[S::WARPS][S::TILE]; /* of the tile that a warp asks for; NULL: no row sees the key */
@@ -36,18 +43,36 @@ template <class S> struct few_state {
     float rounded[4]; /* sums of P as the tensor cores get it, of all keys: a column of ones behind V */
 };
 
-/* A warp's tiles of a job: tile n holds the 16 keys from first + 64 n on. */
+/* A warp's tiles of a job: tile n holds the 16 keys from first + 64 n on, all of them seen by some row from tile
+ * whole_first to the one before whole_end. */
 typedef struct few_tiles {
     int32_t first, count;
+    int32_t whole_first, whole_end;
 } few_tiles;
+
+/* What a lane copies of a tile that is whole: its 16 bytes of each so many keys, and of values as far from those as all
+ * values are from their keys. */
+typedef struct few_lane {
+    const char *from; /* those of its first key, in the cache's first page and for its first head */
+    uint32_t to;      /* shared, in the ring's first stage */
+    int32_t is_plain; /* 1: tiles are copied so where they are whole */
+} few_lane;
+
+/* Where a tile begins, in pages that hold tiles; else the block of the lane's key. */
+typedef struct few_place {
+    int32_t block, slot;
+} few_place;
 
 template <class S> static __device__ __forceinline__ few_tiles few_tiles_of(const few_slot *slot, int32_t warp)
 {
-    few_tiles tiles = {0, 0};
+    few_tiles tiles = {0, 0, 0, 0};
     if (slot->keys.first >= slot->keys.end) return tiles;
     const int32_t first = few_first_key(&slot->keys), all = (slot->keys.end - first + S::TILE - 1) / S::TILE;
     tiles.first = first + warp * S::TILE;
     tiles.count = (all - warp + S::WARPS - 1) / S::WARPS;
+    tiles.whole_first = tiles.first < slot->keys.first;
+    const int32_t last_end = tiles.first + (tiles.count - 1) * S::WARPS * S::TILE + S::TILE;
+    tiles.whole_end = tiles.count - (last_end > slot->keys.end);
     return tiles;
 }
 
@@ -56,15 +81,20 @@ template <class S> static __device__ __forceinline__ int32_t few_tile_key(const 
     return tiles->first + n * S::WARPS * S::TILE;
 }
 
-/* The block of a lane's key of tile n, asked for a tile ahead of its use; of pages that hold tiles, the tile's. */
+/* Where tile n lies, asked for a tile ahead of its use. */
 template <class S>
-static __device__ __forceinline__ int32_t few_block(const few_slot *slot, const attend_args *args,
-                                                    const few_tiles *tiles, int32_t n, int32_t lane)
+static __device__ __forceinline__ few_place find_few_tile(const few_slot *slot, const attend_args *args,
+                                                          const few_tiles *tiles, int32_t n, int32_t lane)
 {
     const int32_t first = few_tile_key<S>(tiles, n), key = first + lane;
-    if (args->pages_hold_tiles) return n < tiles->count ? slot->job.table[split_key(args, first).x] : -1;
-    if (lane >= S::TILE || n >= tiles->count || key < slot->keys.first || key >= slot->keys.end) return -1;
-    return slot->job.table[split_key(args, key).x];
+    few_place place = {-1, 0};
+    if (args->pages_hold_tiles) {
+        const int2 at = split_key(args, first);
+        if (n < tiles->count) place = few_place{slot->job.table[at.x], at.y};
+    } else if (lane < S::TILE && n < tiles->count && key >= slot->keys.first && key < slot->keys.end) {
+        place.block = slot->job.table[split_key(args, key).x];
+    }
+    return place;
 }
 
 /* Where chunk `chunk` of 16 bytes of a key lies in its row of one-byte entries: neither the same chunk of eight keys
@@ -114,6 +144,51 @@ static __device__ __forceinline__ void copy_few_run(char *to, const char *rows, 
     }
 }
 
+template <class S, bool IS_NARROW>
+static __device__ __forceinline__ few_lane few_lane_of(const few_memory<S> *memory, const attend_args *args,
+                                                       int32_t warp, int32_t lane)
+{
+    using R = few_ring<S, IS_NARROW>;
+    const fv_attend_params *params = &args->params;
+    const int32_t key = lane / R::COPIES, copy = lane % R::COPIES;
+    int32_t place = copy;
+    if constexpr (IS_NARROW) place = narrow_chunk_place<R::COPIES>(key, copy);
+    few_lane own;
+    own.from = ptx_keep((const char *)args->k[0].plane.data + key * args->k[0].plane.slot_stride + copy * 16);
+    own.to = ptx_keep(ptx_shared_address(memory->ring[warp] + R::FIRST + key * R::ROW + place * 16));
+    own.is_plain = S::HEAD <= 128 && args->pages_hold_tiles && args->planes_alike && params->head_size == S::HEAD &&
+                   params->v_head_size == S::VALUE;
+    return own;
+}
+
+/* A lane's copies of the keys, or the values, of a whole tile: `from` and `to` are those of its first one. */
+template <class S, bool IS_NARROW>
+static __device__ __forceinline__ void copy_whole_rows(uint32_t to, const char *from, uint32_t stride)
+{
+    using R = few_ring<S, IS_NARROW>;
+    constexpr int STEP = 32 / R::COPIES;
+#pragma unroll
+    for (int i = 0; i < S::TILE / STEP; i++) {
+        int32_t turn = 0; /* as in copy_few_run; rows lie in whole lines */
+        if constexpr (IS_NARROW) turn = narrow_chunk_place<R::COPIES>(i * STEP, 0) * 16;
+        ptx_cp_async_stream_16((to ^ turn) + i * STEP * R::ROW, from + (uint64_t)stride * (uint32_t)(i * STEP));
+    }
+}
+
+template <class S, bool IS_NARROW>
+static __device__ __forceinline__ void copy_whole_tile(const few_lane *own, const attend_args *args,
+                                                       const few_place *place, int32_t kv_head, int32_t stage)
+{
+    using R = few_ring<S, IS_NARROW>;
+    const fv_kv_plane *k = &args->k[0].plane, *v = &args->v[0].plane;
+    const uint32_t to = own->to + stage * R::BYTES, stride = (uint32_t)k->slot_stride;
+    const char *from = own->from + (uint64_t)(uint32_t)place->block * (uint32_t)k->block_stride +
+                       (uint64_t)(uint32_t)kv_head * (uint32_t)k->head_stride +
+                       (uint64_t)(uint32_t)place->slot * stride;
+    copy_whole_rows<S, IS_NARROW>(to, from, stride);
+    copy_whole_rows<S, IS_NARROW>(to + S::TILE * R::ROW, from + ((const char *)v->data - (const char *)k->data), stride);
+}
+
 /* Bit k: some row sees key `first` + k. */
 static __device__ __forceinline__ uint32_t seen_few_keys(const attend_keys *keys, int32_t first)
 {
@@ -121,20 +196,25 @@ static __device__ __forceinline__ uint32_t seen_few_keys(const attend_keys *keys
     return 0xffffu >> behind & 0xffffu << before;
 }
 
-/* Asks for tile n, the lanes' keys of which are in `block`, to come to a stage of the ring. */
+/* Asks for tile n, which is in `place`, to come to a stage of the ring. */
 template <class S, bool IS_NARROW>
 static __device__ __forceinline__ void load_few_tile(few_memory<S> *memory, const attend_args *args,
                                                      const few_slot *slot, const few_tiles *tiles, int32_t n,
-                                                     int32_t block, int32_t stage, int32_t warp, int32_t lane)
+                                                     const few_place *place, const few_lane *own, int32_t stage,
+                                                     int32_t warp, int32_t lane)
 {
     constexpr int ELEMENT = IS_NARROW ? 1 : 2, K_BYTES = (IS_NARROW ? S::HEAD : S::K_ROW) * ELEMENT,
                   V_BYTES = (IS_NARROW ? S::VALUE : S::V_ROW) * ELEMENT;
     const fv_attend_params *params = &args->params;
     const fv_kv_plane *k = &args->k[0].plane, *v = &args->v[0].plane;
     char *to = memory->ring[warp] + (IS_NARROW ? S::WIDE + stage * S::NARROW : stage * S::WIDE);
-    const int32_t first = few_tile_key<S>(tiles, n), kv_head = slot->job.kv_head;
+    const int32_t first = few_tile_key<S>(tiles, n), kv_head = slot->job.kv_head, block = place->block;
+    if (own->is_plain && n >= tiles->whole_first && n < tiles->whole_end) {
+        copy_whole_tile<S, IS_NARROW>(own, args, place, kv_head, stage);
+        return;
+    }
     if (args->pages_hold_tiles) {
-        const int32_t at = split_key(args, first).y;
+        const int32_t at = place->slot;
         const uint32_t seen = seen_few_keys(&slot->keys, first);
         copy_few_run<S::TILE, S::HEAD, ELEMENT, K_BYTES>(to, plain_row(k, block, kv_head, at), (int32_t)k->slot_stride,
                                                          seen, params->head_size, lane);
@@ -161,10 +241,6 @@ static __device__ __forceinline__ void multiply_few_keys(float (&s)[2][4], uint3
     using T = typename S::T;
     constexpr int SPAN = S::HEAD > 128 ? 64 : S::HEAD;
 #pragma unroll
-    for (int n = 0; n < 2; n++)
-#pragma unroll
-        for (int j = 0; j < 4; j++) s[n][j] = 0;
-#pragma unroll
     for (int first = 0; first < S::HEAD; first += SPAN) {
         float part[2][4] = {};
 #pragma unroll
@@ -178,7 +254,26 @@ static __device__ __forceinline__ void multiply_few_keys(float (&s)[2][4], uint3
 #pragma unroll
         for (int n = 0; n < 2; n++)
 #pragma unroll
-            for (int j = 0; j < 4; j++) s[n][j] += part[n][j];
+            for (int j = 0; j < 4; j++) s[n][j] = first == 0 ? part[n][j] : s[n][j] + part[n][j];
+    }
+}
+
+/* Scores of keys that their row does not see: -inf. */
+static __device__ __forceinline__ void mask_few_keys(float (&s)[2][4], const few_slot *slot, int32_t tile_first,
+                                                     int32_t lane)
+{
+#pragma unroll
+    for (int half = 0; half < 2; half++) {
+        const few_row *row = &slot->rows[lane / 4 + half * 8];
+        const int32_t origin = tile_first + lane % 4 * 2, first = row->first - origin, end = row->end - origin;
+#pragma unroll
+        for (int n = 0; n < 2; n++)
+#pragma unroll
+            for (int j = 0; j < 2; j++) {
+                const int32_t key = n * 8 + j;
+                float *score = &s[n][2 * half + j];
+                *score = key >= first && key < end ? *score : -INFINITY;
+            }
     }
 }
 
@@ -187,33 +282,28 @@ template <class S>
 static __device__ __forceinline__ void score_few_keys(float (&s)[2][4], few_state<S> *state, const few_slot *slot,
                                                       int32_t tile_first, int32_t lane, const float (&scale)[2])
 {
-    const bool is_plain = tile_first >= slot->keys.full_first && tile_first + S::TILE <= slot->keys.full_end;
-    float factor[2];
+#pragma unroll
+    for (int n = 0; n < 2; n++)
+#pragma unroll
+        for (int j = 0; j < 4; j++) s[n][j] *= scale[j / 2];
+    if (tile_first < slot->keys.full_first || tile_first + S::TILE > slot->keys.full_end)
+        mask_few_keys(s, slot, tile_first, lane);
+    float factor[2] = {1, 1};
     bool changes = false;
 #pragma unroll
     for (int half = 0; half < 2; half++) {
-        const int32_t origin = tile_first + lane % 4 * 2;
-        const few_row *row = &slot->rows[lane / 4 + half * 8];
-        const int32_t first = is_plain ? 0 : row->first - origin, end = is_plain ? S::TILE : row->end - origin;
-        float largest = -INFINITY;
-#pragma unroll
-        for (int n = 0; n < 2; n++) {
-#pragma unroll
-            for (int j = 0; j < 2; j++) {
-                const int32_t key = n * 8 + j;
-                float *score = &s[n][2 * half + j];
-                *score = key >= first && key < end ? *score * scale[half] : -INFINITY;
-                largest = fmaxf(largest, *score);
-            }
-        }
+        float largest = fmaxf(fmaxf(s[0][2 * half], s[0][2 * half + 1]), fmaxf(s[1][2 * half], s[1][2 * half + 1]));
         largest = fmaxf(largest, __shfl_xor_sync(~0u, largest, 1));
-        largest = fmaxf(fmaxf(largest, __shfl_xor_sync(~0u, largest, 2)), state->max[half]);
-        factor[half] = largest == state->max[half] ? 1.0f : ptx_ex2(state->max[half] - largest);
-        changes = changes || factor[half] != 1.0f;
+        largest = fmaxf(largest, __shfl_xor_sync(~0u, largest, 2));
+        const float max = state->max[half];
+        if (!(largest > max + FV_MAX_SLACK)) continue;
+        factor[half] = ptx_ex2(max - largest);
+        changes = changes || max != -INFINITY; /* else its sums are 0 */
         state->max[half] = largest;
-        state->sum[half] *= factor[half];
     }
     if (!__any_sync(~0u, changes)) return;
+#pragma unroll
+    for (int half = 0; half < 2; half++) state->sum[half] *= factor[half];
 #pragma unroll
     for (int j = 0; j < 4; j++) state->rounded[j] *= factor[j / 2];
 #pragma unroll
@@ -265,10 +355,6 @@ static __device__ __forceinline__ void multiply_narrow_keys(float (&s)[2][4], ui
 {
     const int32_t key = lane / 4, place = narrow_chunk_place<S::HEAD / 16>(key, lane % 4);
 #pragma unroll
-    for (int n = 0; n < 2; n++)
-#pragma unroll
-        for (int j = 0; j < 4; j++) s[n][j] = 0;
-#pragma unroll
     for (int i = 0; i < S::HEAD / 64; i++) {
         float part[2][4] = {};
         uint4 k[2];
@@ -288,7 +374,7 @@ static __device__ __forceinline__ void multiply_narrow_keys(float (&s)[2][4], ui
 #pragma unroll
         for (int n = 0; n < 2; n++)
 #pragma unroll
-            for (int j = 0; j < 4; j++) s[n][j] += part[n][j];
+            for (int j = 0; j < 4; j++) s[n][j] = i == 0 ? part[n][j] : s[n][j] + part[n][j];
     }
 }
 

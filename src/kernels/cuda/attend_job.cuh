@@ -19,6 +19,10 @@
 /* Scores are clamped to this, so that an overflow of the dot product cannot end in inf - inf. */
 #define FV_SCORE_LIMIT 3e38f
 
+/* Scores may pass the maximum that a row's sums are relative to by so much, in base 2, before those are rescaled: P up to
+ * 2^8 loses nothing, and most rows are never rescaled after their first tile. */
+#define FV_MAX_SLACK 8.0f
+
 /* How eight neighbouring elements of a row come to shared memory. */
 enum {
     FV_READ_ELEMENTS = 0, /* one by one: any stride, alignment and dtype */
@@ -57,6 +61,7 @@ typedef struct attend_args {
     int32_t num_jobs; /* items times KV heads, or cells; -1: those of the sequences of whole queries in the batch */
     index_divisor kv_heads, group, segments, tile; /* num_kv_heads, their query heads, num_segments, tile_keys */
     int32_t pages_hold_tiles; /* 1: 16 keys from a multiple of 16 on lie in one page of a plain cache */
+    int32_t planes_alike;     /* 1: values of a plain cache lie as its keys do, at strides of 32 bits */
 } attend_args;
 
 /* One row of a block, in shared memory. */

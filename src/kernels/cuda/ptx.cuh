@@ -44,6 +44,14 @@ __device__ __forceinline__ void ptx_cp_async_stream_16_or_zeros(void *shared, co
         : "memory");
 }
 
+/* The same to a shared address, of bytes that are there. */
+__device__ __forceinline__ void ptx_cp_async_stream_16(uint32_t shared, const void *global)
+{
+    asm volatile("cp.async.cg.shared.global.L2::cache_hint.L2::128B [%0], [%1], 16, %2;" ::"r"(shared), "l"(global),
+                 "l"(ptx_policy_of_streams())
+                 : "memory");
+}
+
 /* The same of 8 bytes, through L1. */
 __device__ __forceinline__ void ptx_cp_async_8_or_zeros(void *shared, const void *global, int32_t bytes)
 {
@@ -56,6 +64,18 @@ __device__ __forceinline__ void ptx_cp_async_8_or_zeros(void *shared, const void
 __device__ __forceinline__ void ptx_prefetch_l2(const void *global)
 {
     asm volatile("prefetch.global.L2 [%0];" ::"l"(global));
+}
+
+/* A number that has to stay in its registers, for the compiler cannot find it again. */
+__device__ __forceinline__ uint32_t ptx_keep(uint32_t number)
+{
+    asm volatile("" : "+r"(number));
+    return number;
+}
+__device__ __forceinline__ const char *ptx_keep(const char *place)
+{
+    asm volatile("" : "+l"(place));
+    return place;
 }
 
 /* "cp.async.commit_group": what was asked for since the last one is a group. */

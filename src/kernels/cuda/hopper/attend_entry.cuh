@@ -366,7 +366,7 @@ static __device__ __forceinline__ void scale_entry_weights(uint32_t (&p)[2][LATE
 /* What a row's sums are relative to after a tile whose largest score is `max`. */
 static __device__ __forceinline__ float choose_entry_max(float before, float max)
 {
-    return max > before + ENTRY_HEADROOM + LATENT_SLACK ? max - ENTRY_HEADROOM : before;
+    return max > before + ENTRY_HEADROOM + FV_MAX_SLACK ? max - ENTRY_HEADROOM : before;
 }
 
 /* P of the warpgroup's own tile in place of its dot products; true: the output has to be moved. */

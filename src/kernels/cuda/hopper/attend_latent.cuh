@@ -35,10 +35,6 @@ enum {
     LATENT_STAGED_BYTES = LATENT_VALUE / 2 * 4 + 32 /* of a row of half of the output; 32: four rows in all banks */
 };
 
-/* Scores may pass the maximum that a row's sums are relative to by so much, in base 2, before those are rescaled: P up to
- * 2^8 loses nothing, and most rows are never rescaled after their first tile. */
-#define LATENT_SLACK 8.0f
-
 /* Barriers of threads, by their numbers; 0 is __syncthreads(). */
 enum {
     LATENT_BARRIER_EVEN = 1, /* the first warpgroup's P and maxima are there */
@@ -354,7 +350,7 @@ static __device__ __forceinline__ void release_latents(latent_memory *memory, in
 /* What a row's sums are relative to after a tile whose largest score is `max`. */
 static __device__ __forceinline__ float choose_latent_max(float before, float max)
 {
-    return max > before + LATENT_SLACK ? max : before;
+    return max > before + FV_MAX_SLACK ? max : before;
 }
 
 /* What has to be added to the output's bits when a row's maximum changes. */
