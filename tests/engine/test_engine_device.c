@@ -187,6 +187,18 @@ static const tried_model models[] = {
     {"FOVEA_MODEL", 0.1, 20, true},   {"FOVEA_GEMMA_MODEL", 0.3, 20, true},
 };
 
+/* The same numbers on another device: weights, activations and cache of the same dtypes, other kernels. */
+static void compare_with_null(const tried_model *model, const served *got, const fv_session_options *options,
+                              const served *forced)
+{
+    served expected;
+    fv_engine *engine = load(model, "null");
+    serve(&expected, engine, options, forced);
+    compare("beside the null device", got, &expected, model);
+    forget(&expected);
+    fv_engine_destroy(engine);
+}
+
 static void compare_on(const tried_model *model, const char *device)
 {
     const fv_session_options of_cpu = {
@@ -204,6 +216,7 @@ static void compare_on(const tried_model *model, const char *device)
     compare("graphs", &got, &expected, model);
     assert_int_equal(got.stats.num_graphs, 3); /* 1, 2 and 4 */
     assert_true(got.stats.num_graph_steps > 10);
+    if (strcmp(device, "null") != 0 && !model->is_only_for_gpus) compare_with_null(model, &got, &options, &expected);
     forget(&got);
 
     options.no_graphs = 1;
