@@ -6,6 +6,17 @@
 
 #include "kernels/cpu/simd.h"
 
+/* How often each line is asked for. A core may drop prefetches when its miss buffers are full, so a kernel with time to
+ * spare asks again when it has moved on by a portion. */
+#ifndef FV_PREFETCH_ASKS
+#define FV_PREFETCH_ASKS 1
+#endif
+
+/* A portion of a stream, then those before it. */
+typedef struct fv_prefetch_portion {
+    const char *at[FV_PREFETCH_ASKS];
+} fv_prefetch_portion;
+
 /* Rows of the keys [first, end) of up to two planes (K, V) and some heads, as runs of bytes: rows that
  * follow one another in memory make one run. Order: plane, head, key. */
 typedef struct fv_prefetch_stream {
@@ -16,12 +27,23 @@ typedef struct fv_prefetch_stream {
     int64_t row_bytes;
     int32_t first, end;
     int32_t plane, head, key; /* where the next run starts */
+    fv_prefetch_portion last;
 } fv_prefetch_stream;
+
+FV_ALWAYS_INLINE fv_prefetch_portion fv_prefetch_portion_after(fv_prefetch_portion last, const char *at)
+{
+    FV_UNROLL
+    for (int32_t i = FV_PREFETCH_ASKS - 1; i > 0; i--) last.at[i] = last.at[i - 1];
+    last.at[0] = at;
+    return last;
+}
 
 /* A stream that stays at one line, which should be in the cache. */
 static inline fv_prefetch_stream fv_prefetch_nothing(const void *line)
 {
-    return (fv_prefetch_stream){.at = line, .run_end = line};
+    fv_prefetch_stream stream = {.at = line, .run_end = line};
+    for (int32_t i = 0; i < FV_PREFETCH_ASKS; i++) stream.last.at[i] = line;
+    return stream;
 }
 
 /* Takes up the next run; after the last one stays where it is. */
@@ -54,31 +76,43 @@ FV_ALWAYS_INLINE const char *fv_prefetch_take(fv_prefetch_stream *stream, int64_
     return at;
 }
 
+/* The same as a portion. */
+FV_ALWAYS_INLINE fv_prefetch_portion fv_prefetch_take_portion(fv_prefetch_stream *stream, int64_t bytes)
+{
+    stream->last = fv_prefetch_portion_after(stream->last, fv_prefetch_take(stream, bytes));
+    return stream->last;
+}
+
 /* A stream's run at hand in registers, for loops whose stores might, for all the compiler knows, go to the stream. */
 typedef struct fv_prefetch_cursor {
     fv_prefetch_stream *stream;
     const char *at, *run_end;
+    fv_prefetch_portion last;
 } fv_prefetch_cursor;
 
 FV_ALWAYS_INLINE fv_prefetch_cursor fv_prefetch_begin(fv_prefetch_stream *stream)
 {
-    return (fv_prefetch_cursor){stream, stream->at, stream->run_end};
+    return (fv_prefetch_cursor){stream, stream->at, stream->run_end, stream->last};
 }
 
-FV_ALWAYS_INLINE const char *fv_prefetch_step(fv_prefetch_cursor *cursor, int64_t bytes)
+FV_ALWAYS_INLINE void fv_prefetch_end(const fv_prefetch_cursor *cursor)
+{
+    cursor->stream->at = cursor->at;
+    cursor->stream->last = cursor->last;
+}
+
+FV_ALWAYS_INLINE fv_prefetch_portion fv_prefetch_step(fv_prefetch_cursor *cursor, int64_t bytes)
 {
     if (FV_UNLIKELY(cursor->at >= cursor->run_end)) {
         fv_prefetch_stream *stream = cursor->stream;
-        stream->at = cursor->at;
+        fv_prefetch_end(cursor);
         fv_prefetch_next_run(stream);
         *cursor = fv_prefetch_begin(stream);
     }
-    const char *at = cursor->at;
-    if (at < cursor->run_end) cursor->at += bytes;
-    return at;
+    cursor->last = fv_prefetch_portion_after(cursor->last, cursor->at);
+    if (cursor->at < cursor->run_end) cursor->at += bytes;
+    return cursor->last;
 }
-
-FV_ALWAYS_INLINE void fv_prefetch_end(const fv_prefetch_cursor *cursor) { cursor->stream->at = cursor->at; }
 
 /* Into the second-level cache. */
 FV_ALWAYS_INLINE void fv_prefetch_bytes(const char *at, const int64_t bytes)
@@ -86,6 +120,13 @@ FV_ALWAYS_INLINE void fv_prefetch_bytes(const char *at, const int64_t bytes)
     __builtin_prefetch(at, 0, 2);
     FV_UNROLL
     for (int64_t i = FV_CACHE_LINE; i < bytes; i += FV_CACHE_LINE) __builtin_prefetch(at + i, 0, 2);
+}
+
+/* Some bytes of a portion, and the same of those before it. */
+FV_ALWAYS_INLINE void fv_prefetch_part(fv_prefetch_portion portion, int64_t offset, const int64_t bytes)
+{
+    FV_UNROLL
+    for (int32_t i = 0; i < FV_PREFETCH_ASKS; i++) fv_prefetch_bytes(portion.at[i] + offset, bytes);
 }
 
 #endif

@@ -1,8 +1,8 @@
-/* Vectors of 64 bytes for the AMX kernels: what stands between two products of tiles. A row of a C tile is a vector of
+/* Vectors of 64 bytes, for AMX and AVX-512: for tiles, what stands between two products. A row of a C tile is a vector of
  * 16 floats, a row of an A or B tile one of 32 bf16. AVX-512 where it is compiled for, else plain C that gives the same
  * but for the last bits of the exponential. */
-#ifndef FV_KERNELS_CPU_AMX_LANES_H
-#define FV_KERNELS_CPU_AMX_LANES_H
+#ifndef FV_KERNELS_CPU_LANES_H
+#define FV_KERNELS_CPU_LANES_H
 
 #include "kernels/cpu/exponent_add.h"
 #include "kernels/cpu/simd.h"

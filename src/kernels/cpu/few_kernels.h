@@ -1,0 +1,131 @@
+/* What the strategies for few rows ask of their products, few_rows.h and others: the rows of a tile's keys as they take
+ * them, and one compiled form for each dtype and R.
+ *
+ * Whoever includes this defines, always inline,
+ *
+ *   fv_few_dot(scores, q, rows, first, end, head_size, num_rows, dtype, uses)
+ *   fv_few_accumulate(sums, weights, rescale, rows, first, end, v_head_size, num_rows, dtype, masked, uses) */
+#ifndef FV_KERNELS_CPU_FEW_KERNELS_H
+#define FV_KERNELS_CPU_FEW_KERNELS_H
+
+#include "kernels/cpu/prefetch_stream.h"
+#include "kernels/cpu/row_group.h"
+
+#define FV_FEW_ACCUMULATE_KEYS 16 /* keys taken together in the product with V */
+
+/* Rows of a tile's keys, for one head. */
+typedef struct fv_key_rows {
+    const char *const *k;      /* element 0 of each key's row, less the offset; entries from first / 8 * 8 to the */
+    const char *const *v;      /* next multiple of 8 behind end are valid */
+    fv_prefetch_stream *ahead; /* memory that the next tile will want */
+    int64_t k_offset, v_offset;
+    int64_t v_stride; /* bytes from each row of v to the next, where it is the same for all; else 0 */
+} fv_key_rows;
+
+/* The distance of the rows [first, end), 0 where it varies. */
+static inline int64_t fv_few_row_stride(const char *const *rows, int32_t first, int32_t end)
+{
+    if (first + 2 > end) return 0;
+    const int64_t stride = rows[first + 1] - rows[first];
+    for (int32_t i = first + 2; i < end; i++) {
+        if (rows[i] - rows[i - 1] != stride) return 0;
+    }
+    return stride;
+}
+
+FV_ALWAYS_INLINE int64_t fv_few_element_bytes(const fv_dtype dtype)
+{
+    return dtype == FV_DTYPE_F32 ? 4 : dtype == FV_DTYPE_F16 || dtype == FV_DTYPE_BF16 ? 2 : 1;
+}
+
+/* Sixteen elements in lane order, or eight, times 1 / fv_few_factor: e4m3 comes out of fp16 as 2^-8 of itself, and
+ * it is cheaper to multiply scores and weights. */
+#if defined(__AVX2__) && defined(__F16C__)
+FV_ALWAYS_INLINE float fv_few_factor(const fv_dtype dtype) { return dtype == FV_DTYPE_F8_E4M3 ? 256.0f : 1.0f; }
+
+FV_ALWAYS_INLINE fv_f32x16 fv_few_load16(const void *from, const fv_dtype dtype)
+{
+    return dtype == FV_DTYPE_F8_E4M3 ? fv_load16_e4m3_small(from) : fv_load16(from, dtype);
+}
+#else
+FV_ALWAYS_INLINE float fv_few_factor(const fv_dtype dtype) { return (void)dtype, 1.0f; }
+
+FV_ALWAYS_INLINE fv_f32x16 fv_few_load16(const void *from, const fv_dtype dtype) { return fv_load16(from, dtype); }
+#endif
+
+FV_ALWAYS_INLINE fv_f32x8 fv_few_load8(const void *from, const fv_dtype dtype)
+{
+    const fv_f32x8 value = fv_load8(from, dtype);
+    return fv_few_factor(dtype) == 1.0f ? value : value * (1.0f / fv_few_factor(dtype));
+}
+
+/* --- one compiled form for each dtype and R -------------------------------------------------------------- */
+
+typedef void (*fv_few_accumulate_fn)(float *sums, const float *weights, const float *rescale, const fv_key_rows *rows,
+                                     int32_t first, int32_t end, int32_t v_head_size);
+
+typedef struct fv_few_kernels {
+    void (*dot)(float *scores, const float *q, const fv_key_rows *rows, int32_t first, int32_t end, int32_t head_size);
+    int32_t (*softmax)(fv_row_group *group, float *scores, float rescale[FV_LANES], const fv_softmax_span *span);
+    fv_few_accumulate_fn accumulate;
+    fv_few_accumulate_fn accumulate_masked;
+} fv_few_kernels;
+
+#define FV_FEW_DEFINE_KERNELS(NAME, DTYPE, ROWS, USES)                                                               \
+    static void dot_##NAME##_##ROWS(float *scores, const float *q, const fv_key_rows *rows, int32_t first,           \
+                                    int32_t end, int32_t head_size)                                                  \
+    {                                                                                                                \
+        fv_few_dot(scores, q, rows, first, end, head_size, ROWS, DTYPE, USES);                                       \
+    }                                                                                                                \
+    static void accumulate_##NAME##_##ROWS(float *sums, const float *weights, const float *rescale,                  \
+                                           const fv_key_rows *rows, int32_t first, int32_t end, int32_t v_head_size) \
+    {                                                                                                                \
+        fv_few_accumulate(sums, weights, rescale, rows, first, end, v_head_size, ROWS, DTYPE, 0, USES);              \
+    }                                                                                                                \
+    static void accumulate_masked_##NAME##_##ROWS(float *sums, const float *weights, const float *rescale,           \
+                                                  const fv_key_rows *rows, int32_t first, int32_t end,               \
+                                                  int32_t v_head_size)                                               \
+    {                                                                                                                \
+        fv_few_accumulate(sums, weights, rescale, rows, first, end, v_head_size, ROWS, DTYPE, 1, USES);              \
+    }
+#define FV_FEW_DEFINE_SOFTMAX(ROWS)                                                            \
+    static int32_t softmax_##ROWS(fv_row_group *group, float *scores, float rescale[FV_LANES], \
+                                  const fv_softmax_span *span)                                 \
+    {                                                                                          \
+        return fv_row_group_softmax(group, scores, rescale, span, ROWS);                       \
+    }
+#define FV_FEW_DEFINE_DTYPE(NAME, DTYPE, USES)  \
+    FV_FEW_DEFINE_KERNELS(NAME, DTYPE, 1, USES) \
+    FV_FEW_DEFINE_KERNELS(NAME, DTYPE, 2, USES) \
+    FV_FEW_DEFINE_KERNELS(NAME, DTYPE, 4, USES)
+
+/* Once in a file: defines the functions of FV_FEW_KERNEL_TABLE. */
+#define FV_FEW_DEFINE_ALL(USES)                       \
+    FV_FEW_DEFINE_SOFTMAX(1)                          \
+    FV_FEW_DEFINE_SOFTMAX(2)                          \
+    FV_FEW_DEFINE_SOFTMAX(4)                          \
+    FV_FEW_DEFINE_DTYPE(f32, FV_DTYPE_F32, USES)      \
+    FV_FEW_DEFINE_DTYPE(f16, FV_DTYPE_F16, USES)      \
+    FV_FEW_DEFINE_DTYPE(bf16, FV_DTYPE_BF16, USES)    \
+    FV_FEW_DEFINE_DTYPE(e4m3, FV_DTYPE_F8_E4M3, USES) \
+    FV_FEW_DEFINE_DTYPE(e5m2, FV_DTYPE_F8_E5M2, USES) \
+    FV_FEW_DEFINE_DTYPE(i8, FV_DTYPE_I8, USES)
+
+#define FV_FEW_KERNELS_OF(NAME, ROWS)                                                                      \
+    {                                                                                                      \
+        dot_##NAME##_##ROWS, softmax_##ROWS, accumulate_##NAME##_##ROWS, accumulate_masked_##NAME##_##ROWS \
+    }
+#define FV_FEW_KERNELS_OF_DTYPE(NAME)                                                                        \
+    {                                                                                                        \
+        [1] = FV_FEW_KERNELS_OF(NAME, 1), [2] = FV_FEW_KERNELS_OF(NAME, 2), [4] = FV_FEW_KERNELS_OF(NAME, 4) \
+    }
+
+/* [dtype][R] */
+#define FV_FEW_KERNEL_TABLE                                                                                  \
+    {                                                                                                        \
+        [FV_DTYPE_F32] = FV_FEW_KERNELS_OF_DTYPE(f32), [FV_DTYPE_F16] = FV_FEW_KERNELS_OF_DTYPE(f16),        \
+        [FV_DTYPE_BF16] = FV_FEW_KERNELS_OF_DTYPE(bf16), [FV_DTYPE_F8_E4M3] = FV_FEW_KERNELS_OF_DTYPE(e4m3), \
+        [FV_DTYPE_F8_E5M2] = FV_FEW_KERNELS_OF_DTYPE(e5m2), [FV_DTYPE_I8] = FV_FEW_KERNELS_OF_DTYPE(i8),     \
+    }
+
+#endif

@@ -1,0 +1,186 @@
+/* The products of few rows with vectors of 512 bits, otherwise as few_rows.h: sixteen dot products (R rows x 16 / R keys,
+ * or 8 keys of one row) are reduced together, and 16 vectors of sums stay in registers (8 of one row).
+ *
+ * Queries and sums lie in units of 16 elements in lane order, R rows side by side; a rest of 8 elements is half a unit,
+ * the other half zeros. Half the instructions mean that the core's window spans twice the memory, and that there is time
+ * to ask for each line more than once (prefetch_stream.h). */
+#ifndef FV_KERNELS_CPU_FEW_WIDE_H
+#define FV_KERNELS_CPU_FEW_WIDE_H
+
+#include "kernels/cpu/few_kernels.h"
+#include "kernels/cpu/few_lanes.h"
+
+/* Sixteen elements in lane order, times 1 / fv_few_factor. */
+FV_ALWAYS_INLINE fv_lanes fv_wide_load16(const void *from, const fv_dtype dtype)
+{
+    if (dtype == FV_DTYPE_F32) return fv_lanes_load(from);
+    if (dtype == FV_DTYPE_BF16) { /* even elements, odd elements, each in the upper half of its lane */
+        const __m512i order = _mm512_set_epi32(15 << 16, 13 << 16, 11 << 16, 9 << 16, 7 << 16, 5 << 16, 3 << 16, 1 << 16,
+                                               14 << 16, 12 << 16, 10 << 16, 8 << 16, 6 << 16, 4 << 16, 2 << 16, 0);
+        const __m512i stored = _mm512_castsi256_si512(_mm256_loadu_si256((const __m256i *)from));
+        return (fv_lanes)_mm512_maskz_permutexvar_epi16(0xaaaaaaaa, order, stored);
+    }
+    if (dtype == FV_DTYPE_I8)
+        return (fv_lanes)_mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128((const __m128i *)from)));
+    __m256i half;
+    if (dtype == FV_DTYPE_F16) {
+        half = _mm256_loadu_si256((const __m256i *)from);
+    } else if (dtype == FV_DTYPE_F8_E5M2) { /* the upper byte of an fp16 */
+        half = _mm256_slli_epi16(_mm256_cvtepu8_epi16(_mm_loadu_si128((const __m128i *)from)), 8);
+    } else { /* as fv_load16_e4m3_small */
+        const __m256i wide = _mm256_cvtepi8_epi16(_mm_loadu_si128((const __m128i *)from));
+        const __m256i moved = _mm256_and_si256(_mm256_slli_epi16(wide, 7), _mm256_set1_epi16((int16_t)0xbf80));
+        const __m256i top = _mm256_set1_epi16(0x3f80);
+        const __mmask16 is_nan = _mm256_cmpeq_epi16_mask(_mm256_and_si256(moved, top), top);
+        half = _mm256_mask_blend_epi16(is_nan, moved, _mm256_set1_epi16(-1));
+    }
+    return (fv_lanes)_mm512_cvtph_ps(half);
+}
+
+/* The same of 8 elements; the rest are zeros. */
+FV_ALWAYS_INLINE fv_lanes fv_wide_load8(const void *from, const fv_dtype dtype)
+{
+    return (fv_lanes)_mm512_zextps256_ps512((__m256)fv_few_load8(from, dtype));
+}
+
+/* sum + a * b in the sum's own register, see fv_fma_onto. */
+FV_ALWAYS_INLINE fv_lanes fv_wide_fma_onto(fv_lanes sum, fv_lanes a, fv_lanes b)
+{
+    __asm__("vfmadd231ps %2, %1, %0" : "+v"(sum) : "v"(a), "v"(b));
+    return sum;
+}
+
+#define FV_FEW_UNIT 16
+
+/* --- scores = K q ----------------------------------------------------------------------------------- */
+
+/* Row `row` of a group's queries, from `lanes`, whose order is that of fv_few_query_order. */
+static inline void fv_few_pack_query(float *q, const float *lanes, int32_t row, int32_t head_size, int32_t num_rows)
+{
+    for (int32_t d = 0; d < head_size; d += FV_FEW_UNIT, q += FV_FEW_UNIT * num_rows) {
+        const int32_t num = fv_min_i32(FV_FEW_UNIT, head_size - d);
+        memset(q + row * FV_FEW_UNIT, 0, FV_FEW_UNIT * sizeof(float));
+        memcpy(q + row * FV_FEW_UNIT, lanes + d, (size_t)num * sizeof(float));
+    }
+}
+
+FV_ALWAYS_INLINE fv_dtype fv_few_query_order(fv_dtype lane_dtype) { return lane_dtype; }
+
+FV_ALWAYS_INLINE void fv_few_dot_unit(fv_lanes sums[16], const float *q, const char *const k[FV_LANES], int64_t offset,
+                                      const int32_t num_rows, const int32_t num_keys, const fv_dtype dtype,
+                                      const int32_t is_half)
+{
+    fv_lanes rows[4];
+    FV_UNROLL
+    for (int32_t r = 0; r < num_rows; r++) rows[r] = fv_lanes_load(q + r * FV_FEW_UNIT);
+    FV_UNROLL
+    for (int32_t j = 0; j < num_keys; j++) {
+        const fv_lanes key = is_half ? fv_wide_load8(k[j] + offset, dtype) : fv_wide_load16(k[j] + offset, dtype);
+        FV_UNROLL
+        for (int32_t r = 0; r < num_rows; r++)
+            sums[j * num_rows + r] = fv_wide_fma_onto(sums[j * num_rows + r], key, rows[r]);
+    }
+}
+
+/* Scores of the keys [first, end), and of those that share a vector with them. */
+FV_ALWAYS_INLINE void fv_few_dot(float *scores, const float *q, const fv_key_rows *rows, int32_t first, int32_t end,
+                                 int32_t head_size, const int32_t num_rows, const fv_dtype dtype, const int32_t uses)
+{
+    const int32_t num_keys = num_rows == 4 ? 4 : 8;
+    const int64_t bytes = fv_few_element_bytes(dtype);
+    const int64_t unit_bytes = FV_FEW_UNIT * num_keys * bytes / uses;
+    fv_prefetch_cursor cursor = fv_prefetch_begin(rows->ahead);
+    for (int32_t key = first / num_keys * num_keys; key < end; key += num_keys) {
+        const char *k[FV_LANES];
+        fv_lanes sums[16];
+        FV_UNROLL
+        for (int32_t j = 0; j < num_keys; j++) k[j] = rows->k[key + j] + rows->k_offset;
+        FV_UNROLL
+        for (int32_t i = 0; i < num_keys * num_rows; i++) sums[i] = fv_lanes_splat(0.0f);
+
+        const fv_prefetch_portion ahead = fv_prefetch_step(&cursor, head_size * num_keys * bytes / uses);
+        const float *of_rows = q;
+        int32_t d = 0;
+        int64_t asked = 0;
+        for (; d + FV_FEW_UNIT <= head_size; d += FV_FEW_UNIT, of_rows += FV_FEW_UNIT * num_rows, asked += unit_bytes) {
+            fv_prefetch_part(ahead, asked, unit_bytes);
+            fv_few_dot_unit(sums, of_rows, k, d * bytes, num_rows, num_keys, dtype, 0);
+        }
+        if (d < head_size) fv_few_dot_unit(sums, of_rows, k, d * bytes, num_rows, num_keys, dtype, 1);
+        fv_few_store_sums(scores + key * num_rows, sums, num_keys * num_rows);
+    }
+    fv_prefetch_end(&cursor);
+}
+
+/* --- sums = sums * rescale + weights V ---------------------------------------------------------------- */
+
+/* The keys [first, end) for `num_units` units of columns, which start `from` bytes into a row of V. masked: a key of
+ * weight 0 adds nothing, whatever its value. */
+FV_ALWAYS_INLINE void fv_few_accumulate_units(float *sums, const float *weights, const fv_key_rows *rows, int32_t first,
+                                              int32_t end, int64_t from, const int32_t num_units,
+                                              const int32_t num_rows, const fv_dtype dtype, const int32_t masked,
+                                              const int32_t uses, const int32_t is_half)
+{
+    const int64_t offset = rows->v_offset + from;
+    const int64_t bytes = fv_few_element_bytes(dtype);
+    const int64_t key_bytes = num_units * (is_half ? 8 : 16) * bytes / uses;
+    const fv_prefetch_portion ahead = fv_prefetch_take_portion(rows->ahead, (end - first) * key_bytes);
+    fv_lanes acc[16];
+    FV_UNROLL
+    for (int32_t i = 0; i < num_units * num_rows; i++) acc[i] = fv_lanes_load(sums + i * FV_FEW_UNIT);
+    int64_t asked = 0;
+    for (int32_t key = first; key < end; key++, asked += key_bytes) {
+        const char *row = rows->v[key] + offset;
+        if (key_bytes >= FV_CACHE_LINE || (key - first) * key_bytes % FV_CACHE_LINE == 0)
+            fv_prefetch_part(ahead, asked, key_bytes);
+        fv_lanes weight[4];
+        FV_UNROLL
+        for (int32_t r = 0; r < num_rows; r++) weight[r] = fv_lanes_splat(weights[key * num_rows + r]);
+        FV_UNROLL
+        for (int32_t u = 0; u < num_units; u++) {
+            const fv_lanes value = is_half ? fv_wide_load8(row, dtype) : fv_wide_load16(row + u * 16 * bytes, dtype);
+            FV_UNROLL
+            for (int32_t r = 0; r < num_rows; r++) {
+                const fv_lane_ints seen = masked ? weight[r] != 0.0f : (fv_lane_ints){0};
+                const fv_lanes of_row = masked ? (fv_lanes)((fv_lane_ints)value & seen) : value;
+                acc[u * num_rows + r] = fv_wide_fma_onto(acc[u * num_rows + r], weight[r], of_row);
+            }
+        }
+    }
+    FV_UNROLL
+    for (int32_t i = 0; i < num_units * num_rows; i++) fv_lanes_store(sums + i * FV_FEW_UNIT, acc[i]);
+}
+
+/* Few keys at a time, see few_rows.h; rescale NULL: sums stay as they are. */
+FV_ALWAYS_INLINE void fv_few_accumulate(float *sums, const float *weights, const float *rescale,
+                                        const fv_key_rows *rows, int32_t first, int32_t end, int32_t v_head_size,
+                                        const int32_t num_rows, const fv_dtype dtype, const int32_t masked,
+                                        const int32_t uses)
+{
+    const int64_t bytes = fv_few_element_bytes(dtype);
+    if (rescale) fv_few_rescale(sums, rescale, v_head_size, num_rows);
+    for (int32_t key = first; key < end; key += FV_FEW_ACCUMULATE_KEYS) {
+        const int32_t end_key = fv_min_i32(key + FV_FEW_ACCUMULATE_KEYS, end);
+        float *to = sums;
+        int32_t d = 0;
+        for (; num_rows < 4 && d + 128 <= v_head_size; d += 128, to += 128 * num_rows)
+            fv_few_accumulate_units(to, weights, rows, key, end_key, d * bytes, 8, num_rows, dtype, masked, uses, 0);
+        for (; d + 64 <= v_head_size; d += 64, to += 64 * num_rows)
+            fv_few_accumulate_units(to, weights, rows, key, end_key, d * bytes, 4, num_rows, dtype, masked, uses, 0);
+        for (; d + 16 <= v_head_size; d += 16, to += 16 * num_rows)
+            fv_few_accumulate_units(to, weights, rows, key, end_key, d * bytes, 1, num_rows, dtype, masked, uses, 0);
+        if (d < v_head_size)
+            fv_few_accumulate_units(to, weights, rows, key, end_key, d * bytes, 1, num_rows, dtype, masked, uses, 1);
+    }
+}
+
+/* One row of a group's sums, in the lane order of `lane_dtype`. */
+static inline void fv_few_unblock_row(float *to, const float *sums, int32_t row, int32_t num_rows, int32_t v_head_size)
+{
+    for (int32_t d = 0; d < v_head_size; d += FV_FEW_UNIT, sums += FV_FEW_UNIT * num_rows) {
+        const int32_t num = fv_min_i32(FV_FEW_UNIT, v_head_size - d);
+        memcpy(to + d, sums + row * FV_FEW_UNIT, (size_t)num * sizeof(float));
+    }
+}
+
+#endif
