@@ -16,7 +16,7 @@
 #include <unistd.h>
 #endif
 
-static const char *const isa_names[] = {"portable", "avx2", "avx512", "amx"};
+static const char *const isa_names[] = {"portable", "avx2", "avx512", "avx512_bf16", "amx"};
 
 const char *fv_isa_name(fv_isa isa) { return isa_names[isa]; }
 
@@ -28,8 +28,18 @@ fv_status fv_isa_parse(fv_isa *isa, const char *name)
             return FV_OK;
         }
     }
-    return fv_fail(FV_ERR_INVALID, "no ISA level '%s'; accepted: portable, avx2, avx512, amx", name);
+    return fv_fail(FV_ERR_INVALID, "no ISA level '%s'; accepted: portable, avx2, avx512, avx512_bf16, amx", name);
 }
+
+#if defined(__x86_64__) && defined(FV_HAVE_AVX512_BF16)
+static int32_t cpu_has_avx512_bf16(void)
+{
+    uint32_t a = 0, b = 0, c = 0, d = 0;
+    return __get_cpuid_count(7, 1, &a, &b, &c, &d) && (a & 1u << 5);
+}
+#elif defined(__x86_64__)
+static int32_t cpu_has_avx512_bf16(void) { return 0; }
+#endif
 
 #if defined(__x86_64__) && defined(FV_HAVE_AMX)
 #define REQUEST_STATE 0x1023 /* ARCH_REQ_XCOMP_PERM of arch_prctl */
@@ -51,9 +61,7 @@ static int32_t cpu_has_amx(void)
     uint32_t a = 0, b = 0, c = 0, d = 0;
     if (!__get_cpuid_count(7, 0, &a, &b, &c, &d)) return 0;
     const uint32_t bf16_tiles = 1u << 24 | 1u << 22;
-    if ((d & bf16_tiles) != bf16_tiles) return 0;
-    if (!__get_cpuid_count(7, 1, &a, &b, &c, &d) || !(a & 1u << 5)) return 0; /* AVX512_BF16 */
-    return amx_is_permitted();
+    return (d & bf16_tiles) == bf16_tiles && amx_is_permitted();
 }
 #elif defined(__x86_64__)
 static int32_t cpu_has_amx(void) { return 0; }
@@ -71,7 +79,8 @@ fv_isa fv_cpu_isa(void)
                        __builtin_cpu_supports("avx512cd") && __builtin_cpu_supports("avx512dq") &&
                        __builtin_cpu_supports("avx512vl");
     if (!avx512) return FV_ISA_AVX2;
-    return cpu_has_amx() ? FV_ISA_AMX : FV_ISA_AVX512;
+    if (!cpu_has_avx512_bf16()) return FV_ISA_AVX512;
+    return cpu_has_amx() ? FV_ISA_AMX : FV_ISA_AVX512_BF16;
 #else
     return FV_ISA_PORTABLE;
 #endif

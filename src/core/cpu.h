@@ -6,17 +6,18 @@
 
 /* Levels of CPU kernels, weakest to strongest; each includes those below. */
 typedef enum fv_isa {
-    FV_ISA_PORTABLE = 0, /* the compiler's baseline */
-    FV_ISA_AVX2 = 1,     /* x86-64-v3: AVX2, FMA, F16C, BMI */
-    FV_ISA_AVX512 = 2,   /* x86-64-v4: AVX-512 F, BW, CD, DQ, VL */
-    FV_ISA_AMX = 3,      /* AMX tiles of bf16, AVX-512 BF16 */
+    FV_ISA_PORTABLE = 0,    /* the compiler's baseline */
+    FV_ISA_AVX2 = 1,        /* x86-64-v3: AVX2, FMA, F16C, BMI */
+    FV_ISA_AVX512 = 2,      /* x86-64-v4: AVX-512 F, BW, CD, DQ, VL */
+    FV_ISA_AVX512_BF16 = 3, /* AVX-512 BF16 */
+    FV_ISA_AMX = 4,         /* AMX tiles of bf16 */
 } fv_isa;
 
 /* The strongest level that this CPU has, the operating system has enabled and this library was compiled with. The
  * first call on a CPU with AMX asks Linux for leave to use it, for the whole process; refused, it is AVX-512. */
 fv_isa fv_cpu_isa(void);
 
-const char *fv_isa_name(fv_isa isa); /* "portable", "avx2", "avx512", "amx" */
+const char *fv_isa_name(fv_isa isa); /* "portable", "avx2", "avx512", "avx512_bf16", "amx" */
 
 /* FV_ERR_INVALID with the accepted names. */
 fv_status fv_isa_parse(fv_isa *isa, const char *name);

@@ -15,6 +15,9 @@ static const fv_kernel_table kernels[] = {
     [FV_ISA_AVX2].name = "avx2",
     [FV_ISA_AVX512].name = "avx512",
 #endif
+#if defined(FV_HAVE_AVX512_BF16)
+    [FV_ISA_AVX512_BF16].name = "avx512_bf16",
+#endif
 #if defined(FV_HAVE_AMX)
     [FV_ISA_AMX].name = "amx",
 #endif
@@ -28,9 +31,20 @@ static const fv_kernel_table *const tables_of_isa[] = {
 #if defined(__x86_64__)
     &kernels[FV_ISA_AVX2], &kernels[FV_ISA_AVX512],
 #endif
+#if defined(FV_HAVE_AVX512_BF16)
+    &kernels[FV_ISA_AVX512_BF16],
+#endif
 #if defined(FV_HAVE_AMX)
     &kernels[FV_ISA_AMX],
 #endif
+};
+
+const fv_kernel_table fv_cpu_emulated_bf16 = {
+    .name = "avx512_bf16-emulated",
+    .attend_paged = fv_attend_paged_bf16_emulated,
+    .num_attend_paged = FV_NUM_VARIANTS_attend_paged,
+    .attend_dense = fv_attend_dense_bf16_emulated,
+    .num_attend_dense = FV_NUM_VARIANTS_attend_dense,
 };
 
 const fv_kernel_table fv_cpu_emulated_amx = {

@@ -53,7 +53,7 @@ fv_tiling_machine fv_tiling_cpu(fv_isa isa, const fv_cpu_caches *caches, int32_t
         int32_t lanes, num_registers;
     } vectors[] = {
         {"CPU core, portable, fp32", 4, 16}, {"CPU core, avx2, fp32", 8, 16}, {"CPU core, avx512, fp32", 16, 32}};
-    if (isa >= FV_ISA_AMX) isa = FV_ISA_AVX512; /* whose vectors a core with AMX has */
+    if (isa > FV_ISA_AVX512) isa = FV_ISA_AVX512; /* the levels above have its vectors */
     const int32_t lanes = vectors[isa].lanes;
     const fv_tiling_machine machine = {
         .name = vectors[isa].name,

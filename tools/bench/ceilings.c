@@ -42,6 +42,7 @@ static const loops all_loops[] = {
 #if defined(__x86_64__)
     [FV_ISA_AVX2] = {read_avx2, compute_avx2, 32},
     [FV_ISA_AVX512] = {read_avx512, compute_avx512, 64},
+    [FV_ISA_AVX512_BF16] = {read_avx512, compute_avx512, 64},
     [FV_ISA_AMX] = {read_avx512, compute_avx512, 64},
 #endif
 };

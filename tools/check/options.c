@@ -25,8 +25,8 @@ void check_options_print_help(void)
         "  --backends LIST   backends to check, by name with commas between; default: all\n"
         "  --device NAME     where the kernels run: cpu (default), cuda, cuda:1\n"
         "  --kernels NAME    only this table of kernels (reference, portable, avx2, ..., amx-emulated)\n"
-        "  --isa NAME        strongest instruction set: portable, avx2, avx512, amx; default all: what the CPU has,\n"
-        "                    and amx emulated where it does not have that\n"
+        "  --isa NAME        strongest instruction set: portable, avx2, avx512, avx512_bf16, amx; default all: what\n"
+        "                    the CPU has, and the last two emulated where it does not have them\n"
         "  --random N        random cases; default %d, with --quick %d\n"
         "  --seed N          seed of the random cases; default 1\n"
         "  --only ID         one case or group: random.17, triton_unified, cpu_attn.3, mutants, or an operation:\n"
@@ -80,16 +80,24 @@ static fv_status parse_isa(check_options *options, const char *text)
     options->isa = strcmp(text, "all") == 0 ? NULL : text;
     if (!options->isa) return FV_OK;
     const fv_status status = fv_isa_parse(&isa, text);
-    if (status == FV_OK && isa == FV_ISA_AMX && fv_cpu_isa() < FV_ISA_AMX) options->isa = NULL; /* emulated */
+    const int32_t has_emulated = isa == FV_ISA_AVX512_BF16 || isa == FV_ISA_AMX;
+    if (status == FV_OK && has_emulated && fv_cpu_isa() < isa) options->isa = NULL;
     return status;
 }
 
-/* On the CPU, where it has no AMX and no weaker level is asked for, or by name. */
-static int32_t emulates(const check_options *options)
+/* Levels that the CPU has not, where no weaker one is asked for, or one by name. */
+static void find_emulated(check_options *options)
 {
-    if (strcmp(options->device, "cpu") != 0) return 0;
-    if (options->kernels && strcmp(options->kernels, fv_cpu_emulated_amx.name) == 0) return 1;
-    return fv_cpu_isa() < FV_ISA_AMX && !options->isa;
+    static const struct {
+        fv_isa isa;
+        const fv_kernel_table *table;
+    } all[] = {{FV_ISA_AVX512_BF16, &fv_cpu_emulated_bf16}, {FV_ISA_AMX, &fv_cpu_emulated_amx}};
+    if (strcmp(options->device, "cpu") != 0) return;
+    for (int32_t i = 0; i < FV_ARRAY_LEN(all); i++) {
+        const int32_t is_named = options->kernels && strcmp(options->kernels, all[i].table->name) == 0;
+        if (is_named || (fv_cpu_isa() < all[i].isa && !options->isa))
+            options->emulated[options->num_emulated++] = all[i].table;
+    }
 }
 
 fv_status check_options_parse(check_options *options, int argc, char **argv)
@@ -132,7 +140,7 @@ fv_status check_options_parse(check_options *options, int argc, char **argv)
         }
     }
     if (status == FV_OK && optind < argc) status = fv_args_refuse_operand(argv[optind], argv[0]);
-    options->emulates = emulates(options);
+    find_emulated(options);
     if (options->num_random < 0) options->num_random = options->quick ? QUICK_RANDOM : DEFAULT_RANDOM;
     return status;
 }

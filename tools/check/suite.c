@@ -84,15 +84,24 @@ static int32_t table_wanted(const check_suite *suite, const fv_kernel_table *tab
     return !suite->options->kernels || strcmp(table->name, suite->options->kernels) == 0;
 }
 
-/* Tables of attention kernels: those of the device, then the emulated one. */
+/* Tables of attention kernels: those of the device, then emulated ones. */
 static int32_t num_tables_of(const check_suite *suite, const check_lane *lane)
 {
-    return lane->device->num_tables + suite->options->emulates;
+    return lane->device->num_tables + suite->options->num_emulated;
 }
 
-static const fv_kernel_table *table_at(const check_lane *lane, int32_t index)
+static const fv_kernel_table *table_at(const check_suite *suite, const check_lane *lane, int32_t index)
 {
-    return index < lane->device->num_tables ? lane->device->tables[index] : &fv_cpu_emulated_amx;
+    const int32_t num_native = lane->device->num_tables;
+    return index < num_native ? lane->device->tables[index] : suite->options->emulated[index - num_native];
+}
+
+static int32_t is_emulated(const check_suite *suite, const char *name)
+{
+    for (int32_t i = 0; i < suite->options->num_emulated; i++) {
+        if (strcmp(suite->options->emulated[i]->name, name) == 0) return 1;
+    }
+    return 0;
 }
 
 static void run_table(const check_suite *suite, check_scene *scene, const check_expected *expected,
@@ -127,7 +136,7 @@ static void run_backend(const check_suite *suite, check_scene *scene, const chec
     const check_case *test = scene->test;
     const char *kernels = suite->options->kernels, *weaker = NULL;
     check_result result;
-    if (kernels && strcmp(kernels, fv_cpu_emulated_amx.name) == 0) return; /* which is in no plan */
+    if (kernels && is_emulated(suite, kernels)) return; /* which is in no plan */
     check_run_plan(&result, scene, expected, lane, backend, kernels);
     check_report_add(suite->report, &result, description);
     if (!kernels && lane->device->num_tables > 1 && test->seed % 4 == 0)
@@ -199,7 +208,7 @@ static void run_case(const check_suite *suite, const check_case *test, check_lan
     check_scene_init(&scene, test);
     check_expected_init(&expected, &scene, lane, INT32_MAX);
     for (int32_t i = 0; i < num_tables_of(suite, lane); i++) {
-        const fv_kernel_table *table = table_at(lane, i);
+        const fv_kernel_table *table = table_at(suite, lane, i);
         const int32_t is_slow = strcmp(table->name, "reference") == 0 || i >= lane->device->num_tables;
         const int32_t too_slow = check_case_cost(test) > (is_slow ? REFERENCE_COST : HUGE_COST);
         if (table_wanted(suite, table) && !too_slow) run_table(suite, &scene, &expected, lane, table, description);
@@ -281,7 +290,7 @@ static fv_status check_kernels_name(const check_suite *suite)
 {
     char names[256] = "";
     for (int32_t i = 0; i < num_tables_of(suite, &suite->threaded); i++) {
-        const fv_kernel_table *table = table_at(&suite->threaded, i);
+        const fv_kernel_table *table = table_at(suite, &suite->threaded, i);
         if (table_wanted(suite, table)) return FV_OK;
         strncat(names, i ? ", " : "", sizeof(names) - strlen(names) - 1);
         strncat(names, table->name, sizeof(names) - strlen(names) - 1);
@@ -307,13 +316,15 @@ static void print_isas(const check_suite *suite)
     printf("instruction sets:");
     for (fv_isa isa = FV_ISA_PORTABLE; isa <= FV_ISA_AMX; isa++) {
         int32_t has_table = 0;
+        char emulated[32];
+        snprintf(emulated, sizeof(emulated), "%s-emulated", fv_isa_name(isa));
         for (int32_t i = 0; i < suite->threaded.device->num_tables; i++)
             has_table |= strcmp(suite->threaded.device->tables[i]->name, fv_isa_name(isa)) == 0;
         printf(" %s %s;", fv_isa_name(isa),
-               isa == FV_ISA_AMX && suite->options->emulates ? "emulated"
-               : isa > limit                                 ? "not on this CPU"
-               : has_table                                   ? "native"
-                                                             : "not asked for, or without kernels");
+               is_emulated(suite, emulated) ? "emulated"
+               : isa > limit              ? "not on this CPU"
+               : has_table                ? "native"
+                                          : "not asked for, or without kernels");
     }
     printf(" %d threads\n", fv_context_num_workers(suite->threaded.context));
 }

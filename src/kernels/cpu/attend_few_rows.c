@@ -10,14 +10,21 @@
  *
  * A tile ends where the cache ends and dense rows begin; those that are stored in another dtype than
  * the cache are copied to fp32 first. */
+#if defined(FV_HAS_PAIRS)
+#define FV_PREFETCH_ASKS 3
+#include "kernels/cpu/few_pairs.h"
+#define KERNEL_TABLE FV_FEW_KERNEL_TABLE_BF16
+FV_FEW_DEFINE_BF16(1)
+#else
 #if defined(__AVX512BW__)
 #define FV_PREFETCH_ASKS 3
 #include "kernels/cpu/few_wide.h"
 #else
 #include "kernels/cpu/few_rows.h"
 #endif
-
+#define KERNEL_TABLE FV_FEW_KERNEL_TABLE
 FV_FEW_DEFINE_ALL(1)
+#endif
 
 /* Keys of one tile that share a source, for one head. `first` and `end` count from the tile's first key. */
 typedef struct tile_rows {
@@ -34,7 +41,7 @@ typedef struct few_scratch {
     float *q;               /* [heads][num_groups][D][R], see fv_few_pack_query */
     float *sums;            /* [heads][num_groups][Dv in blocks of columns][R][block], lane order */
     float *row;             /* [D or Dv] */
-    float *scores;          /* [tile][R] */
+    float *scores;          /* [tile][R], and SCORES_AHEAD, which loads of whole vectors reach */
     float *k_scales;        /* [tile] */
     float *v_scales;        /* [tile] */
     const char **k_rows[2]; /* [tile] of this tile and the next, in turn */
@@ -54,6 +61,8 @@ typedef struct few_scratch {
 /* Elements of a row of queries or sums, in whole vectors. */
 static int32_t padded_size(int32_t size) { return (int32_t)fv_round_up(size, 16); }
 
+#define SCORES_AHEAD 32
+
 static few_scratch few_scratch_of(const fv_attend_params *params, int32_t num_rows, void *memory)
 {
     const size_t padded = (size_t)fv_round_up(num_rows, fv_rows_in_group(num_rows));
@@ -66,7 +75,7 @@ static few_scratch few_scratch_of(const fv_attend_params *params, int32_t num_ro
     scratch.q = fv_scratch_take(memory, &scratch.bytes, rows * k_size * sizeof(float));
     scratch.sums = fv_scratch_take(memory, &scratch.bytes, rows * v_size * sizeof(float));
     scratch.row = fv_scratch_take(memory, &scratch.bytes, widest * sizeof(float));
-    scratch.scores = fv_scratch_take(memory, &scratch.bytes, tile * 4 * sizeof(float));
+    scratch.scores = fv_scratch_take(memory, &scratch.bytes, (tile * 4 + SCORES_AHEAD) * sizeof(float));
     scratch.k_scales = fv_scratch_take(memory, &scratch.bytes, tile * sizeof(float));
     scratch.v_scales = fv_scratch_take(memory, &scratch.bytes, tile * sizeof(float));
     for (int32_t i = 0; i < 2; i++) scratch.k_rows[i] = fv_scratch_take(memory, &scratch.bytes, tile * sizeof(char *));
@@ -83,7 +92,7 @@ size_t FV_ISA_SYMBOL(fv_attend_few_scratch)(const fv_attend_params *params)
     return few_scratch_of(params, FV_DECODE_ROWS, NULL).bytes;
 }
 
-static const fv_few_kernels kernels_of[][5] = FV_FEW_KERNEL_TABLE;
+static const fv_few_kernels kernels_of[][5] = KERNEL_TABLE;
 
 /* Keys of a tile: those of the schedule, or an even part of them, so that this tile and the next, with
  * all KV heads, leave most of a core's L2 cache free. Not of the item's heads: the tiles must not depend
@@ -324,6 +333,26 @@ static void finish_head(const few_item *few, int32_t head)
                              sum[lane]);
     }
 }
+
+#if defined(FV_HAS_PAIRS)
+static int32_t is_bf16_in_place(const fv_key_source *source)
+{
+    return source->stored == FV_DTYPE_BF16 && source->dtype == FV_DTYPE_BF16 && source->k_in_place &&
+           source->v_in_place && source->shared_size == 0;
+}
+
+/* By the parameters of the call alone, so that no item of it differs. */
+int32_t FV_ISA_SYMBOL(fv_attend_few_serves)(const fv_attend_job *job)
+{
+    const fv_attend_params *params = job->params;
+    if (params->q_dtype != FV_DTYPE_BF16) return 0;
+    if (params->head_size % FV_FEW_UNIT != 0 || params->v_head_size % FV_FEW_UNIT != 0) return 0;
+    if (params->cache.dtype != FV_DTYPE_NONE && !is_bf16_in_place(&job->cache)) return 0;
+    return !params->dense.k || is_bf16_in_place(&job->dense);
+}
+#else
+int32_t FV_ISA_SYMBOL(fv_attend_few_serves)(const fv_attend_job *job) { return job != NULL; }
+#endif
 
 void FV_ISA_SYMBOL(fv_attend_few_rows)(const fv_attend_job *job, void *memory)
 {

@@ -338,8 +338,13 @@ static inline void *fv_scratch_take(void *base, size_t *used, size_t bytes)
 size_t FV_ISA_SYMBOL(fv_attend_few_scratch)(const fv_attend_params *params);
 void FV_ISA_SYMBOL(fv_attend_few_rows)(const fv_attend_job *job, void *scratch);
 
-size_t FV_ISA_SYMBOL(fv_attend_many_scratch)(const fv_attend_params *params);
-void FV_ISA_SYMBOL(fv_attend_many_rows)(const fv_attend_job *job, void *scratch);
+/* 0: not by this level, whose base takes the item. */
+int32_t FV_ISA_SYMBOL(fv_attend_few_serves)(const fv_attend_job *job);
+size_t FV_BASE_SYMBOL(fv_attend_few_scratch)(const fv_attend_params *params);
+void FV_BASE_SYMBOL(fv_attend_few_rows)(const fv_attend_job *job, void *scratch);
+
+size_t FV_BASE_SYMBOL(fv_attend_many_scratch)(const fv_attend_params *params);
+void FV_BASE_SYMBOL(fv_attend_many_rows)(const fv_attend_job *job, void *scratch);
 
 /* The item of cell `index` of the static grid, the KV heads of a segment side by side; 0: the cell has none. */
 static inline int32_t fv_attend_cell_item(fv_work_item *item, const fv_attend_params *params, int64_t index)

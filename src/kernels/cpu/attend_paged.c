@@ -22,11 +22,13 @@ static void attend_item(const fv_attend_params *params, const fv_work_item *item
     const fv_attend_job job = fv_attend_job_of(params, item);
     const int32_t query_len = params->query_start[item->seq + 1] - params->query_start[item->seq];
     if ((int64_t)fv_max_i32(query_len, item->num_tokens) * job.group > FV_DECODE_ROWS)
-        FV_ISA_SYMBOL(fv_attend_many_rows)(&job, scratch);
-    else if (FV_ISA_SYMBOL(fv_attend_packed_serves)(params))
-        FV_ISA_SYMBOL(fv_attend_packed_rows)(&job, scratch);
-    else
+        FV_BASE_SYMBOL(fv_attend_many_rows)(&job, scratch);
+    else if (FV_BASE_SYMBOL(fv_attend_packed_serves)(params))
+        FV_BASE_SYMBOL(fv_attend_packed_rows)(&job, scratch);
+    else if (FV_ISA_SYMBOL(fv_attend_few_serves)(&job))
         FV_ISA_SYMBOL(fv_attend_few_rows)(&job, scratch);
+    else
+        FV_BASE_SYMBOL(fv_attend_few_rows)(&job, scratch);
 }
 
 static void list_task(void *user, int64_t index, int32_t worker)
@@ -66,9 +68,9 @@ static fv_status launch_dense(const fv_launch *launch_at, const fv_attend_params
 
 static size_t scratch_bytes(const fv_attend_params *params)
 {
-    const size_t few = FV_ISA_SYMBOL(fv_attend_few_scratch)(params);
-    const size_t many = FV_ISA_SYMBOL(fv_attend_many_scratch)(params);
-    const size_t packed = FV_ISA_SYMBOL(fv_attend_packed_scratch)(params);
+    const size_t few = FV_ISA_SYMBOL(fv_attend_few_scratch)(params); /* the base has the same */
+    const size_t many = FV_BASE_SYMBOL(fv_attend_many_scratch)(params);
+    const size_t packed = FV_BASE_SYMBOL(fv_attend_packed_scratch)(params);
     size_t most = few > many ? few : many;
     if (packed > most) most = packed;
     return (size_t)fv_round_up((int64_t)most, FV_CACHE_LINE);

@@ -111,6 +111,13 @@ typedef struct fv_few_kernels {
     FV_FEW_DEFINE_DTYPE(e5m2, FV_DTYPE_F8_E5M2, USES) \
     FV_FEW_DEFINE_DTYPE(i8, FV_DTYPE_I8, USES)
 
+/* The same for bf16 alone. */
+#define FV_FEW_DEFINE_BF16(USES) \
+    FV_FEW_DEFINE_SOFTMAX(1)     \
+    FV_FEW_DEFINE_SOFTMAX(2)     \
+    FV_FEW_DEFINE_SOFTMAX(4)     \
+    FV_FEW_DEFINE_DTYPE(bf16, FV_DTYPE_BF16, USES)
+
 #define FV_FEW_KERNELS_OF(NAME, ROWS)                                                                      \
     {                                                                                                      \
         dot_##NAME##_##ROWS, softmax_##ROWS, accumulate_##NAME##_##ROWS, accumulate_masked_##NAME##_##ROWS \
@@ -126,6 +133,11 @@ typedef struct fv_few_kernels {
         [FV_DTYPE_F32] = FV_FEW_KERNELS_OF_DTYPE(f32), [FV_DTYPE_F16] = FV_FEW_KERNELS_OF_DTYPE(f16),        \
         [FV_DTYPE_BF16] = FV_FEW_KERNELS_OF_DTYPE(bf16), [FV_DTYPE_F8_E4M3] = FV_FEW_KERNELS_OF_DTYPE(e4m3), \
         [FV_DTYPE_F8_E5M2] = FV_FEW_KERNELS_OF_DTYPE(e5m2), [FV_DTYPE_I8] = FV_FEW_KERNELS_OF_DTYPE(i8),     \
+    }
+
+#define FV_FEW_KERNEL_TABLE_BF16                          \
+    {                                                     \
+        [FV_DTYPE_BF16] = FV_FEW_KERNELS_OF_DTYPE(bf16), \
     }
 
 #endif

@@ -38,11 +38,15 @@ FV_ALWAYS_INLINE void fv_few_store_sums(float *to, const fv_lanes *sums, const i
     memcpy(to, &sum, (size_t)num * sizeof(float));
 }
 
-/* sums *= rescale[row], units of 16 floats for each row of the group in turn. */
-FV_ALWAYS_INLINE void fv_few_rescale(float *sums, const float *rescale, int32_t v_head_size, const int32_t num_rows)
+/* sums *= rescale[row], units of some floats for each row of the group in turn. */
+FV_ALWAYS_INLINE void fv_few_rescale(float *sums, const float *rescale, int32_t v_head_size, const int32_t num_rows,
+                                     const int32_t unit)
 {
-    for (int32_t d = 0; d < v_head_size; d += 16) {
-        for (int32_t r = 0; r < num_rows; r++, sums += 16) fv_lanes_store(sums, fv_lanes_load(sums) * rescale[r]);
+    for (int32_t d = 0; d < v_head_size; d += unit) {
+        for (int32_t r = 0; r < num_rows; r++) {
+            for (int32_t i = 0; i < unit; i += 16, sums += 16)
+                fv_lanes_store(sums, fv_lanes_load(sums) * rescale[r]);
+        }
     }
 }
 

@@ -158,7 +158,7 @@ FV_ALWAYS_INLINE void fv_few_accumulate(float *sums, const float *weights, const
                                         const int32_t uses)
 {
     const int64_t bytes = fv_few_element_bytes(dtype);
-    if (rescale) fv_few_rescale(sums, rescale, v_head_size, num_rows);
+    if (rescale) fv_few_rescale(sums, rescale, v_head_size, num_rows, FV_FEW_UNIT);
     for (int32_t key = first; key < end; key += FV_FEW_ACCUMULATE_KEYS) {
         const int32_t end_key = fv_min_i32(key + FV_FEW_ACCUMULATE_KEYS, end);
         float *to = sums;

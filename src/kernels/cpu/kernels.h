@@ -14,6 +14,10 @@ enum { FV_NUM_VARIANTS_attend_paged = 3, FV_NUM_VARIANTS_attend_dense = 2, FV_NU
 #undef FV_KERNEL
 #undef FV_KERNEL_VARIANTS
 
+/* The kernels of pairs of bf16 and those of tiles in plain C: for tests, where the CPU has none. */
+extern const fv_attend_variant fv_attend_paged_bf16_emulated[FV_NUM_VARIANTS_attend_paged];
+extern const fv_attend_variant fv_attend_dense_bf16_emulated[FV_NUM_VARIANTS_attend_dense];
+
 /* The AMX kernels with the tiles in plain C: for tests, where the CPU has none. */
 extern const fv_attend_variant fv_attend_paged_amx_emulated[FV_NUM_VARIANTS_attend_paged];
 extern const fv_attend_variant fv_attend_dense_amx_emulated[FV_NUM_VARIANTS_attend_dense];

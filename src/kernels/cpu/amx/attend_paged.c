@@ -6,8 +6,8 @@
 #include "kernels/cpu/amx/item_loop.h"
 
 /* The largest blocks of the base, whose strategies take any number of rows. */
-#define PAGED_BASE (&FV_BASE_SYMBOL(fv_attend_paged)[FV_NUM_VARIANTS_attend_paged - 1])
-#define DENSE_BASE (&FV_BASE_SYMBOL(fv_attend_dense)[FV_NUM_VARIANTS_attend_dense - 1])
+#define PAGED_BASE (&FV_ISA_EXPAND(fv_attend_paged, FV_ATTEND_BASE_ISA)[FV_NUM_VARIANTS_attend_paged - 1])
+#define DENSE_BASE (&FV_ISA_EXPAND(fv_attend_dense, FV_ATTEND_BASE_ISA)[FV_NUM_VARIANTS_attend_dense - 1])
 
 static int32_t attend_item(const fv_attend_params *params, const fv_work_item *item, void *scratch,
                            fv_rescaling rescaling)

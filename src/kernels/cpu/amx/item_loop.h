@@ -6,7 +6,7 @@
 #include "core/executor.h"
 #include "kernels/cpu/amx/attend_few_tiles.h"
 #include "kernels/cpu/amx/attend_tiles.h"
-#include "kernels/cpu/amx/base.h"
+#include "kernels/cpu/kernels.h"
 
 /* 1: done; 0: the base takes the item. */
 typedef int32_t (*fv_tile_item_fn)(const fv_attend_params *params, const fv_work_item *item, void *scratch,

@@ -1,0 +1,192 @@
+/* The products of few rows over bf16 caches by pairs of bf16 (bf16_pairs.h), otherwise as few_wide.h: nothing is
+ * converted but the weights, which are rounded to bf16, and an instruction has twice the multiply-adds.
+ *
+ *   scores   the 32 columns of a unit of a key, times those of a query
+ *   sums     the values of keys 2i and 2i + 1, interleaved, times the weights of both
+ *
+ * Pairs of keys depend on the keys' places in the tile alone; a key of a pair that the span does not have counts as zeros.
+ * Queries lie in units of 32 bf16, sums in units of 32 floats, R rows side by side, the columns of a unit as
+ * fv_pairs_low and fv_pairs_high leave them. Head sizes are multiples of 32. */
+#ifndef FV_KERNELS_CPU_FEW_PAIRS_H
+#define FV_KERNELS_CPU_FEW_PAIRS_H
+
+#include "kernels/cpu/bf16_pairs.h"
+#include "kernels/cpu/few_kernels.h"
+#include "kernels/cpu/few_lanes.h"
+
+#define FV_FEW_UNIT 32
+#define FV_FEW_UNIT_BYTES 64
+
+/* --- scores = K q ----------------------------------------------------------------------------------- */
+
+FV_ALWAYS_INLINE fv_dtype fv_few_query_order(fv_dtype lane_dtype) { return (void)lane_dtype, FV_DTYPE_F32; }
+
+/* Row `row` of a group's queries, bf16 numbers all, in natural order. */
+static inline void fv_few_pack_query(float *q, const float *natural, int32_t row, int32_t head_size, int32_t num_rows)
+{
+    char *to = (char *)q + row * FV_FEW_UNIT_BYTES;
+    for (int32_t d = 0; d < head_size; d += FV_FEW_UNIT, to += num_rows * FV_FEW_UNIT_BYTES)
+        fv_words_store(to, fv_words_of(fv_lanes_load(natural + d), fv_lanes_load(natural + d + 16)));
+}
+
+/* Scores of the keys [first, end), and of those that share a vector with them. */
+FV_ALWAYS_INLINE void fv_few_dot(float *scores, const float *q, const fv_key_rows *rows, int32_t first, int32_t end,
+                                 int32_t head_size, const int32_t num_rows, const fv_dtype dtype, const int32_t uses)
+{
+    (void)dtype;
+    const int32_t num_keys = num_rows == 4 ? 4 : 8;
+    fv_prefetch_cursor cursor = fv_prefetch_begin(rows->ahead);
+    for (int32_t key = first / num_keys * num_keys; key < end; key += num_keys) {
+        const char *k[FV_LANES];
+        fv_lanes sums[16];
+        FV_UNROLL
+        for (int32_t j = 0; j < num_keys; j++) k[j] = rows->k[key + j] + rows->k_offset;
+        FV_UNROLL
+        for (int32_t i = 0; i < num_keys * num_rows; i++) sums[i] = fv_lanes_splat(0.0f);
+
+        const fv_prefetch_portion ahead = fv_prefetch_step(&cursor, head_size * num_keys * 2 / uses);
+        const char *of_rows = (const char *)q;
+        for (int64_t at = 0; at < head_size * 2; at += FV_FEW_UNIT_BYTES, of_rows += num_rows * FV_FEW_UNIT_BYTES) {
+            fv_prefetch_part(ahead, at * num_keys / uses, FV_FEW_UNIT_BYTES * num_keys / uses);
+            fv_words row[4];
+            FV_UNROLL
+            for (int32_t r = 0; r < num_rows; r++) row[r] = fv_words_load(of_rows + r * FV_FEW_UNIT_BYTES);
+            FV_UNROLL
+            for (int32_t j = 0; j < num_keys; j++) {
+                const fv_words of_key = fv_words_load(k[j] + at);
+                FV_UNROLL
+                for (int32_t r = 0; r < num_rows; r++)
+                    sums[j * num_rows + r] = fv_pairs_dot(sums[j * num_rows + r], of_key, row[r]);
+            }
+        }
+        fv_few_store_sums(scores + key * num_rows, sums, num_keys * num_rows);
+    }
+    fv_prefetch_end(&cursor);
+}
+
+/* --- sums = sums * rescale + weights V ---------------------------------------------------------------- */
+
+/* 32 weights [key][row] to 16 pairs [key / 2][row]. */
+FV_ALWAYS_INLINE fv_words fv_few_pair_weights(const float *weights, const int32_t num_rows)
+{
+    const fv_lanes a = fv_lanes_load(weights), b = fv_lanes_load(weights + 16);
+    if (num_rows == 4) {
+        return fv_pairs_of(
+            __builtin_shufflevector(a, b, 0, 1, 2, 3, 8, 9, 10, 11, 16, 17, 18, 19, 24, 25, 26, 27),
+            __builtin_shufflevector(a, b, 4, 5, 6, 7, 12, 13, 14, 15, 20, 21, 22, 23, 28, 29, 30, 31));
+    }
+    if (num_rows == 2) {
+        return fv_pairs_of(
+            __builtin_shufflevector(a, b, 0, 1, 4, 5, 8, 9, 12, 13, 16, 17, 20, 21, 24, 25, 28, 29),
+            __builtin_shufflevector(a, b, 2, 3, 6, 7, 10, 11, 14, 15, 18, 19, 22, 23, 26, 27, 30, 31));
+    }
+    return fv_pairs_of(__builtin_shufflevector(a, b, 0, 2, 4, 6, 8, 10, 12, 14, 16, 18, 20, 22, 24, 26, 28, 30),
+                       __builtin_shufflevector(a, b, 1, 3, 5, 7, 9, 11, 13, 15, 17, 19, 21, 23, 25, 27, 29, 31));
+}
+
+/* The bits of a pair of weights that are not 0. */
+FV_ALWAYS_INLINE uint32_t fv_few_seen_pair(uint32_t pair)
+{
+    return ((pair & 0x7fffu) != 0 ? 0xffffu : 0) | ((pair & 0x7fff0000u) != 0 ? 0xffff0000u : 0);
+}
+
+/* Adds a pair of rows of values, either of which may be NULL, times the pair of weights of each row. */
+FV_ALWAYS_INLINE void fv_few_add_pair(fv_lanes *acc, const char *even, const char *odd, const uint32_t *pairs,
+                                      const int32_t num_units, const int32_t num_rows, const int32_t masked)
+{
+    fv_words weight[4], seen[4], values[8];
+    FV_UNROLL
+    for (int32_t r = 0; r < num_rows; r++) {
+        weight[r] = fv_pairs_splat(pairs[r]);
+        seen[r] = masked ? fv_pairs_splat(fv_few_seen_pair(pairs[r])) : weight[r];
+    }
+    FV_UNROLL
+    for (int32_t u = 0; u < num_units; u++) {
+        const fv_words a = even ? fv_words_load(even + u * FV_FEW_UNIT_BYTES) : (fv_words){0};
+        const fv_words b = odd ? fv_words_load(odd + u * FV_FEW_UNIT_BYTES) : (fv_words){0};
+        values[2 * u] = fv_pairs_low(a, b);
+        values[2 * u + 1] = fv_pairs_high(a, b);
+    }
+    FV_UNROLL
+    for (int32_t u = 0; u < num_units; u++) {
+        FV_UNROLL
+        for (int32_t r = 0; r < num_rows; r++) {
+            FV_UNROLL
+            for (int32_t half = 0; half < 2; half++) {
+                fv_lanes *sum = &acc[(u * num_rows + r) * 2 + half];
+                const fv_words value = values[2 * u + half];
+                *sum = fv_pairs_dot(*sum, masked ? value & seen[r] : value, weight[r]);
+            }
+        }
+    }
+}
+
+/* The keys [first, end) for `num_units` units of columns, which start `from` bytes into a row of V. `pairs` are from the
+ * even key of the first pair on. masked: a key of weight 0 adds nothing, whatever its value. */
+FV_ALWAYS_INLINE void fv_few_accumulate_units(float *sums, const uint32_t *pairs, const fv_key_rows *rows,
+                                              int32_t first, int32_t end, int64_t from, const int32_t num_units,
+                                              const int32_t num_rows, const int32_t masked, const int32_t uses)
+{
+    const int64_t offset = rows->v_offset + from;
+    const int64_t key_bytes = num_units * FV_FEW_UNIT_BYTES / uses;
+    const fv_prefetch_portion ahead = fv_prefetch_take_portion(rows->ahead, (end - first) * key_bytes);
+    const char *const *v = rows->v;
+    fv_lanes acc[16];
+    FV_UNROLL
+    for (int32_t i = 0; i < num_units * num_rows * 2; i++) acc[i] = fv_lanes_load(sums + i * 16);
+    int32_t key = first;
+    int64_t asked = 0;
+    if (key % 2 != 0) {
+        fv_few_add_pair(acc, NULL, v[key] + offset, pairs, num_units, num_rows, masked);
+        key++;
+        pairs += num_rows;
+    }
+    for (; key + 2 <= end; key += 2, pairs += num_rows, asked += 2 * key_bytes) {
+        fv_prefetch_part(ahead, asked, 2 * key_bytes);
+        fv_few_add_pair(acc, v[key] + offset, v[key + 1] + offset, pairs, num_units, num_rows, masked);
+    }
+    if (key < end) fv_few_add_pair(acc, v[key] + offset, NULL, pairs, num_units, num_rows, masked);
+    FV_UNROLL
+    for (int32_t i = 0; i < num_units * num_rows * 2; i++) fv_lanes_store(sums + i * 16, acc[i]);
+}
+
+/* Few keys at a time, see few_rows.h; rescale NULL: sums stay as they are. */
+FV_ALWAYS_INLINE void fv_few_accumulate(float *sums, const float *weights, const float *rescale,
+                                        const fv_key_rows *rows, int32_t first, int32_t end, int32_t v_head_size,
+                                        const int32_t num_rows, const fv_dtype dtype, const int32_t masked,
+                                        const int32_t uses)
+{
+    (void)dtype;
+    const int32_t pairs_of_keys = FV_FEW_ACCUMULATE_KEYS / 2 * num_rows;
+    if (rescale) fv_few_rescale(sums, rescale, v_head_size, num_rows, FV_FEW_UNIT);
+    for (int32_t key = first; key < end;) {
+        const int32_t even_key = key / 2 * 2;
+        const int32_t end_key = fv_min_i32(even_key + FV_FEW_ACCUMULATE_KEYS, end);
+        uint32_t pairs[FV_FEW_ACCUMULATE_KEYS / 2 * 4];
+        FV_UNROLL
+        for (int32_t i = 0; i < pairs_of_keys; i += 16)
+            fv_words_store(pairs + i, fv_few_pair_weights(weights + even_key * num_rows + 2 * i, num_rows));
+
+        float *to = sums;
+        int32_t d = 0;
+        for (; num_rows < 4 && d + 128 <= v_head_size; d += 128, to += 128 * num_rows)
+            fv_few_accumulate_units(to, pairs, rows, key, end_key, d * 2, 4, num_rows, masked, uses);
+        for (; d + 64 <= v_head_size; d += 64, to += 64 * num_rows)
+            fv_few_accumulate_units(to, pairs, rows, key, end_key, d * 2, 2, num_rows, masked, uses);
+        if (d < v_head_size) fv_few_accumulate_units(to, pairs, rows, key, end_key, d * 2, 1, num_rows, masked, uses);
+        key = end_key;
+    }
+}
+
+/* One row of a group's sums, in lane order of bf16. */
+static inline void fv_few_unblock_row(float *to, const float *sums, int32_t row, int32_t num_rows, int32_t v_head_size)
+{
+    sums += row * FV_FEW_UNIT;
+    for (int32_t d = 0; d < v_head_size; d += FV_FEW_UNIT, to += FV_FEW_UNIT, sums += num_rows * FV_FEW_UNIT) {
+        float natural[FV_FEW_UNIT];
+        fv_lanes_store_natural(natural, sums, sums + 16);
+        fv_row_load_lanes(to, natural, FV_FEW_UNIT, FV_DTYPE_F32, FV_DTYPE_BF16);
+    }
+}
+
+#endif
