@@ -27,9 +27,9 @@ static const fv_kernel_table kernels[] = {
 #undef FV_KERNEL_VARIANTS
 
 static const fv_kernel_table *const tables_of_isa[] = {
-    &fv_reference_kernels, &kernels[FV_ISA_PORTABLE],
+    &fv_reference_kernels,        &kernels[FV_ISA_PORTABLE],
 #if defined(__x86_64__)
-    &kernels[FV_ISA_AVX2], &kernels[FV_ISA_AVX512],
+    &kernels[FV_ISA_AVX2],        &kernels[FV_ISA_AVX512],
 #endif
 #if defined(FV_HAVE_AVX512_BF16)
     &kernels[FV_ISA_AVX512_BF16],

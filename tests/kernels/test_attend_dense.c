@@ -413,7 +413,7 @@ static void check_case(const dense_case *test)
     expect_rows(rows, numbers, s);
 
     const fv_kernel_table *const *tables;
-    const int32_t num_tables = fv_cpu_tables(&tables, FV_ISA_AVX512);
+    const int32_t num_tables = fv_cpu_tables(&tables, FV_ISA_AVX512_BF16);
     for (int32_t t = 0; t < num_tables; t++) {
         const fv_attend_variant *variants = test->cache_dtype ? tables[t]->attend_paged : tables[t]->attend_dense;
         const int32_t num = test->cache_dtype ? tables[t]->num_attend_paged : tables[t]->num_attend_dense;

@@ -1,5 +1,5 @@
-/* Whole items through the emulated AMX kernels, against the portable ones: numbers that are infinite or NaN stay with
- * the rows and heads that see them, though products of tiles mix what they hold with zeros. */
+/* Whole items through the emulated kernels, of tiles and of pairs of bf16, against the portable ones: numbers that are
+ * infinite or NaN stay with the rows and heads that see them, though products mix what they hold with zeros. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -90,15 +90,15 @@ static void attend(scene *s, const fv_kernel_table *table)
     free(params.scratch);
 }
 
-/* Both tables: NaN and infinity in the same places, other numbers close. Returns the number of rows that have some. */
-static int32_t compare(scene *s)
+/* Both tables, the portable one and `table`: NaN and infinity in the same places, other numbers close. Returns the number of rows that have some. */
+static int32_t compare(scene *s, const fv_kernel_table *table)
 {
     static scene portable;
     portable = *s;
     const fv_kernel_table *const *tables;
     fv_cpu_tables(&tables, FV_ISA_PORTABLE);
     attend(&portable, tables[1]);
-    attend(s, &fv_cpu_emulated_amx);
+    attend(s, table);
     int32_t num_odd = 0;
     for (int32_t row = 0; row < s->num_tokens * NUM_HEADS; row++) {
         const float *a = s->out[row / NUM_HEADS][row % NUM_HEADS], *b = portable.out[row / NUM_HEADS][row % NUM_HEADS];
@@ -113,20 +113,26 @@ static int32_t compare(scene *s)
     return num_odd;
 }
 
-static void run(int32_t num_tokens)
+static void run_table(int32_t num_tokens, const fv_kernel_table *table)
 {
     static scene s;
     const uint16_t infinite = 0x7f80;
     const int32_t group = NUM_HEADS / NUM_KV_HEADS, last = num_tokens - 1;
     scene_init(&s, num_tokens);
-    assert_int_equal(compare(&s), 0);
+    assert_int_equal(compare(&s, table), 0);
 
     s.v[last][1][7] = infinite; /* seen by the last token only, and by the heads of KV head 1 */
-    assert_int_equal(compare(&s), group);
+    assert_int_equal(compare(&s, table), group);
 
     scene_init(&s, num_tokens);
     s.k[last][2][3] = 0x7fc0; /* NaN */
-    assert_int_equal(compare(&s), group);
+    assert_int_equal(compare(&s, table), group);
+}
+
+static void run(int32_t num_tokens)
+{
+    run_table(num_tokens, &fv_cpu_emulated_amx);
+    run_table(num_tokens, &fv_cpu_emulated_bf16);
 }
 
 static void few_rows_keep_to_themselves(void **state)

@@ -10,8 +10,8 @@
 #include <cmocka.h>
 #include <math.h>
 
-#include "kernels/cpu/lanes.h"
 #include "kernels/cpu/amx/tile.h"
+#include "kernels/cpu/lanes.h"
 
 static uint32_t next_random(uint32_t *state) { return *state = *state * 1664525u + 1013904223u; }
 

@@ -50,7 +50,7 @@ fv_launch serial_launch(void)
     return (fv_launch){NULL, &serial, NULL};
 }
 
-int32_t cpu_tables(const fv_kernel_table *const **tables) { return fv_cpu_tables(tables, FV_ISA_AVX512); }
+int32_t cpu_tables(const fv_kernel_table *const **tables) { return fv_cpu_tables(tables, FV_ISA_AVX512_BF16); }
 
 static void make_strided(fv_kv_view *view, char *memory, fv_dtype dtype, int64_t num_blocks)
 {

@@ -9,12 +9,12 @@
 typedef struct check_options {
     const char *backends[CHECK_MAX_BACKENDS]; /* names of the library */
     int32_t num_backends;
-    const char *kernels; /* one table; NULL all */
-    const char *device;  /* where the kernels run */
-    const char *isa;     /* strongest level; NULL what the CPU has */
+    const char *kernels;  /* one table; NULL all */
+    const char *device;   /* where the kernels run */
+    const char *isa;      /* strongest level; NULL what the CPU has */
     int32_t num_emulated; /* tables whose instructions run in plain C */
     const struct fv_kernel_table *emulated[2];
-    const char *only;    /* a case, or a group of cases; NULL all */
+    const char *only; /* a case, or a group of cases; NULL all */
     int32_t num_random;
     int64_t seed;
     int32_t num_threads;

@@ -322,9 +322,9 @@ static void print_isas(const check_suite *suite)
             has_table |= strcmp(suite->threaded.device->tables[i]->name, fv_isa_name(isa)) == 0;
         printf(" %s %s;", fv_isa_name(isa),
                is_emulated(suite, emulated) ? "emulated"
-               : isa > limit              ? "not on this CPU"
-               : has_table                ? "native"
-                                          : "not asked for, or without kernels");
+               : isa > limit                ? "not on this CPU"
+               : has_table                  ? "native"
+                                            : "not asked for, or without kernels");
     }
     printf(" %d threads\n", fv_context_num_workers(suite->threaded.context));
 }

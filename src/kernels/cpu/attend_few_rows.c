@@ -9,21 +9,24 @@
  * (R rows x 8 / R keys) are reduced together, which leaves the scores in the order of the softmax.
  *
  * A tile ends where the cache ends and dense rows begin; those that are stored in another dtype than
- * the cache are copied to fp32 first. */
+ * the cache are copied to fp32 first.
+ *
+ * The products are those of few_rows.h, at level avx512 those of few_wide.h; level avx512_bf16 has those of few_pairs.h,
+ * and leaves other caches than bf16 to its base. */
 #if defined(FV_HAS_PAIRS)
-#define FV_PREFETCH_ASKS 3
+#define FV_PREFETCH_ASKS 2
 #include "kernels/cpu/few_pairs.h"
-#define KERNEL_TABLE FV_FEW_KERNEL_TABLE_BF16
 FV_FEW_DEFINE_BF16(1)
+static const fv_few_kernels kernels_of[][5] = FV_FEW_KERNEL_TABLE_BF16;
 #else
 #if defined(__AVX512BW__)
-#define FV_PREFETCH_ASKS 3
+#define FV_PREFETCH_ASKS 2
 #include "kernels/cpu/few_wide.h"
 #else
 #include "kernels/cpu/few_rows.h"
 #endif
-#define KERNEL_TABLE FV_FEW_KERNEL_TABLE
 FV_FEW_DEFINE_ALL(1)
+static const fv_few_kernels kernels_of[][5] = FV_FEW_KERNEL_TABLE;
 #endif
 
 /* Keys of one tile that share a source, for one head. `first` and `end` count from the tile's first key. */
@@ -58,17 +61,17 @@ typedef struct few_scratch {
 /* Scratch is sized before the cache is known. */
 #define MAX_ELEMENT_BYTES 4
 
-/* Elements of a row of queries or sums, in whole vectors. */
-static int32_t padded_size(int32_t size) { return (int32_t)fv_round_up(size, 16); }
+/* Elements of a row of queries or sums: whole vectors, of any level. */
+static int32_t padded(int32_t size) { return (int32_t)fv_round_up(size, 16); }
 
 #define SCORES_AHEAD 32
 
 static few_scratch few_scratch_of(const fv_attend_params *params, int32_t num_rows, void *memory)
 {
-    const size_t padded = (size_t)fv_round_up(num_rows, fv_rows_in_group(num_rows));
-    const size_t rows = padded * (size_t)params->num_kv_heads;
+    const size_t of_head = (size_t)fv_round_up(num_rows, fv_rows_in_group(num_rows));
+    const size_t rows = of_head * (size_t)params->num_kv_heads;
     const size_t tile = (size_t)params->tile_keys;
-    const size_t k_size = (size_t)padded_size(params->head_size), v_size = (size_t)padded_size(params->v_head_size);
+    const size_t k_size = (size_t)padded(params->head_size), v_size = (size_t)padded(params->v_head_size);
     const size_t widest = k_size > v_size ? k_size : v_size;
     few_scratch scratch = {0};
     scratch.groups = fv_scratch_take(memory, &scratch.bytes, rows * sizeof(fv_row_group));
@@ -91,8 +94,6 @@ size_t FV_ISA_SYMBOL(fv_attend_few_scratch)(const fv_attend_params *params)
 {
     return few_scratch_of(params, FV_DECODE_ROWS, NULL).bytes;
 }
-
-static const fv_few_kernels kernels_of[][5] = KERNEL_TABLE;
 
 /* Keys of a tile: those of the schedule, or an even part of them, so that this tile and the next, with
  * all KV heads, leave most of a core's L2 cache free. Not of the item's heads: the tiles must not depend
@@ -128,11 +129,12 @@ static void head_init(const few_item *few, int32_t head)
     }
     for (int32_t r = 0; r < padded_rows; r++) {
         const char *from = fv_attend_q_row(few->job, kv_head, fv_min_i32(r, few->job->num_rows - 1));
-        float *q = few->scratch.q + (int64_t)(head * padded_rows + r / few->num_rows * few->num_rows) * padded_size(head_size);
+        float *q = few->scratch.q +
+                   (int64_t)(head * padded_rows + r / few->num_rows * few->num_rows) * padded(head_size);
         fv_row_load_lanes(few->scratch.row, from, head_size, params->q_dtype, fv_few_query_order(few->job->lane_dtype));
         fv_few_pack_query(q, few->scratch.row, r % few->num_rows, head_size, few->num_rows);
     }
-    const int64_t num_sums = (int64_t)padded_rows * padded_size(params->v_head_size);
+    const int64_t num_sums = (int64_t)padded_rows * padded(params->v_head_size);
     memset(few->scratch.sums + head * num_sums, 0, (size_t)num_sums * sizeof(float));
 }
 
@@ -251,12 +253,12 @@ static void attend_tile_head(const few_item *few, tile_rows *tile, int32_t head)
         span.is_edge = some_masked || first % num_keys != 0 || end % num_keys != 0;
 
         float rescale[FV_LANES];
-        kernels->dot(scratch->scores, scratch->q + first_row * padded_size(params->head_size), &tile->rows, first, end,
+        kernels->dot(scratch->scores, scratch->q + first_row * padded(params->head_size), &tile->rows, first, end,
                      params->head_size);
         const int32_t max_grew = kernels->softmax(group, scratch->scores, rescale, &span);
         const fv_few_accumulate_fn add = some_masked ? kernels->accumulate_masked : kernels->accumulate;
-        add(scratch->sums + first_row * padded_size(params->v_head_size), scratch->scores, max_grew ? rescale : NULL, &tile->rows,
-            first, end, params->v_head_size);
+        add(scratch->sums + first_row * padded(params->v_head_size), scratch->scores, max_grew ? rescale : NULL,
+            &tile->rows, first, end, params->v_head_size);
     }
 }
 
@@ -326,8 +328,8 @@ static void finish_head(const few_item *few, int32_t head)
         const int32_t g = row / few->num_rows, lane = row % few->num_rows;
         const fv_row_group *group = &few->scratch.groups[head * few->num_groups + g];
         const int64_t first_row = (int64_t)(head * few->num_groups + g) * few->num_rows;
-        fv_few_unblock_row(few->scratch.row, few->scratch.sums + first_row * padded_size(params->v_head_size), lane, few->num_rows,
-                           params->v_head_size);
+        fv_few_unblock_row(few->scratch.row, few->scratch.sums + first_row * padded(params->v_head_size), lane,
+                           few->num_rows, params->v_head_size);
         const fv_f32x8 sum = fv_sum_by_period(group->sum, few->num_rows);
         fv_attend_finish_row(few->job, few->job->item->first_kv_head + head, row, few->scratch.row, group->max[lane],
                              sum[lane]);
@@ -369,12 +371,15 @@ void FV_ISA_SYMBOL(fv_attend_few_rows)(const fv_attend_job *job, void *memory)
     for (int32_t head = 0; head < num_heads; head++) head_init(&few, head);
 
     tile_rows tile = tile_from(&few, job->keys.first, 0);
+    fv_prefetch_portion last = fv_prefetch_nothing(few.scratch.q).last;
     while (tile.first < tile.end) {
         const tile_rows next = tile_from(&few, tile.first_key + tile.end, !tile.turn);
         fv_prefetch_stream ahead = stream_of(&few, &next);
+        ahead.last = last;
         tile.rows.ahead = &ahead;
         for (int32_t head = 0; head < num_heads; head++) attend_tile_head(&few, &tile, head);
         tile = next;
+        last = ahead.last;
     }
     for (int32_t head = 0; head < num_heads; head++) finish_head(&few, head);
 }

@@ -2,7 +2,8 @@
  *
  * Natively it is one instruction. Compiled with FV_PAIRS_EMULATED it is plain C with the arithmetic of the instruction
  * (Intel's manual): the product of the odd elements is added first, then that of the even ones, each sum is rounded to
- * nearest even, denormal numbers count as 0 and become 0, MXCSR is not asked. */
+ * nearest even, denormal numbers count as 0 and become 0, MXCSR is not asked. Only a product out of fp32's range may
+ * differ. */
 #ifndef FV_KERNELS_CPU_BF16_PAIRS_H
 #define FV_KERNELS_CPU_BF16_PAIRS_H
 

@@ -135,8 +135,8 @@ typedef struct fv_few_kernels {
         [FV_DTYPE_F8_E5M2] = FV_FEW_KERNELS_OF_DTYPE(e5m2), [FV_DTYPE_I8] = FV_FEW_KERNELS_OF_DTYPE(i8),     \
     }
 
-#define FV_FEW_KERNEL_TABLE_BF16                          \
-    {                                                     \
+#define FV_FEW_KERNEL_TABLE_BF16                         \
+    {                                                    \
         [FV_DTYPE_BF16] = FV_FEW_KERNELS_OF_DTYPE(bf16), \
     }
 

@@ -32,9 +32,8 @@ FV_ALWAYS_INLINE void fv_few_store_sums(float *to, const fv_lanes *sums, const i
                   __builtin_shufflevector(a, b, 4, 5, 6, 7, 12, 13, 14, 15, 20, 21, 22, 23, 28, 29, 30, 31);
     }
     const fv_lanes a = half[0], b = half[num / 8 - 1];
-    const fv_lanes sum =
-        __builtin_shufflevector(a, b, 0, 1, 2, 3, 8, 9, 10, 11, 16, 17, 18, 19, 24, 25, 26, 27) +
-        __builtin_shufflevector(a, b, 4, 5, 6, 7, 12, 13, 14, 15, 20, 21, 22, 23, 28, 29, 30, 31);
+    const fv_lanes sum = __builtin_shufflevector(a, b, 0, 1, 2, 3, 8, 9, 10, 11, 16, 17, 18, 19, 24, 25, 26, 27) +
+                         __builtin_shufflevector(a, b, 4, 5, 6, 7, 12, 13, 14, 15, 20, 21, 22, 23, 28, 29, 30, 31);
     memcpy(to, &sum, (size_t)num * sizeof(float));
 }
 
@@ -44,8 +43,7 @@ FV_ALWAYS_INLINE void fv_few_rescale(float *sums, const float *rescale, int32_t 
 {
     for (int32_t d = 0; d < v_head_size; d += unit) {
         for (int32_t r = 0; r < num_rows; r++) {
-            for (int32_t i = 0; i < unit; i += 16, sums += 16)
-                fv_lanes_store(sums, fv_lanes_load(sums) * rescale[r]);
+            for (int32_t i = 0; i < unit; i += 16, sums += 16) fv_lanes_store(sums, fv_lanes_load(sums) * rescale[r]);
         }
     }
 }

@@ -4,8 +4,8 @@
  *   scores   the 32 columns of a unit of a key, times those of a query
  *   sums     the values of keys 2i and 2i + 1, interleaved, times the weights of both
  *
- * Pairs of keys depend on the keys' places in the tile alone; a key of a pair that the span does not have counts as zeros.
- * Queries lie in units of 32 bf16, sums in units of 32 floats, R rows side by side, the columns of a unit as
+ * Pairs of keys depend on the keys' places in the tile alone; a key of a pair that the span does not have counts as
+ * zeros. Queries lie in units of 32 bf16, sums in units of 32 floats, R rows side by side, the columns of a unit as
  * fv_pairs_low and fv_pairs_high leave them. Head sizes are multiples of 32. */
 #ifndef FV_KERNELS_CPU_FEW_PAIRS_H
 #define FV_KERNELS_CPU_FEW_PAIRS_H
@@ -71,14 +71,12 @@ FV_ALWAYS_INLINE fv_words fv_few_pair_weights(const float *weights, const int32_
 {
     const fv_lanes a = fv_lanes_load(weights), b = fv_lanes_load(weights + 16);
     if (num_rows == 4) {
-        return fv_pairs_of(
-            __builtin_shufflevector(a, b, 0, 1, 2, 3, 8, 9, 10, 11, 16, 17, 18, 19, 24, 25, 26, 27),
-            __builtin_shufflevector(a, b, 4, 5, 6, 7, 12, 13, 14, 15, 20, 21, 22, 23, 28, 29, 30, 31));
+        return fv_pairs_of(__builtin_shufflevector(a, b, 0, 1, 2, 3, 8, 9, 10, 11, 16, 17, 18, 19, 24, 25, 26, 27),
+                           __builtin_shufflevector(a, b, 4, 5, 6, 7, 12, 13, 14, 15, 20, 21, 22, 23, 28, 29, 30, 31));
     }
     if (num_rows == 2) {
-        return fv_pairs_of(
-            __builtin_shufflevector(a, b, 0, 1, 4, 5, 8, 9, 12, 13, 16, 17, 20, 21, 24, 25, 28, 29),
-            __builtin_shufflevector(a, b, 2, 3, 6, 7, 10, 11, 14, 15, 18, 19, 22, 23, 26, 27, 30, 31));
+        return fv_pairs_of(__builtin_shufflevector(a, b, 0, 1, 4, 5, 8, 9, 12, 13, 16, 17, 20, 21, 24, 25, 28, 29),
+                           __builtin_shufflevector(a, b, 2, 3, 6, 7, 10, 11, 14, 15, 18, 19, 22, 23, 26, 27, 30, 31));
     }
     return fv_pairs_of(__builtin_shufflevector(a, b, 0, 2, 4, 6, 8, 10, 12, 14, 16, 18, 20, 22, 24, 26, 28, 30),
                        __builtin_shufflevector(a, b, 1, 3, 5, 7, 9, 11, 13, 15, 17, 19, 21, 23, 25, 27, 29, 31));
@@ -121,8 +119,8 @@ FV_ALWAYS_INLINE void fv_few_add_pair(fv_lanes *acc, const char *even, const cha
     }
 }
 
-/* The keys [first, end) for `num_units` units of columns, which start `from` bytes into a row of V. `pairs` are from the
- * even key of the first pair on. masked: a key of weight 0 adds nothing, whatever its value. */
+/* The keys [first, end) for `num_units` units of columns, which start `from` bytes into a row of V. `pairs` are from
+ * the even key of the first pair on. masked: a key of weight 0 adds nothing, whatever its value. */
 FV_ALWAYS_INLINE void fv_few_accumulate_units(float *sums, const uint32_t *pairs, const fv_key_rows *rows,
                                               int32_t first, int32_t end, int64_t from, const int32_t num_units,
                                               const int32_t num_rows, const int32_t masked, const int32_t uses)

@@ -146,8 +146,8 @@ FV_ALWAYS_INLINE void fv_few_accumulate_block(float *sums, const float *weights,
 
 /* The same for FV_FEW_ACCUMULATE_KEYS keys whose rows are `stride` apart, and which need no addresses therefore. */
 FV_ALWAYS_INLINE void fv_few_accumulate_even(float *sums, const float *weights, const char *row, int64_t stride,
-                                             fv_prefetch_portion ahead, const int32_t num_vectors, const int32_t num_rows,
-                                             const fv_dtype dtype, const int32_t uses)
+                                             fv_prefetch_portion ahead, const int32_t num_vectors,
+                                             const int32_t num_rows, const fv_dtype dtype, const int32_t uses)
 {
     const int64_t key_bytes = num_vectors * FV_LANES * fv_few_element_bytes(dtype) / uses;
     fv_f32x8 acc[FV_LANES];

@@ -1,9 +1,9 @@
-/* The products of few rows with vectors of 512 bits, otherwise as few_rows.h: sixteen dot products (R rows x 16 / R keys,
- * or 8 keys of one row) are reduced together, and 16 vectors of sums stay in registers (8 of one row).
+/* The products of few rows with vectors of 512 bits, otherwise as few_rows.h: sixteen dot products (R rows x 16 / R
+ * keys, or 8 keys of one row) are reduced together, and 16 vectors of sums stay in registers (8 of one row).
  *
  * Queries and sums lie in units of 16 elements in lane order, R rows side by side; a rest of 8 elements is half a unit,
- * the other half zeros. Half the instructions mean that the core's window spans twice the memory, and that there is time
- * to ask for each line more than once (prefetch_stream.h). */
+ * the other half zeros. With half the instructions the core's window spans twice the memory, and there is time to ask
+ * for each line twice (prefetch_stream.h). */
 #ifndef FV_KERNELS_CPU_FEW_WIDE_H
 #define FV_KERNELS_CPU_FEW_WIDE_H
 
@@ -15,8 +15,9 @@ FV_ALWAYS_INLINE fv_lanes fv_wide_load16(const void *from, const fv_dtype dtype)
 {
     if (dtype == FV_DTYPE_F32) return fv_lanes_load(from);
     if (dtype == FV_DTYPE_BF16) { /* even elements, odd elements, each in the upper half of its lane */
-        const __m512i order = _mm512_set_epi32(15 << 16, 13 << 16, 11 << 16, 9 << 16, 7 << 16, 5 << 16, 3 << 16, 1 << 16,
-                                               14 << 16, 12 << 16, 10 << 16, 8 << 16, 6 << 16, 4 << 16, 2 << 16, 0);
+        const __m512i order = _mm512_set_epi32(15 << 16, 13 << 16, 11 << 16, 9 << 16, 7 << 16, 5 << 16, 3 << 16,
+                                               1 << 16, 14 << 16, 12 << 16, 10 << 16, 8 << 16, 6 << 16, 4 << 16,
+                                               2 << 16, 0);
         const __m512i stored = _mm512_castsi256_si512(_mm256_loadu_si256((const __m256i *)from));
         return (fv_lanes)_mm512_maskz_permutexvar_epi16(0xaaaaaaaa, order, stored);
     }

@@ -1,6 +1,6 @@
-/* Vectors of 64 bytes, for AMX and AVX-512: for tiles, what stands between two products. A row of a C tile is a vector of
- * 16 floats, a row of an A or B tile one of 32 bf16. AVX-512 where it is compiled for, else plain C that gives the same
- * but for the last bits of the exponential. */
+/* Vectors of 64 bytes: AVX-512 where it is compiled for, else plain C that gives the same but for the last bits of
+ * the exponential. For the AMX kernels they are what stands between two products: a row of a C tile is a vector of 16
+ * floats, a row of an A or B tile one of 32 bf16. */
 #ifndef FV_KERNELS_CPU_LANES_H
 #define FV_KERNELS_CPU_LANES_H
 

@@ -4,8 +4,8 @@
 #define FV_KERNELS_CPU_AMX_TILE_ITEM_H
 
 #include "kernels/cpu/amla_scale.h"
-#include "kernels/cpu/lanes.h"
 #include "kernels/cpu/amx/tile.h"
+#include "kernels/cpu/lanes.h"
 #include "kernels/cpu/prefetch_stream.h"
 #include "kernels/cpu/row_strip.h"
 
