@@ -48,7 +48,8 @@ typedef struct fv_context_options {
     fv_log_fn log;
     void *log_user;
     fv_executor executor; /* parallel_for != NULL: used instead of an own pool */
-    const char *isa;      /* limits the CPU kernels: "portable", "avx2", "avx512", "avx512_bf16", "amx"; NULL: $FOVEA_ISA, or all */
+    const char *isa;      /* limits the CPU kernels: "portable", "avx2", "avx512", "avx512_bf16", "amx"; NULL:
+                             $FOVEA_ISA, or all */
     int32_t no_plugins;   /* 1: do not look for device plugins */
 } fv_context_options;
 

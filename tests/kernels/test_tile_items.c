@@ -90,7 +90,8 @@ static void attend(scene *s, const fv_kernel_table *table)
     free(params.scratch);
 }
 
-/* Both tables, the portable one and `table`: NaN and infinity in the same places, other numbers close. Returns the number of rows that have some. */
+/* The portable table and `table`: NaN and infinity in the same places, other numbers close. Returns the number of rows
+ * that have some. */
 static int32_t compare(scene *s, const fv_kernel_table *table)
 {
     static scene portable;

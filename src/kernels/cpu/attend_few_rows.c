@@ -11,10 +11,10 @@
  * A tile ends where the cache ends and dense rows begin; those that are stored in another dtype than
  * the cache are copied to fp32 first.
  *
- * The products are those of few_rows.h, at level avx512 those of few_wide.h; level avx512_bf16 has those of few_pairs.h,
- * and leaves other caches than bf16 to its base. */
+ * The products are those of few_rows.h, at level avx512 those of few_wide.h; level avx512_bf16 has those of
+ * few_pairs.h, and leaves other caches than bf16 to its base. */
 #if defined(FV_HAS_PAIRS)
-#define FV_PREFETCH_ASKS 2
+#define FV_PREFETCH_ASKS 3
 #include "kernels/cpu/few_pairs.h"
 FV_FEW_DEFINE_BF16(1)
 static const fv_few_kernels kernels_of[][5] = FV_FEW_KERNEL_TABLE_BF16;

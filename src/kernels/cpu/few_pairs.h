@@ -17,6 +17,9 @@
 #define FV_FEW_UNIT 32
 #define FV_FEW_UNIT_BYTES 64
 
+/* One or two rows leave more time. */
+FV_ALWAYS_INLINE int32_t fv_few_asks(const int32_t num_rows) { return num_rows == 4 ? 2 : 3; }
+
 /* --- scores = K q ----------------------------------------------------------------------------------- */
 
 FV_ALWAYS_INLINE fv_dtype fv_few_query_order(fv_dtype lane_dtype) { return (void)lane_dtype, FV_DTYPE_F32; }
@@ -47,12 +50,14 @@ FV_ALWAYS_INLINE void fv_few_dot(float *scores, const float *q, const fv_key_row
         const fv_prefetch_portion ahead = fv_prefetch_step(&cursor, head_size * num_keys * 2 / uses);
         const char *of_rows = (const char *)q;
         for (int64_t at = 0; at < head_size * 2; at += FV_FEW_UNIT_BYTES, of_rows += num_rows * FV_FEW_UNIT_BYTES) {
-            fv_prefetch_part(ahead, at * num_keys / uses, FV_FEW_UNIT_BYTES * num_keys / uses);
             fv_words row[4];
             FV_UNROLL
             for (int32_t r = 0; r < num_rows; r++) row[r] = fv_words_load(of_rows + r * FV_FEW_UNIT_BYTES);
             FV_UNROLL
             for (int32_t j = 0; j < num_keys; j++) {
+                if (j % uses == 0)
+                    fv_prefetch_part(ahead, (at * num_keys + j * FV_FEW_UNIT_BYTES) / uses, FV_CACHE_LINE,
+                                     fv_few_asks(num_rows));
                 const fv_words of_key = fv_words_load(k[j] + at);
                 FV_UNROLL
                 for (int32_t r = 0; r < num_rows; r++)
@@ -90,7 +95,8 @@ FV_ALWAYS_INLINE uint32_t fv_few_seen_pair(uint32_t pair)
 
 /* Adds a pair of rows of values, either of which may be NULL, times the pair of weights of each row. */
 FV_ALWAYS_INLINE void fv_few_add_pair(fv_lanes *acc, const char *even, const char *odd, const uint32_t *pairs,
-                                      const int32_t num_units, const int32_t num_rows, const int32_t masked)
+                                      const int32_t num_units, const int32_t num_rows, const int32_t masked,
+                                      fv_prefetch_portion ahead, int64_t asked)
 {
     fv_words weight[4], seen[4], values[8];
     FV_UNROLL
@@ -107,6 +113,7 @@ FV_ALWAYS_INLINE void fv_few_add_pair(fv_lanes *acc, const char *even, const cha
     }
     FV_UNROLL
     for (int32_t u = 0; u < num_units; u++) {
+        fv_prefetch_part(ahead, asked + u * 2 * FV_FEW_UNIT_BYTES, 2 * FV_FEW_UNIT_BYTES, fv_few_asks(num_rows));
         FV_UNROLL
         for (int32_t r = 0; r < num_rows; r++) {
             FV_UNROLL
@@ -135,15 +142,14 @@ FV_ALWAYS_INLINE void fv_few_accumulate_units(float *sums, const uint32_t *pairs
     int32_t key = first;
     int64_t asked = 0;
     if (key % 2 != 0) {
-        fv_few_add_pair(acc, NULL, v[key] + offset, pairs, num_units, num_rows, masked);
+        fv_few_add_pair(acc, NULL, v[key] + offset, pairs, num_units, num_rows, masked, ahead, asked);
         key++;
         pairs += num_rows;
     }
     for (; key + 2 <= end; key += 2, pairs += num_rows, asked += 2 * key_bytes) {
-        fv_prefetch_part(ahead, asked, 2 * key_bytes);
-        fv_few_add_pair(acc, v[key] + offset, v[key + 1] + offset, pairs, num_units, num_rows, masked);
+        fv_few_add_pair(acc, v[key] + offset, v[key + 1] + offset, pairs, num_units, num_rows, masked, ahead, asked);
     }
-    if (key < end) fv_few_add_pair(acc, v[key] + offset, NULL, pairs, num_units, num_rows, masked);
+    if (key < end) fv_few_add_pair(acc, v[key] + offset, NULL, pairs, num_units, num_rows, masked, ahead, asked);
     FV_UNROLL
     for (int32_t i = 0; i < num_units * num_rows * 2; i++) fv_lanes_store(sums + i * 16, acc[i]);
 }

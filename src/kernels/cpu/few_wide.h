@@ -69,13 +69,16 @@ FV_ALWAYS_INLINE fv_dtype fv_few_query_order(fv_dtype lane_dtype) { return lane_
 
 FV_ALWAYS_INLINE void fv_few_dot_unit(fv_lanes sums[16], const float *q, const char *const k[FV_LANES], int64_t offset,
                                       const int32_t num_rows, const int32_t num_keys, const fv_dtype dtype,
-                                      const int32_t is_half)
+                                      const int32_t is_half, fv_prefetch_portion ahead, int64_t asked,
+                                      const int64_t ahead_bytes)
 {
+    const int64_t key_bytes = ahead_bytes / num_keys;
     fv_lanes rows[4];
     FV_UNROLL
     for (int32_t r = 0; r < num_rows; r++) rows[r] = fv_lanes_load(q + r * FV_FEW_UNIT);
     FV_UNROLL
     for (int32_t j = 0; j < num_keys; j++) {
+        if (j * key_bytes % FV_CACHE_LINE == 0) fv_prefetch_part(ahead, asked + j * key_bytes, FV_CACHE_LINE, 2);
         const fv_lanes key = is_half ? fv_wide_load8(k[j] + offset, dtype) : fv_wide_load16(k[j] + offset, dtype);
         FV_UNROLL
         for (int32_t r = 0; r < num_rows; r++)
@@ -104,10 +107,10 @@ FV_ALWAYS_INLINE void fv_few_dot(float *scores, const float *q, const fv_key_row
         int32_t d = 0;
         int64_t asked = 0;
         for (; d + FV_FEW_UNIT <= head_size; d += FV_FEW_UNIT, of_rows += FV_FEW_UNIT * num_rows, asked += unit_bytes) {
-            fv_prefetch_part(ahead, asked, unit_bytes);
-            fv_few_dot_unit(sums, of_rows, k, d * bytes, num_rows, num_keys, dtype, 0);
+            fv_few_dot_unit(sums, of_rows, k, d * bytes, num_rows, num_keys, dtype, 0, ahead, asked, unit_bytes);
         }
-        if (d < head_size) fv_few_dot_unit(sums, of_rows, k, d * bytes, num_rows, num_keys, dtype, 1);
+        if (d < head_size)
+            fv_few_dot_unit(sums, of_rows, k, d * bytes, num_rows, num_keys, dtype, 1, ahead, asked, unit_bytes / 2);
         fv_few_store_sums(scores + key * num_rows, sums, num_keys * num_rows);
     }
     fv_prefetch_end(&cursor);
@@ -132,13 +135,15 @@ FV_ALWAYS_INLINE void fv_few_accumulate_units(float *sums, const float *weights,
     int64_t asked = 0;
     for (int32_t key = first; key < end; key++, asked += key_bytes) {
         const char *row = rows->v[key] + offset;
-        if (key_bytes >= FV_CACHE_LINE || (key - first) * key_bytes % FV_CACHE_LINE == 0)
-            fv_prefetch_part(ahead, asked, key_bytes);
+        if (key_bytes < FV_CACHE_LINE && asked % FV_CACHE_LINE == 0) fv_prefetch_part(ahead, asked, FV_CACHE_LINE, 2);
         fv_lanes weight[4];
         FV_UNROLL
         for (int32_t r = 0; r < num_rows; r++) weight[r] = fv_lanes_splat(weights[key * num_rows + r]);
         FV_UNROLL
         for (int32_t u = 0; u < num_units; u++) {
+            const int64_t of_unit = u * key_bytes / num_units;
+            if (key_bytes >= FV_CACHE_LINE && of_unit % FV_CACHE_LINE == 0)
+                fv_prefetch_part(ahead, asked + of_unit, FV_CACHE_LINE, 2);
             const fv_lanes value = is_half ? fv_wide_load8(row, dtype) : fv_wide_load16(row + u * 16 * bytes, dtype);
             FV_UNROLL
             for (int32_t r = 0; r < num_rows; r++) {

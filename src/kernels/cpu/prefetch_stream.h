@@ -6,7 +6,7 @@
 
 #include "kernels/cpu/simd.h"
 
-/* How often each line is asked for. A core may drop prefetches when its miss buffers are full, so a kernel with time to
+/* How often a line may be asked for. A core drops prefetches when its miss buffers are full, so a kernel with time to
  * spare asks again when it has moved on by a portion. */
 #ifndef FV_PREFETCH_ASKS
 #define FV_PREFETCH_ASKS 1
@@ -122,11 +122,12 @@ FV_ALWAYS_INLINE void fv_prefetch_bytes(const char *at, const int64_t bytes)
     for (int64_t i = FV_CACHE_LINE; i < bytes; i += FV_CACHE_LINE) __builtin_prefetch(at + i, 0, 2);
 }
 
-/* Some bytes of a portion, and the same of those before it. */
-FV_ALWAYS_INLINE void fv_prefetch_part(fv_prefetch_portion portion, int64_t offset, const int64_t bytes)
+/* Some bytes of a portion, and the same of those before it, `asks` in all. */
+FV_ALWAYS_INLINE void fv_prefetch_part(fv_prefetch_portion portion, int64_t offset, const int64_t bytes,
+                                       const int32_t asks)
 {
     FV_UNROLL
-    for (int32_t i = 0; i < FV_PREFETCH_ASKS; i++) fv_prefetch_bytes(portion.at[i] + offset, bytes);
+    for (int32_t i = 0; i < asks; i++) fv_prefetch_bytes(portion.at[i] + offset, bytes);
 }
 
 #endif
