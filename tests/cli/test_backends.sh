@@ -26,7 +26,7 @@ bench json_holds "min(b['worst_ratio'] for b in d['backends'] if b['measured']) 
 bench prints '^ROCM_AITER_FA +[0-9.]+ +2q1s128 +[01] of 1$' --backend all 2q1s128
 bench prints '^2q1s128,ROCM_ATTN,' --backend all --csv 2q1s128
 # A layout that only some take: the others are named with their reason, and the run goes on.
-bench prints 'TRITON_ATTN +[a-z0-9]+ +skipped: .*layout x_packed not supported \(accepted: .*nb_2_bs_h_d' \
+bench prints 'TRITON_ATTN +[a-z0-9_]+ +skipped: .*layout x_packed not supported \(accepted: .*nb_2_bs_h_d' \
     --backend all --layout x_packed q1s64
 bench json_holds "names($measured) == {'ROCM_ATTN'}" --backend all --layout x_packed --json q1s64
 bench json_holds "all(b['refused'] == 1 for b in d['backends'] if b['backend'] != 'ROCM_ATTN')" \
