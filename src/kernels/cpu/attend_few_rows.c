@@ -44,7 +44,7 @@ typedef struct few_scratch {
     float *q;               /* [heads][num_groups][D][R], see fv_few_pack_query */
     float *sums;            /* [heads][num_groups][Dv in blocks of columns][R][block], lane order */
     float *row;             /* [D or Dv] */
-    float *scores;          /* [tile][R], and SCORES_AHEAD, which loads of whole vectors reach */
+    float *scores;          /* [tile][R], and FV_FEW_SCORES_AHEAD, which loads of whole vectors reach */
     float *k_scales;        /* [tile] */
     float *v_scales;        /* [tile] */
     const char **k_rows[2]; /* [tile] of this tile and the next, in turn */
@@ -61,24 +61,19 @@ typedef struct few_scratch {
 /* Scratch is sized before the cache is known. */
 #define MAX_ELEMENT_BYTES 4
 
-/* Elements of a row of queries or sums: whole vectors, of any level. */
-static int32_t padded(int32_t size) { return (int32_t)fv_round_up(size, 16); }
-
-#define SCORES_AHEAD 32
-
 static few_scratch few_scratch_of(const fv_attend_params *params, int32_t num_rows, void *memory)
 {
     const size_t of_head = (size_t)fv_round_up(num_rows, fv_rows_in_group(num_rows));
     const size_t rows = of_head * (size_t)params->num_kv_heads;
     const size_t tile = (size_t)params->tile_keys;
-    const size_t k_size = (size_t)padded(params->head_size), v_size = (size_t)padded(params->v_head_size);
+    const size_t k_size = (size_t)fv_few_padded(params->head_size), v_size = (size_t)fv_few_padded(params->v_head_size);
     const size_t widest = k_size > v_size ? k_size : v_size;
     few_scratch scratch = {0};
     scratch.groups = fv_scratch_take(memory, &scratch.bytes, rows * sizeof(fv_row_group));
     scratch.q = fv_scratch_take(memory, &scratch.bytes, rows * k_size * sizeof(float));
     scratch.sums = fv_scratch_take(memory, &scratch.bytes, rows * v_size * sizeof(float));
     scratch.row = fv_scratch_take(memory, &scratch.bytes, widest * sizeof(float));
-    scratch.scores = fv_scratch_take(memory, &scratch.bytes, (tile * 4 + SCORES_AHEAD) * sizeof(float));
+    scratch.scores = fv_scratch_take(memory, &scratch.bytes, (tile * 4 + FV_FEW_SCORES_AHEAD) * sizeof(float));
     scratch.k_scales = fv_scratch_take(memory, &scratch.bytes, tile * sizeof(float));
     scratch.v_scales = fv_scratch_take(memory, &scratch.bytes, tile * sizeof(float));
     for (int32_t i = 0; i < 2; i++) scratch.k_rows[i] = fv_scratch_take(memory, &scratch.bytes, tile * sizeof(char *));
@@ -130,11 +125,11 @@ static void head_init(const few_item *few, int32_t head)
     for (int32_t r = 0; r < padded_rows; r++) {
         const char *from = fv_attend_q_row(few->job, kv_head, fv_min_i32(r, few->job->num_rows - 1));
         float *q = few->scratch.q +
-                   (int64_t)(head * padded_rows + r / few->num_rows * few->num_rows) * padded(head_size);
+                   (int64_t)(head * padded_rows + r / few->num_rows * few->num_rows) * fv_few_padded(head_size);
         fv_row_load_lanes(few->scratch.row, from, head_size, params->q_dtype, fv_few_query_order(few->job->lane_dtype));
         fv_few_pack_query(q, few->scratch.row, r % few->num_rows, head_size, few->num_rows);
     }
-    const int64_t num_sums = (int64_t)padded_rows * padded(params->v_head_size);
+    const int64_t num_sums = (int64_t)padded_rows * fv_few_padded(params->v_head_size);
     memset(few->scratch.sums + head * num_sums, 0, (size_t)num_sums * sizeof(float));
 }
 
@@ -253,11 +248,11 @@ static void attend_tile_head(const few_item *few, tile_rows *tile, int32_t head)
         span.is_edge = some_masked || first % num_keys != 0 || end % num_keys != 0;
 
         float rescale[FV_LANES];
-        kernels->dot(scratch->scores, scratch->q + first_row * padded(params->head_size), &tile->rows, first, end,
-                     params->head_size);
+        kernels->dot(scratch->scores, scratch->q + first_row * fv_few_padded(params->head_size), &tile->rows, first,
+                     end, params->head_size);
         const int32_t max_grew = kernels->softmax(group, scratch->scores, rescale, &span);
         const fv_few_accumulate_fn add = some_masked ? kernels->accumulate_masked : kernels->accumulate;
-        add(scratch->sums + first_row * padded(params->v_head_size), scratch->scores, max_grew ? rescale : NULL,
+        add(scratch->sums + first_row * fv_few_padded(params->v_head_size), scratch->scores, max_grew ? rescale : NULL,
             &tile->rows, first, end, params->v_head_size);
     }
 }
@@ -328,7 +323,7 @@ static void finish_head(const few_item *few, int32_t head)
         const int32_t g = row / few->num_rows, lane = row % few->num_rows;
         const fv_row_group *group = &few->scratch.groups[head * few->num_groups + g];
         const int64_t first_row = (int64_t)(head * few->num_groups + g) * few->num_rows;
-        fv_few_unblock_row(few->scratch.row, few->scratch.sums + first_row * padded(params->v_head_size), lane,
+        fv_few_unblock_row(few->scratch.row, few->scratch.sums + first_row * fv_few_padded(params->v_head_size), lane,
                            few->num_rows, params->v_head_size);
         const fv_f32x8 sum = fv_sum_by_period(group->sum, few->num_rows);
         fv_attend_finish_row(few->job, few->job->item->first_kv_head + head, row, few->scratch.row, group->max[lane],

@@ -13,6 +13,17 @@
 
 #define FV_FEW_ACCUMULATE_KEYS 16 /* keys taken together in the product with V */
 
+/* 1: rows of the next tile may be shorter than a portion (latents in blocks of one token), so each line is found by
+ * itself; 0: portions of several keys, which may pass the end of a run. */
+#ifndef FV_FEW_ASKS_BY_LINE
+#define FV_FEW_ASKS_BY_LINE 0
+#endif
+
+/* Elements of a row of queries or sums: whole vectors, of any level. */
+static inline int32_t fv_few_padded(int32_t size) { return (int32_t)fv_round_up(size, 16); }
+
+#define FV_FEW_SCORES_AHEAD 32 /* scores behind a tile's, which loads of whole vectors reach */
+
 /* Rows of a tile's keys, for one head. */
 typedef struct fv_key_rows {
     const char *const *k;      /* element 0 of each key's row, less the offset; entries from first / 8 * 8 to the */
@@ -57,6 +68,24 @@ FV_ALWAYS_INLINE fv_f32x8 fv_few_load8(const void *from, const fv_dtype dtype)
 {
     const fv_f32x8 value = fv_load8(from, dtype);
     return fv_few_factor(dtype) == 1.0f ? value : value * (1.0f / fv_few_factor(dtype));
+}
+
+/* A portion to be asked for bit by bit. */
+FV_ALWAYS_INLINE fv_prefetch_portion fv_few_portion(fv_prefetch_cursor *cursor, int64_t bytes)
+{
+    return FV_FEW_ASKS_BY_LINE ? cursor->last : fv_prefetch_step(cursor, bytes);
+}
+
+/* Asks for some bytes of it, or for as many lines. */
+FV_ALWAYS_INLINE void fv_few_ask(fv_prefetch_cursor *cursor, fv_prefetch_portion portion, int64_t offset,
+                                 const int64_t bytes, const int32_t asks)
+{
+    if (FV_FEW_ASKS_BY_LINE) {
+        FV_UNROLL
+        for (int64_t i = 0; i < bytes; i += FV_CACHE_LINE) fv_prefetch_line(cursor);
+        return;
+    }
+    fv_prefetch_part(portion, offset, bytes, asks);
 }
 
 /* --- one compiled form for each dtype and R -------------------------------------------------------------- */

@@ -68,11 +68,11 @@ FV_ALWAYS_INLINE void fv_few_dot(float *scores, const float *q, const fv_key_row
         FV_UNROLL
         for (int32_t i = 0; i < FV_LANES; i++) sums[i] = fv_splat(0.0f);
 
-        const fv_prefetch_portion ahead = fv_prefetch_step(&cursor, head_size * num_keys * bytes / uses);
+        const fv_prefetch_portion ahead = fv_few_portion(&cursor, head_size * num_keys * bytes / uses);
         const float *of_rows = q;
         int32_t d = 0;
         for (; d + 16 <= head_size; d += 16, of_rows += 16 * num_rows) {
-            fv_prefetch_part(ahead, d * num_keys * bytes / uses, 16 * num_keys * bytes / uses, 1);
+            fv_few_ask(&cursor, ahead, d * num_keys * bytes / uses, 16 * num_keys * bytes / uses, 1);
             fv_few_dot_step(sums, of_rows, k, d * bytes, num_rows, dtype);
         }
         if (d < head_size) {
@@ -127,36 +127,39 @@ FV_ALWAYS_INLINE void fv_few_accumulate_block(float *sums, const float *weights,
 {
     const int64_t offset = rows->v_offset + from;
     const int64_t key_bytes = num_vectors * FV_LANES * fv_few_element_bytes(dtype) / uses;
-    const fv_prefetch_portion ahead = fv_prefetch_take_portion(rows->ahead, (end - first) * key_bytes);
+    fv_prefetch_cursor cursor = fv_prefetch_begin(rows->ahead);
+    const fv_prefetch_portion ahead = fv_few_portion(&cursor, (end - first) * key_bytes);
     fv_f32x8 acc[FV_LANES];
     FV_UNROLL
     for (int32_t i = 0; i < num_rows * num_vectors; i++) acc[i] = fv_load_f32(sums + i * FV_LANES);
     int32_t key = first;
     for (; key + 2 <= end; key += 2) {
-        fv_prefetch_part(ahead, (key - first) * key_bytes, 2 * key_bytes, 1);
+        fv_few_ask(&cursor, ahead, (key - first) * key_bytes, 2 * key_bytes, 1);
         fv_few_add_key(acc, rows->v[key] + offset, weights + key * num_rows, num_vectors, num_rows, dtype, masked);
         fv_few_add_key(acc, rows->v[key + 1] + offset, weights + (key + 1) * num_rows, num_vectors, num_rows, dtype,
                        masked);
     }
     if (key < end)
         fv_few_add_key(acc, rows->v[key] + offset, weights + key * num_rows, num_vectors, num_rows, dtype, masked);
+    fv_prefetch_end(&cursor);
     FV_UNROLL
     for (int32_t i = 0; i < num_rows * num_vectors; i++) fv_store_f32(sums + i * FV_LANES, acc[i]);
 }
 
 /* The same for FV_FEW_ACCUMULATE_KEYS keys whose rows are `stride` apart, and which need no addresses therefore. */
 FV_ALWAYS_INLINE void fv_few_accumulate_even(float *sums, const float *weights, const char *row, int64_t stride,
-                                             fv_prefetch_portion ahead, const int32_t num_vectors,
+                                             fv_prefetch_cursor *cursor, const int32_t num_vectors,
                                              const int32_t num_rows, const fv_dtype dtype, const int32_t uses)
 {
     const int64_t key_bytes = num_vectors * FV_LANES * fv_few_element_bytes(dtype) / uses;
+    const fv_prefetch_portion ahead = fv_few_portion(cursor, FV_FEW_ACCUMULATE_KEYS * key_bytes);
     fv_f32x8 acc[FV_LANES];
     FV_UNROLL
     for (int32_t i = 0; i < num_rows * num_vectors; i++) acc[i] = fv_load_f32(sums + i * FV_LANES);
     for (int32_t key = 0; key < FV_FEW_ACCUMULATE_KEYS; key += 4, row += 4 * stride) {
         FV_UNROLL
         for (int32_t i = 0; i < 4; i++) {
-            if (i % 2 == 0) fv_prefetch_part(ahead, (key + i) * key_bytes, 2 * key_bytes, 1);
+            if (i % 2 == 0) fv_few_ask(cursor, ahead, (key + i) * key_bytes, 2 * key_bytes, 1);
             fv_few_add_key(acc, row + i * stride, weights + (key + i) * num_rows, num_vectors, num_rows, dtype, 0);
         }
     }
@@ -172,13 +175,11 @@ FV_ALWAYS_INLINE int32_t fv_few_accumulate_wide(float *sums, const float *weight
     const int32_t width = fv_few_block_width(num_rows);
     const char *row = rows->v[first] + rows->v_offset;
     const int64_t stride = rows->v_stride;
-    const int64_t ahead_bytes = FV_FEW_ACCUMULATE_KEYS * width * fv_few_element_bytes(dtype) / uses;
     fv_prefetch_cursor cursor = fv_prefetch_begin(rows->ahead);
     weights += first * num_rows;
     int32_t d = 0;
     for (; d + width <= v_head_size; d += width, row += width * fv_few_element_bytes(dtype), sums += width * num_rows) {
-        const fv_prefetch_portion ahead = fv_prefetch_step(&cursor, ahead_bytes);
-        fv_few_accumulate_even(sums, weights, row, stride, ahead, width / FV_LANES, num_rows, dtype, uses);
+        fv_few_accumulate_even(sums, weights, row, stride, &cursor, width / FV_LANES, num_rows, dtype, uses);
     }
     fv_prefetch_end(&cursor);
     return d;

@@ -69,8 +69,8 @@ FV_ALWAYS_INLINE fv_dtype fv_few_query_order(fv_dtype lane_dtype) { return lane_
 
 FV_ALWAYS_INLINE void fv_few_dot_unit(fv_lanes sums[16], const float *q, const char *const k[FV_LANES], int64_t offset,
                                       const int32_t num_rows, const int32_t num_keys, const fv_dtype dtype,
-                                      const int32_t is_half, fv_prefetch_portion ahead, int64_t asked,
-                                      const int64_t ahead_bytes)
+                                      const int32_t is_half, fv_prefetch_cursor *cursor, fv_prefetch_portion ahead,
+                                      int64_t asked, const int64_t ahead_bytes)
 {
     const int64_t key_bytes = ahead_bytes / num_keys;
     fv_lanes rows[4];
@@ -78,7 +78,7 @@ FV_ALWAYS_INLINE void fv_few_dot_unit(fv_lanes sums[16], const float *q, const c
     for (int32_t r = 0; r < num_rows; r++) rows[r] = fv_lanes_load(q + r * FV_FEW_UNIT);
     FV_UNROLL
     for (int32_t j = 0; j < num_keys; j++) {
-        if (j * key_bytes % FV_CACHE_LINE == 0) fv_prefetch_part(ahead, asked + j * key_bytes, FV_CACHE_LINE, 2);
+        if (j * key_bytes % FV_CACHE_LINE == 0) fv_few_ask(cursor, ahead, asked + j * key_bytes, FV_CACHE_LINE, 2);
         const fv_lanes key = is_half ? fv_wide_load8(k[j] + offset, dtype) : fv_wide_load16(k[j] + offset, dtype);
         FV_UNROLL
         for (int32_t r = 0; r < num_rows; r++)
@@ -102,15 +102,17 @@ FV_ALWAYS_INLINE void fv_few_dot(float *scores, const float *q, const fv_key_row
         FV_UNROLL
         for (int32_t i = 0; i < num_keys * num_rows; i++) sums[i] = fv_lanes_splat(0.0f);
 
-        const fv_prefetch_portion ahead = fv_prefetch_step(&cursor, head_size * num_keys * bytes / uses);
+        const fv_prefetch_portion ahead = fv_few_portion(&cursor, head_size * num_keys * bytes / uses);
         const float *of_rows = q;
         int32_t d = 0;
         int64_t asked = 0;
         for (; d + FV_FEW_UNIT <= head_size; d += FV_FEW_UNIT, of_rows += FV_FEW_UNIT * num_rows, asked += unit_bytes) {
-            fv_few_dot_unit(sums, of_rows, k, d * bytes, num_rows, num_keys, dtype, 0, ahead, asked, unit_bytes);
+            fv_few_dot_unit(sums, of_rows, k, d * bytes, num_rows, num_keys, dtype, 0, &cursor, ahead, asked,
+                            unit_bytes);
         }
         if (d < head_size)
-            fv_few_dot_unit(sums, of_rows, k, d * bytes, num_rows, num_keys, dtype, 1, ahead, asked, unit_bytes / 2);
+            fv_few_dot_unit(sums, of_rows, k, d * bytes, num_rows, num_keys, dtype, 1, &cursor, ahead, asked,
+                            unit_bytes / 2);
         fv_few_store_sums(scores + key * num_rows, sums, num_keys * num_rows);
     }
     fv_prefetch_end(&cursor);
@@ -128,14 +130,16 @@ FV_ALWAYS_INLINE void fv_few_accumulate_units(float *sums, const float *weights,
     const int64_t offset = rows->v_offset + from;
     const int64_t bytes = fv_few_element_bytes(dtype);
     const int64_t key_bytes = num_units * (is_half ? 8 : 16) * bytes / uses;
-    const fv_prefetch_portion ahead = fv_prefetch_take_portion(rows->ahead, (end - first) * key_bytes);
+    fv_prefetch_cursor cursor = fv_prefetch_begin(rows->ahead);
+    const fv_prefetch_portion ahead = fv_few_portion(&cursor, (end - first) * key_bytes);
     fv_lanes acc[16];
     FV_UNROLL
     for (int32_t i = 0; i < num_units * num_rows; i++) acc[i] = fv_lanes_load(sums + i * FV_FEW_UNIT);
     int64_t asked = 0;
     for (int32_t key = first; key < end; key++, asked += key_bytes) {
         const char *row = rows->v[key] + offset;
-        if (key_bytes < FV_CACHE_LINE && asked % FV_CACHE_LINE == 0) fv_prefetch_part(ahead, asked, FV_CACHE_LINE, 2);
+        if (key_bytes < FV_CACHE_LINE && asked % FV_CACHE_LINE == 0)
+            fv_few_ask(&cursor, ahead, asked, FV_CACHE_LINE, 2);
         fv_lanes weight[4];
         FV_UNROLL
         for (int32_t r = 0; r < num_rows; r++) weight[r] = fv_lanes_splat(weights[key * num_rows + r]);
@@ -143,7 +147,7 @@ FV_ALWAYS_INLINE void fv_few_accumulate_units(float *sums, const float *weights,
         for (int32_t u = 0; u < num_units; u++) {
             const int64_t of_unit = u * key_bytes / num_units;
             if (key_bytes >= FV_CACHE_LINE && of_unit % FV_CACHE_LINE == 0)
-                fv_prefetch_part(ahead, asked + of_unit, FV_CACHE_LINE, 2);
+                fv_few_ask(&cursor, ahead, asked + of_unit, FV_CACHE_LINE, 2);
             const fv_lanes value = is_half ? fv_wide_load8(row, dtype) : fv_wide_load16(row + u * 16 * bytes, dtype);
             FV_UNROLL
             for (int32_t r = 0; r < num_rows; r++) {
@@ -155,6 +159,7 @@ FV_ALWAYS_INLINE void fv_few_accumulate_units(float *sums, const float *weights,
     }
     FV_UNROLL
     for (int32_t i = 0; i < num_units * num_rows; i++) fv_lanes_store(sums + i * FV_FEW_UNIT, acc[i]);
+    fv_prefetch_end(&cursor);
 }
 
 /* Few keys at a time, see few_rows.h; rescale NULL: sums stay as they are. */

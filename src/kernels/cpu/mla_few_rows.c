@@ -2,13 +2,19 @@
  *
  * Bound by the bytes of the cache, so each latent is read once for all rows: a tile is as small as half an L1
  * cache, its rows are keys first and values right after, and the lines of the next tile are prefetched between
- * the arithmetic (few_rows.h). Latents are converted in registers where they lie; those in fp8, those to be rotated
+ * the arithmetic (few_rows.h, few_wide.h): all of them during the first product, and again during the second, for a core
+ * drops prefetches when its miss buffers are full. Latents are converted in registers where they lie; those in fp8, those to be rotated
  * and those with a scale for each token are brought to fp32 first, a smaller tile of them. */
+#define FV_FEW_ASKS_BY_LINE 1
+#if defined(__AVX512BW__)
+#include "kernels/cpu/few_wide.h"
+#else
 #include "kernels/cpu/few_rows.h"
+#endif
 #include "kernels/cpu/latent_rows.h"
 #include "kernels/cpu/mla_decode_rows.h"
 
-FV_FEW_DEFINE_ALL(2)
+FV_FEW_DEFINE_ALL(1)
 
 static const fv_few_kernels kernels_of[][5] = FV_FEW_KERNEL_TABLE;
 
@@ -20,8 +26,8 @@ enum {
 
 typedef struct few_scratch {
     fv_row_group *groups;
-    float *q;    /* [groups][D][R], see fv_few_pack_query */
-    float *sums; /* of each group [Dv in blocks of columns][R][block], lane order */
+    float *q;    /* [groups][D, padded][R], see fv_few_pack_query */
+    float *sums; /* of each group [Dv, padded, in blocks of columns][R][block], lane order */
     float *row;  /* [D] */
     float *scores;
     float *latents;           /* [tile][stride] of those that are brought to fp32 */
@@ -54,14 +60,14 @@ typedef struct few_tile {
 static few_scratch few_scratch_of(const fv_attend_params *params, int32_t num_rows, void *memory)
 {
     const size_t rows = (size_t)fv_round_up(num_rows, fv_rows_in_group(num_rows));
-    const size_t v_size = (size_t)params->v_head_size;
+    const size_t q_size = (size_t)fv_few_padded(params->head_size), v_size = (size_t)fv_few_padded(params->v_head_size);
     few_scratch scratch = {.stride = (int32_t)fv_round_up(params->head_size, 16)};
     const size_t row_bytes = (size_t)scratch.stride * sizeof(float);
     scratch.groups = fv_scratch_take(memory, &scratch.bytes, rows * sizeof(fv_row_group));
-    scratch.q = fv_scratch_take(memory, &scratch.bytes, rows * (size_t)params->head_size * sizeof(float));
+    scratch.q = fv_scratch_take(memory, &scratch.bytes, rows * q_size * sizeof(float));
     scratch.sums = fv_scratch_take(memory, &scratch.bytes, rows * v_size * sizeof(float));
     scratch.row = fv_scratch_take(memory, &scratch.bytes, row_bytes);
-    scratch.scores = fv_scratch_take(memory, &scratch.bytes, TILE_KEYS * 4 * sizeof(float));
+    scratch.scores = fv_scratch_take(memory, &scratch.bytes, (TILE_KEYS * 4 + FV_FEW_SCORES_AHEAD) * sizeof(float));
     scratch.latents = fv_scratch_take(memory, &scratch.bytes, COPIED_TILE_KEYS * row_bytes);
     scratch.copy = fv_scratch_take(memory, &scratch.bytes, row_bytes);
     for (int32_t i = 0; i < 2; i++) {
@@ -102,11 +108,11 @@ static void begin_rows(const few_item *few)
     }
     for (int32_t row = 0; row < padded_rows; row++) {
         const char *from = fv_attend_q_row(few->job, 0, fv_min_i32(row, few->job->num_rows - 1));
-        float *q = scratch->q + (int64_t)(row / few->num_rows * few->num_rows) * params->head_size;
+        float *q = scratch->q + (int64_t)(row / few->num_rows * few->num_rows) * fv_few_padded(params->head_size);
         fv_row_load_lanes(scratch->row, from, params->head_size, params->q_dtype, few->job->lane_dtype);
         fv_few_pack_query(q, scratch->row, row % few->num_rows, params->head_size, few->num_rows);
     }
-    memset(scratch->sums, 0, (size_t)padded_rows * (size_t)params->v_head_size * sizeof(float));
+    memset(scratch->sums, 0, (size_t)padded_rows * (size_t)fv_few_padded(params->v_head_size) * sizeof(float));
     if (few->in_place) return;
     for (int32_t i = 0; i < COPIED_TILE_KEYS; i++) {
         scratch->latent_rows[i] = (const char *)(scratch->latents + (int64_t)i * scratch->stride);
@@ -157,7 +163,7 @@ static void load_latents(const few_item *few, const few_tile *tile)
                     few->job, tile->first_key + tile->first, tile->first_key + tile->end);
 }
 
-static void attend_tile(const few_item *few, const few_tile *tile, fv_prefetch_stream *ahead)
+static void attend_tile(const few_item *few, const few_tile *tile, fv_prefetch_stream *ahead, fv_prefetch_stream *again)
 {
     const fv_attend_job *job = few->job;
     const fv_attend_params *params = job->params;
@@ -195,10 +201,11 @@ static void attend_tile(const few_item *few, const few_tile *tile, fv_prefetch_s
         span.is_edge = some_masked || first % num_keys != 0 || end % num_keys != 0;
 
         float rescale[FV_LANES];
-        float *sums = scratch->sums + (int64_t)span.first_row * params->v_head_size;
-        kernels->dot(scratch->scores, scratch->q + (int64_t)span.first_row * params->head_size, &rows, first, end,
-                     params->head_size);
+        float *sums = scratch->sums + (int64_t)span.first_row * fv_few_padded(params->v_head_size);
+        kernels->dot(scratch->scores, scratch->q + (int64_t)span.first_row * fv_few_padded(params->head_size), &rows,
+                     first, end, params->head_size);
         const int32_t max_grew = kernels->softmax(group, scratch->scores, rescale, &span);
+        if (rows.ahead == ahead) rows.ahead = again;
         const fv_few_accumulate_fn add = some_masked ? kernels->accumulate_masked : kernels->accumulate;
         add(sums, scratch->scores, max_grew ? rescale : NULL, &rows, first, end, params->v_head_size);
         rows.ahead = &nothing; /* the first group has called for all of the next tile */
@@ -211,8 +218,8 @@ static void finish_rows(const few_item *few)
     for (int32_t row = 0; row < few->job->num_rows; row++) {
         const int32_t g = row / few->num_rows, lane = row % few->num_rows;
         const fv_row_group *group = &few->scratch.groups[g];
-        fv_few_unblock_row(few->scratch.row, few->scratch.sums + (int64_t)g * few->num_rows * params->v_head_size, lane,
-                           few->num_rows, params->v_head_size);
+        const float *sums = few->scratch.sums + (int64_t)g * few->num_rows * fv_few_padded(params->v_head_size);
+        fv_few_unblock_row(few->scratch.row, sums, lane, few->num_rows, params->v_head_size);
         const fv_f32x8 sum = fv_sum_by_period(group->sum, few->num_rows);
         fv_attend_finish_row(few->job, 0, row, few->scratch.row, group->max[lane], sum[lane]);
     }
@@ -245,7 +252,8 @@ void FV_ISA_SYMBOL(fv_mla_few_rows)(const fv_attend_job *of_item, void *memory)
     while (tile.first < tile.end) {
         const few_tile next = tile_from(&few, tile.first_key + tile.end, !tile.turn);
         fv_prefetch_stream ahead = stream_of(&few, &next);
-        attend_tile(&few, &tile, &ahead);
+        fv_prefetch_stream again = ahead;
+        attend_tile(&few, &tile, &ahead, &again);
         tile = next;
     }
     finish_rows(&few);

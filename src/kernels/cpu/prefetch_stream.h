@@ -122,6 +122,12 @@ FV_ALWAYS_INLINE void fv_prefetch_bytes(const char *at, const int64_t bytes)
     for (int64_t i = FV_CACHE_LINE; i < bytes; i += FV_CACHE_LINE) __builtin_prefetch(at + i, 0, 2);
 }
 
+/* The next line of the stream, whatever the length of its runs. */
+FV_ALWAYS_INLINE void fv_prefetch_line(fv_prefetch_cursor *cursor)
+{
+    __builtin_prefetch(fv_prefetch_step(cursor, FV_CACHE_LINE).at[0], 0, 2);
+}
+
 /* Some bytes of a portion, and the same of those before it, `asks` in all. */
 FV_ALWAYS_INLINE void fv_prefetch_part(fv_prefetch_portion portion, int64_t offset, const int64_t bytes,
                                        const int32_t asks)
