@@ -16,7 +16,7 @@
 #if defined(FV_HAS_PAIRS)
 #define FV_PREFETCH_ASKS 3
 #include "kernels/cpu/few_pairs.h"
-FV_FEW_DEFINE_BF16(1)
+FV_FEW_DEFINE_BF16
 static const fv_few_kernels kernels_of[][5] = FV_FEW_KERNEL_TABLE_BF16;
 #else
 #if defined(__AVX512BW__)
@@ -25,7 +25,7 @@ static const fv_few_kernels kernels_of[][5] = FV_FEW_KERNEL_TABLE_BF16;
 #else
 #include "kernels/cpu/few_rows.h"
 #endif
-FV_FEW_DEFINE_ALL(1)
+FV_FEW_DEFINE_ALL
 static const fv_few_kernels kernels_of[][5] = FV_FEW_KERNEL_TABLE;
 #endif
 

@@ -3,8 +3,8 @@
  *
  * Whoever includes this defines, always inline,
  *
- *   fv_few_dot(scores, q, rows, first, end, head_size, num_rows, dtype, uses)
- *   fv_few_accumulate(sums, weights, rescale, rows, first, end, v_head_size, num_rows, dtype, masked, uses) */
+ *   fv_few_dot(scores, q, rows, first, end, head_size, num_rows, dtype)
+ *   fv_few_accumulate(sums, weights, rescale, rows, first, end, v_head_size, num_rows, dtype, masked) */
 #ifndef FV_KERNELS_CPU_FEW_KERNELS_H
 #define FV_KERNELS_CPU_FEW_KERNELS_H
 
@@ -100,22 +100,22 @@ typedef struct fv_few_kernels {
     fv_few_accumulate_fn accumulate_masked;
 } fv_few_kernels;
 
-#define FV_FEW_DEFINE_KERNELS(NAME, DTYPE, ROWS, USES)                                                               \
+#define FV_FEW_DEFINE_KERNELS(NAME, DTYPE, ROWS)                                                                     \
     static void dot_##NAME##_##ROWS(float *scores, const float *q, const fv_key_rows *rows, int32_t first,           \
                                     int32_t end, int32_t head_size)                                                  \
     {                                                                                                                \
-        fv_few_dot(scores, q, rows, first, end, head_size, ROWS, DTYPE, USES);                                       \
+        fv_few_dot(scores, q, rows, first, end, head_size, ROWS, DTYPE);                                             \
     }                                                                                                                \
     static void accumulate_##NAME##_##ROWS(float *sums, const float *weights, const float *rescale,                  \
                                            const fv_key_rows *rows, int32_t first, int32_t end, int32_t v_head_size) \
     {                                                                                                                \
-        fv_few_accumulate(sums, weights, rescale, rows, first, end, v_head_size, ROWS, DTYPE, 0, USES);              \
+        fv_few_accumulate(sums, weights, rescale, rows, first, end, v_head_size, ROWS, DTYPE, 0);                    \
     }                                                                                                                \
     static void accumulate_masked_##NAME##_##ROWS(float *sums, const float *weights, const float *rescale,           \
                                                   const fv_key_rows *rows, int32_t first, int32_t end,               \
                                                   int32_t v_head_size)                                               \
     {                                                                                                                \
-        fv_few_accumulate(sums, weights, rescale, rows, first, end, v_head_size, ROWS, DTYPE, 1, USES);              \
+        fv_few_accumulate(sums, weights, rescale, rows, first, end, v_head_size, ROWS, DTYPE, 1);                    \
     }
 #define FV_FEW_DEFINE_SOFTMAX(ROWS)                                                            \
     static int32_t softmax_##ROWS(fv_row_group *group, float *scores, float rescale[FV_LANES], \
@@ -123,29 +123,29 @@ typedef struct fv_few_kernels {
     {                                                                                          \
         return fv_row_group_softmax(group, scores, rescale, span, ROWS);                       \
     }
-#define FV_FEW_DEFINE_DTYPE(NAME, DTYPE, USES)  \
-    FV_FEW_DEFINE_KERNELS(NAME, DTYPE, 1, USES) \
-    FV_FEW_DEFINE_KERNELS(NAME, DTYPE, 2, USES) \
-    FV_FEW_DEFINE_KERNELS(NAME, DTYPE, 4, USES)
+#define FV_FEW_DEFINE_DTYPE(NAME, DTYPE)  \
+    FV_FEW_DEFINE_KERNELS(NAME, DTYPE, 1) \
+    FV_FEW_DEFINE_KERNELS(NAME, DTYPE, 2) \
+    FV_FEW_DEFINE_KERNELS(NAME, DTYPE, 4)
 
 /* Once in a file: defines the functions of FV_FEW_KERNEL_TABLE. */
-#define FV_FEW_DEFINE_ALL(USES)                       \
-    FV_FEW_DEFINE_SOFTMAX(1)                          \
-    FV_FEW_DEFINE_SOFTMAX(2)                          \
-    FV_FEW_DEFINE_SOFTMAX(4)                          \
-    FV_FEW_DEFINE_DTYPE(f32, FV_DTYPE_F32, USES)      \
-    FV_FEW_DEFINE_DTYPE(f16, FV_DTYPE_F16, USES)      \
-    FV_FEW_DEFINE_DTYPE(bf16, FV_DTYPE_BF16, USES)    \
-    FV_FEW_DEFINE_DTYPE(e4m3, FV_DTYPE_F8_E4M3, USES) \
-    FV_FEW_DEFINE_DTYPE(e5m2, FV_DTYPE_F8_E5M2, USES) \
-    FV_FEW_DEFINE_DTYPE(i8, FV_DTYPE_I8, USES)
+#define FV_FEW_DEFINE_ALL                       \
+    FV_FEW_DEFINE_SOFTMAX(1)                    \
+    FV_FEW_DEFINE_SOFTMAX(2)                    \
+    FV_FEW_DEFINE_SOFTMAX(4)                    \
+    FV_FEW_DEFINE_DTYPE(f32, FV_DTYPE_F32)      \
+    FV_FEW_DEFINE_DTYPE(f16, FV_DTYPE_F16)      \
+    FV_FEW_DEFINE_DTYPE(bf16, FV_DTYPE_BF16)    \
+    FV_FEW_DEFINE_DTYPE(e4m3, FV_DTYPE_F8_E4M3) \
+    FV_FEW_DEFINE_DTYPE(e5m2, FV_DTYPE_F8_E5M2) \
+    FV_FEW_DEFINE_DTYPE(i8, FV_DTYPE_I8)
 
 /* The same for bf16 alone. */
-#define FV_FEW_DEFINE_BF16(USES) \
-    FV_FEW_DEFINE_SOFTMAX(1)     \
-    FV_FEW_DEFINE_SOFTMAX(2)     \
-    FV_FEW_DEFINE_SOFTMAX(4)     \
-    FV_FEW_DEFINE_DTYPE(bf16, FV_DTYPE_BF16, USES)
+#define FV_FEW_DEFINE_BF16   \
+    FV_FEW_DEFINE_SOFTMAX(1) \
+    FV_FEW_DEFINE_SOFTMAX(2) \
+    FV_FEW_DEFINE_SOFTMAX(4) \
+    FV_FEW_DEFINE_DTYPE(bf16, FV_DTYPE_BF16)
 
 #define FV_FEW_KERNELS_OF(NAME, ROWS)                                                                      \
     {                                                                                                      \

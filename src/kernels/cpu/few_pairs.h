@@ -34,7 +34,7 @@ static inline void fv_few_pack_query(float *q, const float *natural, int32_t row
 
 /* Scores of the keys [first, end), and of those that share a vector with them. */
 FV_ALWAYS_INLINE void fv_few_dot(float *scores, const float *q, const fv_key_rows *rows, int32_t first, int32_t end,
-                                 int32_t head_size, const int32_t num_rows, const fv_dtype dtype, const int32_t uses)
+                                 int32_t head_size, const int32_t num_rows, const fv_dtype dtype)
 {
     (void)dtype;
     const int32_t num_keys = num_rows == 4 ? 4 : 8;
@@ -47,7 +47,7 @@ FV_ALWAYS_INLINE void fv_few_dot(float *scores, const float *q, const fv_key_row
         FV_UNROLL
         for (int32_t i = 0; i < num_keys * num_rows; i++) sums[i] = fv_lanes_splat(0.0f);
 
-        const fv_prefetch_portion ahead = fv_prefetch_step(&cursor, head_size * num_keys * 2 / uses);
+        const fv_prefetch_portion ahead = fv_prefetch_step(&cursor, head_size * num_keys * 2);
         const char *of_rows = (const char *)q;
         for (int64_t at = 0; at < head_size * 2; at += FV_FEW_UNIT_BYTES, of_rows += num_rows * FV_FEW_UNIT_BYTES) {
             fv_words row[4];
@@ -55,9 +55,7 @@ FV_ALWAYS_INLINE void fv_few_dot(float *scores, const float *q, const fv_key_row
             for (int32_t r = 0; r < num_rows; r++) row[r] = fv_words_load(of_rows + r * FV_FEW_UNIT_BYTES);
             FV_UNROLL
             for (int32_t j = 0; j < num_keys; j++) {
-                if (j % uses == 0)
-                    fv_prefetch_part(ahead, (at * num_keys + j * FV_FEW_UNIT_BYTES) / uses, FV_CACHE_LINE,
-                                     fv_few_asks(num_rows));
+                fv_prefetch_part(ahead, at * num_keys + j * FV_FEW_UNIT_BYTES, FV_CACHE_LINE, fv_few_asks(num_rows));
                 const fv_words of_key = fv_words_load(k[j] + at);
                 FV_UNROLL
                 for (int32_t r = 0; r < num_rows; r++)
@@ -130,10 +128,10 @@ FV_ALWAYS_INLINE void fv_few_add_pair(fv_lanes *acc, const char *even, const cha
  * the even key of the first pair on. masked: a key of weight 0 adds nothing, whatever its value. */
 FV_ALWAYS_INLINE void fv_few_accumulate_units(float *sums, const uint32_t *pairs, const fv_key_rows *rows,
                                               int32_t first, int32_t end, int64_t from, const int32_t num_units,
-                                              const int32_t num_rows, const int32_t masked, const int32_t uses)
+                                              const int32_t num_rows, const int32_t masked)
 {
     const int64_t offset = rows->v_offset + from;
-    const int64_t key_bytes = num_units * FV_FEW_UNIT_BYTES / uses;
+    const int64_t key_bytes = num_units * FV_FEW_UNIT_BYTES;
     const fv_prefetch_portion ahead = fv_prefetch_take_portion(rows->ahead, (end - first) * key_bytes);
     const char *const *v = rows->v;
     fv_lanes acc[16];
@@ -157,8 +155,7 @@ FV_ALWAYS_INLINE void fv_few_accumulate_units(float *sums, const uint32_t *pairs
 /* Few keys at a time, see few_rows.h; rescale NULL: sums stay as they are. */
 FV_ALWAYS_INLINE void fv_few_accumulate(float *sums, const float *weights, const float *rescale,
                                         const fv_key_rows *rows, int32_t first, int32_t end, int32_t v_head_size,
-                                        const int32_t num_rows, const fv_dtype dtype, const int32_t masked,
-                                        const int32_t uses)
+                                        const int32_t num_rows, const fv_dtype dtype, const int32_t masked)
 {
     (void)dtype;
     const int32_t pairs_of_keys = FV_FEW_ACCUMULATE_KEYS / 2 * num_rows;
@@ -174,10 +171,10 @@ FV_ALWAYS_INLINE void fv_few_accumulate(float *sums, const float *weights, const
         float *to = sums;
         int32_t d = 0;
         for (; num_rows < 4 && d + 128 <= v_head_size; d += 128, to += 128 * num_rows)
-            fv_few_accumulate_units(to, pairs, rows, key, end_key, d * 2, 4, num_rows, masked, uses);
+            fv_few_accumulate_units(to, pairs, rows, key, end_key, d * 2, 4, num_rows, masked);
         for (; d + 64 <= v_head_size; d += 64, to += 64 * num_rows)
-            fv_few_accumulate_units(to, pairs, rows, key, end_key, d * 2, 2, num_rows, masked, uses);
-        if (d < v_head_size) fv_few_accumulate_units(to, pairs, rows, key, end_key, d * 2, 1, num_rows, masked, uses);
+            fv_few_accumulate_units(to, pairs, rows, key, end_key, d * 2, 2, num_rows, masked);
+        if (d < v_head_size) fv_few_accumulate_units(to, pairs, rows, key, end_key, d * 2, 1, num_rows, masked);
         key = end_key;
     }
 }

@@ -2,8 +2,7 @@
  * rows share each converted key (row_group.h). Eight dot products (R rows x 8 / R keys) are reduced together,
  * which leaves the scores in the order of the softmax.
  *
- * Between the arithmetic the memory of the next tile is prefetched, a line for each line that is worked on, or,
- * where each line has two `uses` (a latent is key and value), one for every two. */
+ * Between the arithmetic the memory of the next tile is prefetched, a line for each line that is worked on. */
 #ifndef FV_KERNELS_CPU_FEW_ROWS_H
 #define FV_KERNELS_CPU_FEW_ROWS_H
 
@@ -55,7 +54,7 @@ FV_ALWAYS_INLINE void fv_few_dot_step(fv_f32x8 sums[FV_LANES], const float *q, c
 
 /* Scores of the keys [first, end), and of those that share a vector with them. */
 FV_ALWAYS_INLINE void fv_few_dot(float *scores, const float *q, const fv_key_rows *rows, int32_t first, int32_t end,
-                                 int32_t head_size, const int32_t num_rows, const fv_dtype dtype, const int32_t uses)
+                                 int32_t head_size, const int32_t num_rows, const fv_dtype dtype)
 {
     const int32_t num_keys = FV_LANES / num_rows;
     const int64_t bytes = fv_few_element_bytes(dtype);
@@ -68,11 +67,11 @@ FV_ALWAYS_INLINE void fv_few_dot(float *scores, const float *q, const fv_key_row
         FV_UNROLL
         for (int32_t i = 0; i < FV_LANES; i++) sums[i] = fv_splat(0.0f);
 
-        const fv_prefetch_portion ahead = fv_few_portion(&cursor, head_size * num_keys * bytes / uses);
+        const fv_prefetch_portion ahead = fv_few_portion(&cursor, head_size * num_keys * bytes);
         const float *of_rows = q;
         int32_t d = 0;
         for (; d + 16 <= head_size; d += 16, of_rows += 16 * num_rows) {
-            fv_few_ask(&cursor, ahead, d * num_keys * bytes / uses, 16 * num_keys * bytes / uses, 1);
+            fv_few_ask(&cursor, ahead, d * num_keys * bytes, 16 * num_keys * bytes, 1);
             fv_few_dot_step(sums, of_rows, k, d * bytes, num_rows, dtype);
         }
         if (d < head_size) {
@@ -122,11 +121,10 @@ FV_ALWAYS_INLINE void fv_few_add_key(fv_f32x8 *acc, const char *row, const float
  * offset of the columns in a row of V. masked: a key of weight 0 adds nothing, whatever its value. */
 FV_ALWAYS_INLINE void fv_few_accumulate_block(float *sums, const float *weights, const fv_key_rows *rows, int32_t first,
                                               int32_t end, int64_t from, const int32_t num_vectors,
-                                              const int32_t num_rows, const fv_dtype dtype, const int32_t masked,
-                                              const int32_t uses)
+                                              const int32_t num_rows, const fv_dtype dtype, const int32_t masked)
 {
     const int64_t offset = rows->v_offset + from;
-    const int64_t key_bytes = num_vectors * FV_LANES * fv_few_element_bytes(dtype) / uses;
+    const int64_t key_bytes = num_vectors * FV_LANES * fv_few_element_bytes(dtype);
     fv_prefetch_cursor cursor = fv_prefetch_begin(rows->ahead);
     const fv_prefetch_portion ahead = fv_few_portion(&cursor, (end - first) * key_bytes);
     fv_f32x8 acc[FV_LANES];
@@ -149,9 +147,9 @@ FV_ALWAYS_INLINE void fv_few_accumulate_block(float *sums, const float *weights,
 /* The same for FV_FEW_ACCUMULATE_KEYS keys whose rows are `stride` apart, and which need no addresses therefore. */
 FV_ALWAYS_INLINE void fv_few_accumulate_even(float *sums, const float *weights, const char *row, int64_t stride,
                                              fv_prefetch_cursor *cursor, const int32_t num_vectors,
-                                             const int32_t num_rows, const fv_dtype dtype, const int32_t uses)
+                                             const int32_t num_rows, const fv_dtype dtype)
 {
-    const int64_t key_bytes = num_vectors * FV_LANES * fv_few_element_bytes(dtype) / uses;
+    const int64_t key_bytes = num_vectors * FV_LANES * fv_few_element_bytes(dtype);
     const fv_prefetch_portion ahead = fv_few_portion(cursor, FV_FEW_ACCUMULATE_KEYS * key_bytes);
     fv_f32x8 acc[FV_LANES];
     FV_UNROLL
@@ -170,7 +168,7 @@ FV_ALWAYS_INLINE void fv_few_accumulate_even(float *sums, const float *weights, 
 /* The blocks of 64 / R columns of full groups of keys. Returns the columns done. */
 FV_ALWAYS_INLINE int32_t fv_few_accumulate_wide(float *sums, const float *weights, const fv_key_rows *rows,
                                                 int32_t first, int32_t v_head_size, const int32_t num_rows,
-                                                const fv_dtype dtype, const int32_t uses)
+                                                const fv_dtype dtype)
 {
     const int32_t width = fv_few_block_width(num_rows);
     const char *row = rows->v[first] + rows->v_offset;
@@ -179,7 +177,7 @@ FV_ALWAYS_INLINE int32_t fv_few_accumulate_wide(float *sums, const float *weight
     weights += first * num_rows;
     int32_t d = 0;
     for (; d + width <= v_head_size; d += width, row += width * fv_few_element_bytes(dtype), sums += width * num_rows) {
-        fv_few_accumulate_even(sums, weights, row, stride, &cursor, width / FV_LANES, num_rows, dtype, uses);
+        fv_few_accumulate_even(sums, weights, row, stride, &cursor, width / FV_LANES, num_rows, dtype);
     }
     fv_prefetch_end(&cursor);
     return d;
@@ -204,8 +202,7 @@ FV_ALWAYS_INLINE void fv_few_rescale(float *sums, const float *rescale, int32_t 
  * stay as they are. */
 FV_ALWAYS_INLINE void fv_few_accumulate(float *sums, const float *weights, const float *rescale,
                                         const fv_key_rows *rows, int32_t first, int32_t end, int32_t v_head_size,
-                                        const int32_t num_rows, const fv_dtype dtype, const int32_t masked,
-                                        const int32_t uses)
+                                        const int32_t num_rows, const fv_dtype dtype, const int32_t masked)
 {
     const int64_t bytes = fv_few_element_bytes(dtype);
     const int32_t width = fv_few_block_width(num_rows);
@@ -214,18 +211,18 @@ FV_ALWAYS_INLINE void fv_few_accumulate(float *sums, const float *weights, const
         const int32_t end_key = fv_min_i32(key + FV_FEW_ACCUMULATE_KEYS, end);
         int32_t d = 0;
         if (!masked && rows->v_stride && end_key - key == FV_FEW_ACCUMULATE_KEYS)
-            d = fv_few_accumulate_wide(sums, weights, rows, key, v_head_size, num_rows, dtype, uses);
+            d = fv_few_accumulate_wide(sums, weights, rows, key, v_head_size, num_rows, dtype);
         for (; d + width <= v_head_size; d += width) {
             fv_few_accumulate_block(sums + d * num_rows, weights, rows, key, end_key, d * bytes, width / FV_LANES,
-                                    num_rows, dtype, masked, uses);
+                                    num_rows, dtype, masked);
         }
         for (; d + 16 <= v_head_size; d += 16) {
             fv_few_accumulate_block(sums + d * num_rows, weights, rows, key, end_key, d * bytes, 2, num_rows, dtype,
-                                    masked, uses);
+                                    masked);
         }
         if (d < v_head_size) {
             fv_few_accumulate_block(sums + d * num_rows, weights, rows, key, end_key, d * bytes, 1, num_rows, dtype,
-                                    masked, uses);
+                                    masked);
         }
     }
 }

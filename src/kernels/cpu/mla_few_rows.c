@@ -3,8 +3,8 @@
  * Bound by the bytes of the cache, so each latent is read once for all rows: a tile is as small as half an L1
  * cache, its rows are keys first and values right after, and the lines of the next tile are prefetched between
  * the arithmetic (few_rows.h, few_wide.h): all of them during the first product, and again during the second, for a core
- * drops prefetches when its miss buffers are full. Latents are converted in registers where they lie; those in fp8, those to be rotated
- * and those with a scale for each token are brought to fp32 first, a smaller tile of them. */
+ * drops prefetches when its miss buffers are full. Latents are converted in registers where they lie; those in fp8,
+ * those to be rotated and those with a scale for each token are brought to fp32 first, a smaller tile of them. */
 #define FV_FEW_ASKS_BY_LINE 1
 #if defined(__AVX512BW__)
 #include "kernels/cpu/few_wide.h"
@@ -14,7 +14,7 @@
 #include "kernels/cpu/latent_rows.h"
 #include "kernels/cpu/mla_decode_rows.h"
 
-FV_FEW_DEFINE_ALL(1)
+FV_FEW_DEFINE_ALL
 
 static const fv_few_kernels kernels_of[][5] = FV_FEW_KERNEL_TABLE;
 
