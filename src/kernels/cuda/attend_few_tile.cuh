@@ -203,11 +203,11 @@ static __device__ __forceinline__ void load_few_tile(few_memory<S> *memory, cons
                                                      const few_place *place, const few_lane *own, int32_t stage,
                                                      int32_t warp, int32_t lane)
 {
-    constexpr int ELEMENT = IS_NARROW ? 1 : 2, K_BYTES = (IS_NARROW ? S::HEAD : S::K_ROW) * ELEMENT,
-                  V_BYTES = (IS_NARROW ? S::VALUE : S::V_ROW) * ELEMENT;
+    using R = few_ring<S, IS_NARROW>;
+    constexpr int ELEMENT = IS_NARROW ? 1 : 2;
     const fv_attend_params *params = &args->params;
     const fv_kv_plane *k = &args->k[0].plane, *v = &args->v[0].plane;
-    char *to = memory->ring[warp] + (IS_NARROW ? S::WIDE + stage * S::NARROW : stage * S::WIDE);
+    char *to = memory->ring[warp] + (R::FIRST + stage * R::BYTES);
     const int32_t first = few_tile_key<S>(tiles, n), kv_head = slot->job.kv_head, block = place->block;
     if (own->is_plain && n >= tiles->whole_first && n < tiles->whole_end) {
         copy_whole_tile<S, IS_NARROW>(own, args, place, kv_head, stage);
@@ -216,9 +216,9 @@ static __device__ __forceinline__ void load_few_tile(few_memory<S> *memory, cons
     if (args->pages_hold_tiles) {
         const int32_t at = place->slot;
         const uint32_t seen = seen_few_keys(&slot->keys, first);
-        copy_few_run<S::TILE, S::HEAD, ELEMENT, K_BYTES>(to, plain_row(k, block, kv_head, at), (int32_t)k->slot_stride,
+        copy_few_run<S::TILE, S::HEAD, ELEMENT, R::ROW>(to, plain_row(k, block, kv_head, at), (int32_t)k->slot_stride,
                                                          seen, params->head_size, lane);
-        copy_few_run<S::TILE, S::VALUE, ELEMENT, V_BYTES>(to + S::TILE * K_BYTES, plain_row(v, block, kv_head, at),
+        copy_few_run<S::TILE, S::VALUE, ELEMENT, R::ROW>(to + S::TILE * R::ROW, plain_row(v, block, kv_head, at),
                                                           (int32_t)v->slot_stride, seen, params->v_head_size, lane);
         return;
     }
@@ -228,8 +228,8 @@ static __device__ __forceinline__ void load_few_tile(few_memory<S> *memory, cons
         memory->v[warp][lane] = block < 0 ? NULL : plain_row(v, block, kv_head, at);
     }
     __syncwarp();
-    copy_few_rows<S::TILE, S::HEAD, ELEMENT, K_BYTES>(to, memory->k[warp], params->q, params->head_size, lane);
-    copy_few_rows<S::TILE, S::VALUE, ELEMENT, V_BYTES>(to + S::TILE * K_BYTES, memory->v[warp], params->q,
+    copy_few_rows<S::TILE, S::HEAD, ELEMENT, R::ROW>(to, memory->k[warp], params->q, params->head_size, lane);
+    copy_few_rows<S::TILE, S::VALUE, ELEMENT, R::ROW>(to + S::TILE * R::ROW, memory->v[warp], params->q,
                                                        params->v_head_size, lane);
     __syncwarp(); /* the addresses are read */
 }
@@ -499,12 +499,12 @@ static __device__ __forceinline__ void attend_few_stage(few_state<S> *state, con
                                                         uint32_t q_at, int32_t first_key, float scale, int32_t warp,
                                                         int32_t lane)
 {
-    const char *ring = memory->ring[warp];
+    using R = few_ring<S, IS_NARROW>;
+    const char *tile = memory->ring[warp] + R::FIRST + stage * R::BYTES;
     if constexpr (!IS_NARROW) {
-        attend_few_tile<S>(state, slot, ring + stage * S::WIDE, q_at, first_key, scale, lane);
+        attend_few_tile<S>(state, slot, tile, q_at, first_key, scale, lane);
         return;
     }
-    const char *tile = ring + S::WIDE + stage * S::NARROW;
     const fv_dtype dtype = args->params.cache.dtype;
     if (dtype == FV_DTYPE_F8_E4M3)
         attend_narrow_tile<S, FV_DTYPE_F8_E4M3>(state, memory, slot, tile, q_at, first_key, scale, lane);
