@@ -30,8 +30,8 @@ static void print_help(void)
         "  --seed N         of the random numbers (1)\n"
         "  --threads N      of the CPU, which computes in double (all)\n"
         "  --device NAME    cpu, cuda, cuda:1: where the backend runs (cpu)\n"
-        "  --kernels NAME   of the device, CPU: portable, avx2, avx512, amx, and amx-emulated, which runs on any,\n"
-        "                   slowly; CUDA: portable, hopper (the best)\n"
+        "  --kernels NAME   of the device, CPU: portable, avx2, avx512, avx512_bf16, amx, and amx-emulated, which\n"
+        "                   runs on any, slowly; CUDA: portable, hopper (the best)\n"
         "  --json           print JSON instead\n");
 }
 
