@@ -2,9 +2,9 @@
  *
  * Bound by the bytes of the cache, so each latent is read once for all rows: a tile is as small as half an L1
  * cache, its rows are keys first and values right after, and the lines of the next tile are prefetched between
- * the arithmetic (few_rows.h, few_wide.h): all of them during the first product, and again during the second, for a core
- * drops prefetches when its miss buffers are full. Latents are converted in registers where they lie; those in fp8,
- * those to be rotated and those with a scale for each token are brought to fp32 first, a smaller tile of them. */
+ * the arithmetic of both products (few_rows.h, few_wide.h), twice, for a core drops prefetches when its miss buffers
+ * are full. Latents are converted in registers where they lie; those in fp8, those to be rotated and those with a scale
+ * for each token are brought to fp32 first, a smaller tile of them. */
 #define FV_FEW_ASKS_BY_LINE 1
 #if defined(__AVX512BW__)
 #include "kernels/cpu/few_wide.h"
@@ -21,6 +21,8 @@ static const fv_few_kernels kernels_of[][5] = FV_FEW_KERNEL_TABLE;
 enum {
     TILE_KEYS = 16,
     COPIED_TILE_KEYS = 8,
+    ASKS = 2,       /* for each line */
+    ASK_PARTS = 4,  /* of a tile: each is asked for ASKS times before the next one */
     COPIED_ROWS = 4 /* above so many the copies of mla_many_rows.c serve better */
 };
 
@@ -33,6 +35,7 @@ typedef struct few_scratch {
     float *latents;           /* [tile][stride] of those that are brought to fp32 */
     float *copy;              /* one row of them */
     const char **rows[2];     /* [tile] of this tile and the next, in turn */
+    const char **asked;       /* [ASKS * tile] of the next, in the order in which they are asked for */
     const char **addresses;   /* [tile], while they are brought to fp32 */
     const char **latent_rows; /* [tile] rows of `latents` */
     int32_t stride;
@@ -73,6 +76,7 @@ static few_scratch few_scratch_of(const fv_attend_params *params, int32_t num_ro
     for (int32_t i = 0; i < 2; i++) {
         scratch.rows[i] = fv_scratch_take(memory, &scratch.bytes, TILE_KEYS * sizeof(char *));
     }
+    scratch.asked = fv_scratch_take(memory, &scratch.bytes, ASKS * TILE_KEYS * sizeof(char *));
     scratch.addresses = fv_scratch_take(memory, &scratch.bytes, COPIED_TILE_KEYS * sizeof(char *));
     scratch.latent_rows = fv_scratch_take(memory, &scratch.bytes, COPIED_TILE_KEYS * sizeof(char *));
     return scratch;
@@ -136,17 +140,33 @@ static few_tile tile_from(const few_item *few, int32_t key, int32_t turn)
     return tile;
 }
 
+/* Asks for the first and the last line of each row, some time before all of them are: where each row lies on a page of
+ * its own, address translation takes as long as memory does, and a core has several translations under way. */
+static void ask_for_pages(const few_item *few, const few_tile *tile)
+{
+    const char *const *rows = few->scratch.rows[tile->turn];
+    for (int32_t i = tile->first; i < tile->end; i++) {
+        __builtin_prefetch(rows[i], 0, 2);
+        __builtin_prefetch(rows[i] + few->row_bytes - 1, 0, 2);
+    }
+}
+
+/* The lines of a tile, ASKS times each. */
 static fv_prefetch_stream stream_of(const few_item *few, const few_tile *tile)
 {
     if (tile->first >= tile->end) return fv_prefetch_nothing(few->scratch.q);
+    const char **asked = few->scratch.asked, *const *rows = few->scratch.rows[tile->turn];
+    const int32_t part = few->tile_keys / ASK_PARTS;
+    int32_t num_asked = 0;
+    for (int32_t first = 0; first < few->tile_keys; first += part) {
+        for (int32_t i = 0; i < ASKS * part; i++) asked[num_asked++] = rows[first + i % part];
+    }
     fv_prefetch_stream stream = {
-        .rows = {few->scratch.rows[tile->turn]},
+        .rows = {asked},
         .num_planes = 1,
         .num_heads = 1,
         .row_bytes = few->row_bytes,
-        .first = tile->first,
-        .end = tile->end,
-        .key = tile->first,
+        .end = num_asked,
     };
     fv_prefetch_next_run(&stream);
     return stream;
@@ -163,7 +183,7 @@ static void load_latents(const few_item *few, const few_tile *tile)
                     few->job, tile->first_key + tile->first, tile->first_key + tile->end);
 }
 
-static void attend_tile(const few_item *few, const few_tile *tile, fv_prefetch_stream *ahead, fv_prefetch_stream *again)
+static void attend_tile(const few_item *few, const few_tile *tile, fv_prefetch_stream *ahead)
 {
     const fv_attend_job *job = few->job;
     const fv_attend_params *params = job->params;
@@ -205,7 +225,6 @@ static void attend_tile(const few_item *few, const few_tile *tile, fv_prefetch_s
         kernels->dot(scratch->scores, scratch->q + (int64_t)span.first_row * fv_few_padded(params->head_size), &rows,
                      first, end, params->head_size);
         const int32_t max_grew = kernels->softmax(group, scratch->scores, rescale, &span);
-        if (rows.ahead == ahead) rows.ahead = again;
         const fv_few_accumulate_fn add = some_masked ? kernels->accumulate_masked : kernels->accumulate;
         add(sums, scratch->scores, max_grew ? rescale : NULL, &rows, first, end, params->v_head_size);
         rows.ahead = &nothing; /* the first group has called for all of the next tile */
@@ -251,9 +270,9 @@ void FV_ISA_SYMBOL(fv_mla_few_rows)(const fv_attend_job *of_item, void *memory)
     few_tile tile = tile_from(&few, job.keys.first, 0);
     while (tile.first < tile.end) {
         const few_tile next = tile_from(&few, tile.first_key + tile.end, !tile.turn);
+        ask_for_pages(&few, &next);
         fv_prefetch_stream ahead = stream_of(&few, &next);
-        fv_prefetch_stream again = ahead;
-        attend_tile(&few, &tile, &ahead, &again);
+        attend_tile(&few, &tile, &ahead);
         tile = next;
     }
     finish_rows(&few);

@@ -9,14 +9,17 @@
  *   scores of a strip  64 x  24 floats      6 KB    stay in L1
  *   sums               rows x 512 floats            pass once for each tile; rescaled in place where a maximum grew
  *
- * The entries of the next tile are prefetched a few lines at a time during the first product: blocks of one token
- * lie anywhere, and their latency would be a tenth of the time. */
+ * The entries of the next tile are prefetched a few lines at a time during the first product, all of them twice, for some
+ * prefetches are dropped: blocks of one token lie anywhere, and their latency would be a tenth of the time. */
 #include "kernels/cpu/latent_rows.h"
 #include "kernels/cpu/mla_decode_rows.h"
 #include "kernels/cpu/prefetch_stream.h"
 #include "kernels/cpu/row_strip.h"
 
-enum { SCORE_KEYS = 16 }; /* keys between two portions of prefetched lines */
+enum {
+    SCORE_KEYS = 16, /* keys between two portions of prefetched lines */
+    ASKS = 2         /* for each line */
+};
 
 typedef struct mla_scratch {
     fv_row_strip *strips;
@@ -26,7 +29,7 @@ typedef struct mla_scratch {
     float *scores;  /* [tile][24] */
     float *copy;    /* one row */
     const char **addresses;
-    const char **next_rows; /* [tile] entries of the next tile */
+    const char **next_rows; /* [ASKS * tile] entries of the next tile, all of them ASKS times */
     int32_t stride;
     int32_t num_columns;
     size_t bytes;
@@ -58,7 +61,7 @@ static mla_scratch mla_scratch_of(const fv_attend_params *params, int32_t num_ro
     scratch.scores = fv_scratch_take(memory, &scratch.bytes, tile * FV_STRIP_ROWS * sizeof(float));
     scratch.copy = fv_scratch_take(memory, &scratch.bytes, row_bytes);
     scratch.addresses = fv_scratch_take(memory, &scratch.bytes, tile * sizeof(char *));
-    scratch.next_rows = fv_scratch_take(memory, &scratch.bytes, tile * sizeof(char *));
+    scratch.next_rows = fv_scratch_take(memory, &scratch.bytes, ASKS * tile * sizeof(char *));
     return scratch;
 }
 
@@ -113,6 +116,8 @@ static fv_prefetch_stream stream_of(int32_t *lines, const mla_scratch *scratch, 
     *lines = 0;
     if (tile->first >= tile->end) return fv_prefetch_nothing(scratch->q);
     fv_attend_find_rows(scratch->next_rows, job, &cache->k, tile->first_key + tile->first, tile->first_key + tile->end);
+    const int32_t num_keys = tile->end - tile->first;
+    for (int32_t i = num_keys; i < ASKS * num_keys; i++) scratch->next_rows[i] = scratch->next_rows[i - num_keys];
     fv_prefetch_stream stream = {
         .rows = {scratch->next_rows},
         .num_planes = 1,
@@ -120,7 +125,7 @@ static fv_prefetch_stream stream_of(int32_t *lines, const mla_scratch *scratch, 
         .row_bytes = cache->layout == FV_KV_LAYOUT_LATENT_FP8_DS
                          ? FV_DS_ENTRY_BYTES
                          : params->head_size * (int64_t)fv_dtype_bytes(cache->dtype),
-        .end = tile->end - tile->first,
+        .end = ASKS * num_keys,
     };
     const int64_t num_strips = fv_ceil_div(job->num_rows, FV_STRIP_ROWS);
     const int64_t num_portions = num_strips * fv_ceil_div(params->head_size, FV_STRIP_DEPTH) *
