@@ -196,9 +196,8 @@ static const fv_cuda_attend_kernel *find_hopper_kernel(const attend_args *args, 
     if (args->is_latent) {
         const bool is_whole = params->head_size == 576 && params->v_head_size == 512 && !params->dense.k;
         if (!is_whole) return NULL;
-        const int32_t is_mapped = args->map_rows > 0;
-        return args->rescaling == FV_RESCALING_MULTIPLY ? &fv_cuda_hopper.latent[is_half][is_mapped]
-                                                        : &fv_cuda_hopper.amla[is_half][is_mapped];
+        return args->rescaling == FV_RESCALING_MULTIPLY ? &fv_cuda_hopper.latent[is_half]
+                                                        : &fv_cuda_hopper.amla[is_half];
     }
     const int32_t head_size = fv_max_i32(params->head_size, params->v_head_size);
     if (block_m <= FV_CUDA_FEW_ROWS || head_size > 128) return NULL;
@@ -301,9 +300,8 @@ extern "C" fv_status fv_cuda_attend_open(const fv_device *device)
             status = allow_shared(device, kernel, kernel->shared_bytes);
         }
     }
-    const fv_cuda_attend_kernel *hopper[] = {fv_cuda_hopper.rows_64,   fv_cuda_hopper.rows_128,
-                                             fv_cuda_hopper.latent[0], fv_cuda_hopper.latent[1],
-                                             fv_cuda_hopper.amla[0],   fv_cuda_hopper.amla[1]};
+    const fv_cuda_attend_kernel *hopper[] = {fv_cuda_hopper.rows_64, fv_cuda_hopper.rows_128, fv_cuda_hopper.latent,
+                                             fv_cuda_hopper.amla};
     for (const fv_cuda_attend_kernel *kernels : hopper) {
         for (int32_t i = 0; i < 2 && status == FV_OK && fv_cuda_state_of(device)->is_hopper; i++)
             status = allow_shared(device, &kernels[i], kernels[i].shared_bytes);

@@ -27,6 +27,12 @@ __device__ __forceinline__ void ptx_cp_async_16_or_zeros(void *shared, const voi
                  : "memory");
 }
 
+/* The same to a shared address, of bytes that are there. */
+__device__ __forceinline__ void ptx_cp_async_16(uint32_t shared, const void *global)
+{
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(shared), "l"(global) : "memory");
+}
+
 /* "createpolicy": what is read once goes first where L2 needs room. */
 __device__ __forceinline__ uint64_t ptx_policy_of_streams(void)
 {

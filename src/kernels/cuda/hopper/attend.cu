@@ -7,15 +7,10 @@
 template <class T> using rows_64 = rows_shape<T, 64, 64, 128>;
 template <class T> using rows_128 = rows_shape<T, 128, 128, 96>;
 
-#define LATENT_OF(T, IS_AMLA)                                                                               \
-    {                                                                                                       \
-        wgmma_latent_of<latent_form<T, IS_AMLA, false>>(), wgmma_latent_of<latent_form<T, IS_AMLA, true>>() \
-    }
-
 const fv_cuda_hopper_kernels fv_cuda_hopper = {
     {wgmma_rows_of<rows_64<__nv_bfloat16>>(), wgmma_rows_of<rows_64<__half>>()},
     {wgmma_rows_of<rows_128<__nv_bfloat16>>(), wgmma_rows_of<rows_128<__half>>()},
-    {LATENT_OF(__nv_bfloat16, false), LATENT_OF(__half, false)},
-    {LATENT_OF(__nv_bfloat16, true), LATENT_OF(__half, true)},
+    {wgmma_latent_of<latent_form<__nv_bfloat16, false>>(), wgmma_latent_of<latent_form<__half, false>>()},
+    {wgmma_latent_of<latent_form<__nv_bfloat16, true>>(), wgmma_latent_of<latent_form<__half, true>>()},
     wgmma_entry(),
 };

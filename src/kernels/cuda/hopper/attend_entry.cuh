@@ -40,7 +40,7 @@ static_assert(2 * ENTRY_CONSUMER_REGISTERS + ENTRY_PRODUCER_REGISTERS <= 3 * 168
 #define ENTRY_FIRST_UNIT 0x1p-100f
 #define ENTRY_LARGEST_SCALE 8.0f
 
-typedef latent_form<__half, false, false> entry_form;
+typedef latent_form<__half, false> entry_form;
 
 /* --- producers ------------------------------------------------------------------------------------------------- */
 
@@ -55,22 +55,15 @@ typedef struct entry_places {
     const char *of[2]; /* with the chunk's offset in a panel */
 } entry_places;
 
-/* Where entry lane % 16 of the warp's 16 is, known a tile before it is asked for. */
-typedef struct entry_slot {
-    int32_t page, slot;
-} entry_slot;
-
-/* Keys that no row sees are a neighbour's, whose latents weigh nothing there. */
-static __device__ __forceinline__ entry_slot find_entry_slot(const latent_memory *memory, const attend_args *args,
-                                                             const latent_span *span, int32_t tile)
+/* Where entry lane % 16 of the warp's 16 is. */
+static __device__ __forceinline__ latent_slot find_entry_slot(const latent_memory *memory, const attend_args *args,
+                                                              int32_t origin, int32_t tile)
 {
     const int32_t entry = threadIdx.x % LATENT_PRODUCERS / 32 * 16 + threadIdx.x % 16;
-    const int32_t key = span->origin + tile * LATENT_TILE + entry;
-    const int2 at = split_key(args, fv_max_i32(span->first, fv_min_i32(key, span->end - 1)));
-    return {memory->job.table[at.x], at.y};
+    return find_latent_slot(memory, args, origin + tile * LATENT_TILE + entry);
 }
 
-static __device__ __forceinline__ entry_places find_entries(const attend_args *args, entry_slot slot)
+static __device__ __forceinline__ entry_places find_entries(const attend_args *args, latent_slot slot)
 {
     const fv_kv_plane *plane = &args->k[0].plane;
     const int64_t own = slot.page * plane->block_stride + slot.slot * plane->slot_stride;
@@ -156,21 +149,20 @@ static __device__ __forceinline__ void store_entry_scales(latent_memory *memory,
 static __device__ __forceinline__ void produce_entries(latent_memory *memory, const attend_args *args)
 {
     ptx_bar_sync(LATENT_BARRIER_KEYS, LATENT_THREADS);
-    const latent_span span = {memory->keys.first, memory->keys.end, first_latent_key(&memory->keys),
-                              count_latent_tiles(&memory->keys)};
-    if (span.num_tiles == 0) return;
+    const int32_t origin = first_latent_key(&memory->keys), num_tiles = count_latent_tiles(&memory->keys);
+    if (num_tiles == 0) return;
     uint4 loaded[ENTRY_STEPS][2];
     float scales[2];
-    entry_places places = find_entries(args, find_entry_slot(memory, args, &span, 0));
+    entry_places places = find_entries(args, find_entry_slot(memory, args, origin, 0));
     load_entry_scales(scales, &places);
 #pragma unroll
     for (int step = 0; step < ENTRY_STEPS; step++) load_entries(loaded[step], &places, step);
-    entry_slot next = find_entry_slot(memory, args, &span, 1);
+    latent_slot next = find_entry_slot(memory, args, origin, 1);
 #pragma unroll 1
-    for (int32_t tile = 0; tile < span.num_tiles; tile++) {
+    for (int32_t tile = 0; tile < num_tiles; tile++) {
         const int32_t buffer = tile % 2, parity = (tile / 2 + 1) % 2;
         places = find_entries(args, next);
-        next = find_entry_slot(memory, args, &span, tile + 2);
+        next = find_entry_slot(memory, args, origin, tile + 2);
 #pragma unroll
         for (int step = 0; step < ENTRY_STEPS; step++) {
             const bool opens_half = step == 0 || step == ENTRY_LOW_STEPS;

@@ -28,6 +28,7 @@ enum {
     LATENT_PANEL_BYTES = LATENT_TILE * FV_PANEL_ROW_BYTES,
     LATENT_CONSUMERS = 256, /* two warpgroups, the first threads of a block */
     LATENT_PRODUCERS = 128,
+    LATENT_LOADERS = 64, /* of them, a thread for each row of a tile */
     LATENT_THREADS = LATENT_CONSUMERS + LATENT_PRODUCERS,
     LATENT_CONSUMER_REGISTERS = 232,
     LATENT_PRODUCER_REGISTERS = 40,
@@ -40,15 +41,13 @@ enum {
     LATENT_BARRIER_EVEN = 1, /* the first warpgroup's P and maxima are there */
     LATENT_BARRIER_ODD,      /* the second's */
     LATENT_BARRIER_CONSUMERS,
-    LATENT_BARRIER_KEYS, /* the producers know what keys to bring */
-    LATENT_BARRIER_PRODUCERS
+    LATENT_BARRIER_KEYS /* the producers know what keys to bring */
 };
 
 /* A kernel's form. */
-template <class Element, bool AMLA, bool MAPPED> struct latent_form {
+template <class Element, bool AMLA> struct latent_form {
     typedef Element T;
-    static constexpr bool IS_AMLA = AMLA;     /* the output is rescaled by additions to its bits: exponent_add.cuh */
-    static constexpr bool IS_MAPPED = MAPPED; /* latents come as boxes of attend_args.key_map, else row by row */
+    static constexpr bool IS_AMLA = AMLA; /* the output is rescaled by additions to its bits: exponent_add.cuh */
 };
 
 struct latent_memory { /* of the 227 KiB that a block can have, all */
@@ -61,7 +60,8 @@ struct latent_memory { /* of the 227 KiB that a block can have, all */
     };
     float row_max[LATENT_ROWS]; /* what the sums of a row are relative to, from the tile whose P is in `p` on */
     uint64_t full[2][LATENT_PANELS];
-    uint64_t empty[2][2]; /* of a tile: the first LATENT_LOW_PANELS panels, the others */
+    uint64_t empty[2][2];              /* of a tile: the first LATENT_LOW_PANELS panels, the others */
+    uint64_t landed[2][LATENT_PANELS]; /* the rows of a panel that come one by one, before products may read them */
     attend_keys keys;
     int32_t has_item;
     attend_job job;
@@ -122,149 +122,137 @@ static __device__ __forceinline__ int32_t count_latent_tiles(const attend_keys *
 
 /* --- producers ------------------------------------------------------------------------------------------------- */
 
-/* A thread's four latents of a tile, eight threads to each: the 16-byte chunk of its first panel. NULL: no row sees it. */
-typedef struct latent_places {
-    const char *of[4];
-} latent_places;
+/* Where a key lies, known a tile before it is asked for. */
+typedef struct latent_slot {
+    int32_t page, slot;
+} latent_slot;
 
-static __device__ __forceinline__ latent_places find_latents(const latent_memory *memory, const attend_args *args,
-                                                             int32_t tile_first, int32_t first, int32_t end)
+/* Keys that no row sees are a neighbour's, whose latents weigh nothing there. */
+static __device__ __forceinline__ latent_slot find_latent_slot(const latent_memory *memory, const attend_args *args,
+                                                               int32_t key)
 {
-    latent_places places = {};
-    const int32_t thread = threadIdx.x - LATENT_CONSUMERS;
-#pragma unroll
-    for (int i = 0; i < 4; i++) {
-        const int32_t key = tile_first + thread / 8 + i * 16;
-        if (key < first || key >= end) continue;
-        const int2 at = split_key(args, key);
-        places.of[i] = plain_row(&args->k[0].plane, memory->job.table[at.x], memory->job.kv_head, at.y) +
-                       thread % 8 * 16;
-    }
-    return places;
+    const int2 at = split_key(args, fv_max_i32(memory->keys.first, fv_min_i32(key, memory->keys.end - 1)));
+    return {memory->job.table[at.x], at.y};
 }
 
-template <int FIRST, int END>
-static __device__ __forceinline__ void copy_latent_panels(latent_memory *memory, const attend_args *args,
-                                                          int32_t buffer, const latent_places *places, bool arrives)
+/* A tile comes as boxes of the map where there is one, and no box has keys that no row sees. */
+static __device__ __forceinline__ bool comes_in_boxes(const latent_memory *memory, const attend_args *args,
+                                                      int32_t tile_first)
 {
-    const int32_t thread = threadIdx.x - LATENT_CONSUMERS;
-    char *to = memory->tiles[buffer][0] + panel_offset(LATENT_TILE, thread / 8, thread % 8);
+    return args->map_rows > 0 && tile_first >= memory->keys.first && tile_first + LATENT_TILE <= memory->keys.end;
+}
+
+/* The row of a tile that a loader looks up; a warp's 32 are those that it brings. */
+static __device__ __forceinline__ int32_t row_of_loader(void) { return threadIdx.x % LATENT_LOADERS; }
+
+/* Half a tile may be overwritten. */
+static __device__ __forceinline__ void wait_for_space(latent_memory *memory, int32_t tile, int32_t side)
+{
+    ptx_mbarrier_wait(&memory->empty[tile % 2][side], (tile / 2 + 1) % 2);
+}
+
+/* Boxes that begin at the warp's rows, panel by panel, each announced by both warps; the barrier's phase ends when it has
+ * been, and all bytes are there. */
+static __device__ __forceinline__ void load_latent_boxes(latent_memory *memory, const attend_args *args, int32_t tile,
+                                                         latent_slot at)
+{
+    const int32_t buffer = tile % 2, row = row_of_loader(), box_rows = args->map_rows;
+    const bool has_box = (row & (box_rows - 1)) == 0; /* a power of two */
+    const uint32_t bytes = has_box ? fv_max_i32(box_rows, 32) * FV_PANEL_ROW_BYTES : 0;
+#pragma unroll 1
+    for (int32_t panel = 0; panel < LATENT_PANELS; panel++) {
+        if (panel == 0) wait_for_space(memory, tile, 0);
+        if (panel == LATENT_LOW_PANELS) wait_for_space(memory, tile, 1);
+        uint64_t *full = &memory->full[buffer][panel];
+        if (row % 32 == 0) ptx_mbarrier_expect(full, bytes); /* the warp's: 64 rows, 32 or none */
+        if (has_box)
+            ptx_tensor_copy(memory->tiles[buffer][panel] + row * FV_PANEL_ROW_BYTES, &args->key_map, panel * 64,
+                            at.slot, at.page, full);
+    }
+    __syncwarp();
+}
+
+/* Panels FIRST .. END - 1 of the warp's rows, eight lanes to each: asked for. */
+template <int FIRST, int END>
+static __device__ __forceinline__ void load_latent_panels(latent_memory *memory, int32_t buffer,
+                                                          const char *const (&rows)[8])
+{
+    const int32_t row = row_of_loader() / 32 * 32 + threadIdx.x % 32 / 8;
+    const uint32_t to = ptx_shared_address(memory->tiles[buffer]) + panel_offset(LATENT_TILE, row, threadIdx.x % 8);
 #pragma unroll
     for (int panel = FIRST; panel < END; panel++) {
 #pragma unroll
-        for (int i = 0; i < 4; i++) {
-            const char *row = places->of[i];
-            ptx_cp_async_16_or_zeros(to + panel * LATENT_PANEL_BYTES + i * 16 * FV_PANEL_ROW_BYTES,
-                                     row ? row + panel * FV_PANEL_ROW_BYTES : (const char *)args->params.q,
-                                     row ? 16 : 0);
+        for (int i = 0; i < 8; i++) { /* every fourth row: the swizzle has two forms */
+            const uint32_t at = panel * LATENT_PANEL_BYTES + i * 4 * FV_PANEL_ROW_BYTES;
+            ptx_cp_async_16((to ^ (i % 2 << 6)) + at, rows[i] + panel * FV_PANEL_ROW_BYTES);
         }
-        if (arrives) ptx_cp_async_arrive(&memory->full[buffer][panel]);
+        ptx_cp_async_arrive(&memory->landed[buffer][panel]);
     }
 }
 
-/* The keys of a block of rows, from the first of its tiles on. */
-typedef struct latent_span {
-    int32_t first, end, origin, num_tiles;
-} latent_span;
-
-/* Latents of pages of any size: row by row, by all producers. */
-static __device__ __forceinline__ void produce_rows(latent_memory *memory, const attend_args *args,
-                                                    const latent_span *span)
+/* The warp's rows one by one: for pages of any size. */
+static __device__ __forceinline__ void load_latent_rows(latent_memory *memory, const attend_args *args, int32_t tile,
+                                                        latent_slot at)
 {
-    latent_places places = find_latents(memory, args, span->origin, span->first, span->end);
+    const fv_kv_plane *plane = &args->k[0].plane;
+    const int64_t own = at.page * plane->block_stride + at.slot * plane->slot_stride;
+    const char *rows[8];
+#pragma unroll
+    for (int i = 0; i < 8; i++)
+        rows[i] = (const char *)plane->data + __shfl_sync(~0u, own, i * 4 + threadIdx.x % 32 / 8) +
+                  threadIdx.x % 8 * 16;
+    wait_for_space(memory, tile, 0);
+    load_latent_panels<0, LATENT_LOW_PANELS>(memory, tile % 2, rows);
+    wait_for_space(memory, tile, 1);
+    load_latent_panels<LATENT_LOW_PANELS, LATENT_PANELS>(memory, tile % 2, rows);
+}
+
+/* The first two warps: they ask for latents, and wait for nothing but space. */
+static __device__ __forceinline__ void load_latents(latent_memory *memory, const attend_args *args, int32_t origin,
+                                                    int32_t num_tiles)
+{
+    latent_slot next = find_latent_slot(memory, args, origin + row_of_loader());
 #pragma unroll 1
-    for (int32_t tile = 0; tile < span->num_tiles; tile++) {
-        const int32_t buffer = tile % 2, parity = (tile / 2 + 1) % 2;
-        ptx_mbarrier_wait(&memory->empty[buffer][0], parity);
-        copy_latent_panels<0, LATENT_LOW_PANELS>(memory, args, buffer, &places, true);
-        ptx_mbarrier_wait(&memory->empty[buffer][1], parity);
-        copy_latent_panels<LATENT_LOW_PANELS, LATENT_PANELS>(memory, args, buffer, &places, true);
-        places = find_latents(memory, args, span->origin + (tile + 1) * LATENT_TILE, span->first, span->end);
+    for (int32_t tile = 0; tile < num_tiles; tile++) {
+        const int32_t tile_first = origin + tile * LATENT_TILE;
+        const latent_slot at = next;
+        next = find_latent_slot(memory, args, tile_first + LATENT_TILE + row_of_loader());
+        if (comes_in_boxes(memory, args, tile_first))
+            load_latent_boxes(memory, args, tile, at);
+        else
+            load_latent_rows(memory, args, tile, at);
     }
 }
 
-/* A tile that some of its keys are not of: zeros in their place, so row by row, and there when this returns. */
-static __device__ __forceinline__ void produce_edge(latent_memory *memory, const attend_args *args,
-                                                    const latent_span *span, int32_t tile)
+/* The other two, each for one buffer: what landed row by row is announced, in place of the boxes' two arrivals, behind the
+ * fence that products need. It may wait for copies under way, so it is not for those who ask for them. */
+static __device__ __forceinline__ void announce_latents(latent_memory *memory, const attend_args *args,
+                                                        int32_t origin, int32_t num_tiles)
 {
-    const int32_t buffer = tile % 2, parity = (tile / 2 + 1) % 2;
-    const latent_places places = find_latents(memory, args, span->origin + tile * LATENT_TILE, span->first, span->end);
-    if (threadIdx.x == LATENT_CONSUMERS) { /* the one that keeps up with the barriers' phases */
-        ptx_mbarrier_wait(&memory->empty[buffer][0], parity);
-        ptx_mbarrier_wait(&memory->empty[buffer][1], parity);
-    }
-    ptx_bar_sync(LATENT_BARRIER_PRODUCERS, LATENT_PRODUCERS);
-    copy_latent_panels<0, LATENT_PANELS>(memory, args, buffer, &places, false);
-    ptx_cp_async_commit();
-    ptx_cp_async_wait<0>();
-    ptx_fence_proxy_async();
-    ptx_bar_sync(LATENT_BARRIER_PRODUCERS, LATENT_PRODUCERS);
-    if (threadIdx.x != LATENT_CONSUMERS) return;
-    for (int32_t panel = 0; panel < LATENT_PANELS; panel++) ptx_mbarrier_arrive(&memory->full[buffer][panel]);
-}
-
-/* The page of box `box` of the span; 0 behind its end. */
-static __device__ __forceinline__ int32_t page_of_box(const latent_memory *memory, const attend_args *args,
-                                                      const latent_span *span, int32_t box)
-{
-    const int64_t key = span->origin + (int64_t)box * args->map_rows;
-    return key < span->end ? memory->job.table[split_key(args, (int32_t)key).x] : 0;
-}
-
-/* A whole tile, as boxes of the map: lane l has box l, which lies in one page from slot `slot` on. Panel by panel, each
- * announced by the first lane; the barrier's phase ends when it has been, and all bytes are there. */
-static __device__ __forceinline__ void produce_boxes(latent_memory *memory, const attend_args *args, int32_t tile,
-                                                     int32_t page, int32_t slot)
-{
-    const int32_t buffer = tile % 2, parity = (tile / 2 + 1) % 2, lane = threadIdx.x % 32;
-    const int32_t first_row = lane * args->map_rows;
+    const int32_t buffer = threadIdx.x / 32 % 2;
+    uint32_t parity = 0;
 #pragma unroll 1
-    for (int32_t panel = 0; panel < LATENT_PANELS; panel++) {
-        if (panel == 0) ptx_mbarrier_wait(&memory->empty[buffer][0], parity);
-        if (panel == LATENT_LOW_PANELS) ptx_mbarrier_wait(&memory->empty[buffer][1], parity);
-        uint64_t *full = &memory->full[buffer][panel];
-        if (lane == 0) ptx_mbarrier_expect(full, LATENT_PANEL_BYTES);
-        if (first_row < LATENT_TILE)
-            ptx_tensor_copy(memory->tiles[buffer][panel] + first_row * FV_PANEL_ROW_BYTES, &args->key_map, panel * 64,
-                            slot, page, full);
-    }
-}
-
-/* Latents of pages of which a box of the map takes whole tiles, or which tiles are made of: by the first warp, whose lane
- * l knows the page of every 32nd box, and of the 32 after those. */
-static __device__ __forceinline__ void produce_pages(latent_memory *memory, const attend_args *args,
-                                                     const latent_span *span)
-{
-    const int32_t lane = threadIdx.x % 32, boxes = LATENT_TILE / args->map_rows;
-    const bool is_first_warp = uniform((int32_t)threadIdx.x / 32) == LATENT_CONSUMERS / 32;
-    int32_t pages = 0, next_pages = is_first_warp ? page_of_box(memory, args, span, lane) : 0;
+    for (int32_t tile = buffer; tile < num_tiles; tile += 2) {
+        if (comes_in_boxes(memory, args, origin + tile * LATENT_TILE)) continue;
 #pragma unroll 1
-    for (int32_t tile = 0; tile < span->num_tiles; tile++) {
-        const int32_t tile_first = span->origin + tile * LATENT_TILE, box = tile * boxes;
-        if (is_first_warp && box % 32 == 0) {
-            pages = next_pages;
-            next_pages = page_of_box(memory, args, span, box + 32 + lane);
+        for (int32_t panel = 0; panel < LATENT_PANELS; panel++) {
+            ptx_mbarrier_wait(&memory->landed[buffer][panel], parity);
+            ptx_fence_proxy_async();
+            if (threadIdx.x % 32 < LATENT_LOADERS / 32) ptx_mbarrier_arrive(&memory->full[buffer][panel]);
         }
-        if (tile_first < span->first || tile_first + LATENT_TILE > span->end) {
-            produce_edge(memory, args, span, tile);
-        } else if (is_first_warp) {
-            const int32_t own = lane % boxes, page = __shfl_sync(~0u, pages, (box + own) % 32);
-            produce_boxes(memory, args, tile, page, split_key(args, tile_first + own * args->map_rows).y);
-            __syncwarp();
-        }
+        parity ^= 1;
     }
 }
 
-template <class F>
 static __device__ __forceinline__ void produce_latents(latent_memory *memory, const attend_args *args)
 {
     ptx_bar_sync(LATENT_BARRIER_KEYS, LATENT_THREADS);
-    const latent_span span = {memory->keys.first, memory->keys.end, first_latent_key(&memory->keys),
-                              count_latent_tiles(&memory->keys)};
-    if (F::IS_MAPPED)
-        produce_pages(memory, args, &span);
+    const int32_t origin = first_latent_key(&memory->keys), num_tiles = count_latent_tiles(&memory->keys);
+    if (num_tiles == 0) return;
+    if (threadIdx.x < LATENT_CONSUMERS + LATENT_LOADERS)
+        load_latents(memory, args, origin, num_tiles);
     else
-        produce_rows(memory, args, &span);
+        announce_latents(memory, args, origin, num_tiles);
 }
 
 /* --- consumers ------------------------------------------------------------------------------------------------- */
@@ -291,7 +279,6 @@ static __device__ __forceinline__ void multiply_latent_panels(float (&s)[LATENT_
 #pragma unroll
     for (int panel = FIRST; panel < END; panel++) {
         ptx_mbarrier_wait(&memory->full[buffer][panel], parity);
-        if (!F::IS_MAPPED) ptx_fence_proxy_async();
         ptx_wgmma_fence();
 #pragma unroll
         for (int d = 0; d < 64; d += 16) {
@@ -661,11 +648,13 @@ static __device__ __forceinline__ void consume_latents(latent_memory *memory, co
     store_latent_rows<F>(out, &state, memory, args, group, fv_min_i32(LATENT_ROWS, job->num_rows - row0));
 }
 
-static __device__ __forceinline__ void init_latent_memory(latent_memory *memory, bool is_mapped)
+static __device__ __forceinline__ void init_latent_memory(latent_memory *memory)
 {
     for (int32_t buffer = 0; buffer < 2; buffer++) {
-        for (int32_t panel = 0; panel < LATENT_PANELS; panel++)
-            ptx_mbarrier_init(&memory->full[buffer][panel], is_mapped ? 1 : LATENT_PRODUCERS);
+        for (int32_t panel = 0; panel < LATENT_PANELS; panel++) {
+            ptx_mbarrier_init(&memory->full[buffer][panel], LATENT_LOADERS / 32);
+            ptx_mbarrier_init(&memory->landed[buffer][panel], LATENT_LOADERS);
+        }
         for (int32_t side = 0; side < 2; side++) ptx_mbarrier_init(&memory->empty[buffer][side], 4);
     }
     ptx_fence_mbarrier_init();
@@ -680,15 +669,15 @@ static __global__ void __launch_bounds__(LATENT_THREADS, 1)
 #if FV_HAS_WGMMA
     extern __shared__ __align__(1024) char shared[];
     latent_memory *memory = (latent_memory *)shared;
-    if (threadIdx.x == 0) init_latent_memory(memory, F::IS_MAPPED);
-    if (F::IS_MAPPED && threadIdx.x == LATENT_CONSUMERS) ptx_prefetch_map(&args.key_map);
+    if (threadIdx.x == 0) init_latent_memory(memory);
+    if (args.map_rows > 0 && threadIdx.x == LATENT_CONSUMERS) ptx_prefetch_map(&args.key_map);
     overlap_begin();
     if (threadIdx.x == 0) memory->has_item = find_job(&memory->job, &args);
     __syncthreads();
     if (!memory->has_item) return;
     if (threadIdx.x >= LATENT_CONSUMERS) {
         ptx_give_registers<LATENT_PRODUCER_REGISTERS>();
-        produce_latents<F>(memory, &args);
+        produce_latents(memory, &args);
     } else {
         ptx_take_registers<LATENT_CONSUMER_REGISTERS>();
         consume_latents<F>(memory, &args);
