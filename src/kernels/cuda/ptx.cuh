@@ -78,6 +78,11 @@ __device__ __forceinline__ uint32_t ptx_keep(uint32_t number)
     asm volatile("" : "+r"(number));
     return number;
 }
+__device__ __forceinline__ float ptx_keep(float number)
+{
+    asm volatile("" : "+f"(number));
+    return number;
+}
 __device__ __forceinline__ const char *ptx_keep(const char *place)
 {
     asm volatile("" : "+l"(place));

@@ -151,8 +151,8 @@ static __device__ __forceinline__ void wait_for_space(latent_memory *memory, int
     ptx_mbarrier_wait(&memory->empty[tile % 2][side], (tile / 2 + 1) % 2);
 }
 
-/* Boxes that begin at the warp's rows, panel by panel, each announced by both warps; the barrier's phase ends when it has
- * been, and all bytes are there. */
+/* Boxes that begin at the warp's rows, panel by panel, each announced by both warps; the barrier's phase ends when it
+ * has been, and all bytes are there. */
 static __device__ __forceinline__ void load_latent_boxes(latent_memory *memory, const attend_args *args, int32_t tile,
                                                          latent_slot at)
 {
@@ -224,10 +224,10 @@ static __device__ __forceinline__ void load_latents(latent_memory *memory, const
     }
 }
 
-/* The other two, each for one buffer: what landed row by row is announced, in place of the boxes' two arrivals, behind the
- * fence that products need. It may wait for copies under way, so it is not for those who ask for them. */
-static __device__ __forceinline__ void announce_latents(latent_memory *memory, const attend_args *args,
-                                                        int32_t origin, int32_t num_tiles)
+/* The other two, each for one buffer: what landed row by row is announced, in place of the boxes' two arrivals, behind
+ * the fence that products need. It may wait for copies under way, so it is not for those who ask for them. */
+static __device__ __forceinline__ void announce_latents(latent_memory *memory, const attend_args *args, int32_t origin,
+                                                        int32_t num_tiles)
 {
     const int32_t buffer = threadIdx.x / 32 % 2;
     uint32_t parity = 0;
@@ -270,23 +270,22 @@ typedef struct latent_move {
 } latent_move;
 
 /* S = Q K of a tile, panels FIRST .. END - 1: issued, each as soon as it is there, and each a group. */
-template <class F, int FIRST, int END>
+template <class T, int FIRST, int END>
 static __device__ __forceinline__ void multiply_latent_panels(float (&s)[LATENT_TILE / 2], latent_memory *memory,
                                                               int32_t buffer, uint32_t parity)
 {
-    const uint64_t q_at = ptx_anew(ptx_matrix_descriptor(memory->q, 16, 1024));
-    const uint64_t k_at = ptx_anew(ptx_matrix_descriptor(memory->tiles[buffer], 16, 1024));
-#pragma unroll
-    for (int panel = FIRST; panel < END; panel++) {
+    uint64_t q_at = ptx_anew(ptx_matrix_descriptor(memory->q[FIRST], 16, 1024));
+    uint64_t k_at = ptx_anew(ptx_matrix_descriptor(memory->tiles[buffer][FIRST], 16, 1024));
+#pragma unroll 1
+    for (int32_t panel = FIRST; panel < END; panel++) {
         ptx_mbarrier_wait(&memory->full[buffer][panel], parity);
         ptx_wgmma_fence();
 #pragma unroll
-        for (int d = 0; d < 64; d += 16) {
-            const uint32_t at = panel * LATENT_PANEL_BYTES + d * 2;
-            ptx_wgmma_m64n64k16_ss<typename F::T>(s, ptx_descriptor_at(q_at, at), ptx_descriptor_at(k_at, at),
-                                                  panel + d > 0);
-        }
+        for (int d = 0; d < 64; d += 16)
+            ptx_wgmma_m64n64k16_ss<T>(s, ptx_descriptor_at(q_at, d * 2), ptx_descriptor_at(k_at, d * 2), panel + d > 0);
         ptx_wgmma_commit();
+        q_at = ptx_descriptor_at(q_at, LATENT_PANEL_BYTES);
+        k_at = ptx_descriptor_at(k_at, LATENT_PANEL_BYTES);
     }
 }
 
@@ -381,28 +380,68 @@ static __device__ __forceinline__ void rescale_latent_values(float (&out)[LATENT
         rescale_values(out, move->by);
     } else {
 #pragma unroll
-        for (int i = 0; i < LATENT_VALUE / 4; i++) out[i] = exponent_add(out[i], __float_as_int(move->by[i / 2 % 2]));
+        for (int i = 0; i < LATENT_VALUE / 4; i++)
+            out[i] = ptx_keep(exponent_add(ptx_keep(out[i]), __float_as_int(move->by[i / 2 % 2])));
     }
 }
 
-/* P of the warpgroup's own tile in place of its dot products; true: the output has to be moved. */
+/* Do the sums have to move to new maxima? Those of a row without a key yet are 0 at any; AMLA's scale moves with it. */
+template <class F> static __device__ __forceinline__ bool has_moved(const latent_state *state, const float (&max)[2])
+{
+    bool moves = false;
+#pragma unroll
+    for (int half = 0; half < 2; half++) {
+        const float before = state->sums.max[half];
+        moves = moves || (max[half] != before && (F::IS_AMLA || before > -INFINITY));
+    }
+    return __any_sync(~0u, moves);
+}
+
+/* All sums go over to new maxima; products with the output may be under way. Rare. */
 template <class F>
-static __device__ __forceinline__ bool weigh_latent_keys(float (&s)[LATENT_TILE / 2], latent_move *move,
+static __device__ __forceinline__ void move_latent_sums(float (&out)[LATENT_VALUE / 4], latent_state *state,
+                                                        const float (&max)[2], const attend_args *args)
+{
+    latent_move move;
+    ptx_wgmma_wait<0>();
+    ptx_wgmma_settle(out);
+    move_latent_maxima<F>(&move, state, max, args);
+    rescale_latent_values<F>(out, &move, args);
+}
+
+/* P of the warpgroup's own tile in place of its dot products, and its sums. */
+template <class F>
+static __device__ __forceinline__ void weigh_latent_keys(float (&out)[LATENT_VALUE / 4], float (&s)[LATENT_TILE / 2],
                                                          latent_state *state, const latent_memory *memory,
                                                          const attend_args *args, int32_t tile_first, float scale)
 {
-    float max[2];
-    score_keys(s, memory->rows, &memory->keys, state->row, 0, tile_first, LATENT_TILE, scale);
-    find_row_maxima(max, s);
+    const attend_keys *keys = &memory->keys;
+    const bool is_inside = tile_first >= keys->full_first && tile_first + LATENT_TILE <= keys->full_end;
+    const bool keeps_order = scale > 0; /* of products and scores */
+    if (!is_inside || !keeps_order) {
 #pragma unroll
-    for (int half = 0; half < 2; half++) max[half] = choose_latent_max(state->sums.max[half], max[half]);
-    const bool changes = move_latent_maxima<F>(move, state, max, args);
-    exponentiate_keys(s, &state->sums);
+        for (int i = 0; i < LATENT_TILE / 2 && !keeps_order; i++) s[i] *= scale;
+        mask_keys(s, memory->rows, state->row, tile_first);
+    }
+    const float factor = keeps_order ? scale : 1.0f;
+    row_sums of_tile = {};
+    find_row_maxima(of_tile.max, s);
+#pragma unroll
+    for (int half = 0; half < 2; half++)
+        of_tile.max[half] = choose_latent_max(state->sums.max[half], of_tile.max[half] * factor);
+    const bool moves = has_moved<F>(state, of_tile.max);
+    exponentiate_products(s, &of_tile, factor);
+    ptx_wgmma_settle(s); /* before the branch: what follows it may begin with a wait for products under way */
+    if (moves) move_latent_sums<F>(out, state, of_tile.max, args);
+#pragma unroll
+    for (int half = 0; half < 2; half++) {
+        state->sums.max[half] = of_tile.max[half];
+        state->sums.sum[half] += of_tile.sum[half];
+    }
     if (F::IS_AMLA) {
 #pragma unroll
         for (int i = 0; i < LATENT_TILE / 2; i++) s[i] *= state->scale[i / 2 % 2];
     }
-    return changes;
 }
 
 /* P to where the other warpgroup reads it, and the maxima it is relative to. */
@@ -431,99 +470,57 @@ static __device__ __forceinline__ void hand_over_weights(uint32_t (&p)[LATENT_TI
     ptx_bar_arrive(barrier, LATENT_CONSUMERS);
 }
 
-/* The other warpgroup's tile: its P is there, and the output is relative to its maxima. */
+/* A tile of the other warpgroup's, when its P is there: the product is issued, of an output relative to its maxima. */
 template <class F>
-static __device__ __forceinline__ void take_over_weights(float (&out)[LATENT_VALUE / 4], latent_state *state,
-                                                         const latent_memory *memory, const attend_args *args,
-                                                         int32_t barrier)
+static __device__ __forceinline__ void attend_other_latent(float (&out)[LATENT_VALUE / 4], latent_state *state,
+                                                           const latent_memory *memory, const attend_args *args,
+                                                           int32_t group)
 {
-    ptx_bar_sync(barrier, LATENT_CONSUMERS);
-    latent_move move;
+    ptx_bar_sync(LATENT_BARRIER_ODD - group, LATENT_CONSUMERS);
     const float max[2] = {memory->row_max[state->row], memory->row_max[state->row + 8]};
-    if (move_latent_maxima<F>(&move, state, max, args)) {
-        ptx_wgmma_wait<0>();
-        ptx_wgmma_settle(out);
-        rescale_latent_values<F>(out, &move, args);
-    }
+    if (has_moved<F>(state, max)) move_latent_sums<F>(out, state, max, args);
+    state->sums.max[0] = max[0];
+    state->sums.max[1] = max[1];
+    multiply_other_values<typename F::T>(out, memory, 1 - group, group);
 }
 
-/* A tile of the first warpgroup's own, of which it has S: P, and its product, to the end. */
+/* Tiles group, group + 2, ... and the group's half of the columns of all. Both warpgroups run the same instructions:
+ * two loops were as much as a multiprocessor keeps near. The second has S under way when the other's tile comes, the
+ * first has not asked for it yet. */
 template <class F>
-static __device__ __forceinline__ void attend_even_latent(float (&out)[LATENT_VALUE / 4], float (&s)[LATENT_TILE / 2],
-                                                          latent_state *state, latent_memory *memory,
-                                                          const attend_args *args, int32_t tile_first, float scale)
+static __device__ __forceinline__ void attend_latents(float (&out)[LATENT_VALUE / 4], latent_state *state,
+                                                      latent_memory *memory, const attend_args *args, int32_t group,
+                                                      int32_t origin, int32_t num_tiles, float scale)
 {
-    uint32_t p[LATENT_TILE / 4];
-    latent_move move;
-    const bool changes = weigh_latent_keys<F>(s, &move, state, memory, args, tile_first, scale);
-    hand_over_weights<F>(p, s, state, memory, LATENT_BARRIER_EVEN);
-    if (changes) rescale_latent_values<F>(out, &move, args);
-    multiply_own_values<typename F::T>(out, p, memory, 0, 0);
-    ptx_wgmma_wait<0>();
-    ptx_wgmma_settle(out);
-    release_latents(memory, 0, 0);
-}
-
-/* The first warpgroup: S and softmax of tiles 0, 2, ..., and the first half of the columns of all. */
-template <class F>
-static __device__ __forceinline__ void attend_even_latents(float (&out)[LATENT_VALUE / 4], latent_state *state,
-                                                           latent_memory *memory, const attend_args *args,
-                                                           int32_t origin, int32_t num_tiles, float scale)
-{
-    if (num_tiles == 0) return;
     float s[LATENT_TILE / 2];
-    multiply_latent_panels<F, 0, LATENT_PANELS>(s, memory, 0, 0);
-    ptx_wgmma_wait<0>();
-    ptx_wgmma_settle(s);
+    uint32_t p[LATENT_TILE / 4];
+    uint32_t parity = 0;
 #pragma unroll 1
-    for (int32_t tile = 0;; tile += 2) {
-        attend_even_latent<F>(out, s, state, memory, args, origin + tile * LATENT_TILE, scale);
-        if (tile + 1 >= num_tiles) return;
-        take_over_weights<F>(out, state, memory, args, LATENT_BARRIER_ODD);
-        multiply_other_values<typename F::T>(out, memory, 1, 0);
-        if (tile + 2 >= num_tiles) break;
-        multiply_latent_panels<F, 0, 1>(s, memory, 0, (tile / 2 + 1) % 2);
+    for (int32_t tile = group; tile < num_tiles; tile += 2, parity ^= 1) {
+        if (group == 0 && tile > 0) attend_other_latent<F>(out, state, memory, args, group);
+        multiply_latent_panels<typename F::T, 0, 1>(s, memory, group, parity);
         ptx_wgmma_wait<1>(); /* the values' product, with one panel behind it for the tensor cores to go on with */
-        release_latents(memory, 1, 0);
-        multiply_latent_panels<F, 1, LATENT_PANELS>(s, memory, 0, (tile / 2 + 1) % 2);
-        ptx_wgmma_wait<0>();
-        ptx_wgmma_settle(out);
+        if (group == 0 && tile > 0) release_latents(memory, 1, 0);
+        multiply_latent_panels<typename F::T, 1, LATENT_PANELS>(s, memory, group, parity);
+        if (group == 1) {
+            attend_other_latent<F>(out, state, memory, args, group);
+            ptx_wgmma_wait<1>();
+        } else {
+            ptx_wgmma_wait<0>();
+        }
         ptx_wgmma_settle(s);
-    }
-    ptx_wgmma_wait<0>();
-    ptx_wgmma_settle(out);
-}
-
-/* The second: tiles 1, 3, ..., and the other half of the columns. */
-template <class F>
-static __device__ __forceinline__ void attend_odd_latents(float (&out)[LATENT_VALUE / 4], latent_state *state,
-                                                          latent_memory *memory, const attend_args *args,
-                                                          int32_t origin, int32_t num_tiles, float scale)
-{
-    float s[LATENT_TILE / 2];
-    uint32_t p[LATENT_TILE / 4];
-    latent_move move;
-#pragma unroll 1
-    for (int32_t tile = 1; tile < num_tiles; tile += 2) {
-        multiply_latent_panels<F, 0, LATENT_PANELS>(s, memory, 1, tile / 2 % 2);
-        take_over_weights<F>(out, state, memory, args, LATENT_BARRIER_EVEN);
-        multiply_other_values<typename F::T>(out, memory, 0, 1);
-        ptx_wgmma_wait<1>();
-        ptx_wgmma_settle(s);
-        const bool changes = weigh_latent_keys<F>(s, &move, state, memory, args, origin + tile * LATENT_TILE, scale);
+        weigh_latent_keys<F>(out, s, state, memory, args, origin + tile * LATENT_TILE, scale);
         ptx_wgmma_wait<0>();
         ptx_wgmma_settle(out);
-        release_latents(memory, 0, 1);
-        hand_over_weights<F>(p, s, state, memory, LATENT_BARRIER_ODD);
-        if (changes) rescale_latent_values<F>(out, &move, args);
-        multiply_own_values<typename F::T>(out, p, memory, 1, 1);
+        if (group == 1) release_latents(memory, 0, 1);
+        hand_over_weights<F>(p, s, state, memory, LATENT_BARRIER_EVEN + group);
+        multiply_own_values<typename F::T>(out, p, memory, group, group);
         ptx_wgmma_wait<0>();
         ptx_wgmma_settle(out);
-        release_latents(memory, 1, 1);
+        release_latents(memory, group, group);
     }
-    if (num_tiles % 2 == 0) return;
-    take_over_weights<F>(out, state, memory, args, LATENT_BARRIER_EVEN);
-    multiply_other_values<typename F::T>(out, memory, 0, 1);
+    if (num_tiles == 0 || num_tiles % 2 != group) return;
+    attend_other_latent<F>(out, state, memory, args, group);
     ptx_wgmma_wait<0>();
     ptx_wgmma_settle(out);
 }
@@ -641,10 +638,7 @@ static __device__ __forceinline__ void consume_latents(latent_memory *memory, co
     ptx_cp_async_wait<0>();
     ptx_fence_proxy_async();
     ptx_bar_sync(LATENT_BARRIER_CONSUMERS, LATENT_CONSUMERS);
-    if (group == 0)
-        attend_even_latents<F>(out, &state, memory, args, origin, num_tiles, scale);
-    else
-        attend_odd_latents<F>(out, &state, memory, args, origin, num_tiles, scale);
+    attend_latents<F>(out, &state, memory, args, group, origin, num_tiles, scale);
     store_latent_rows<F>(out, &state, memory, args, group, fv_min_i32(LATENT_ROWS, job->num_rows - row0));
 }
 

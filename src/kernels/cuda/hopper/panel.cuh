@@ -89,18 +89,13 @@ static __device__ __forceinline__ void load_query_panels(char *panels, const att
 
 /* --- scores of a warpgroup: 64 rows x KEYS, in the registers of a wgmma sum ------------------------------------ */
 
-/* From dot products to scores in base 2. `row`: the thread's first one in the block, `column`: its first key. */
+/* -inf for keys that a row does not see. `row`: the thread's first one in the block, `first_key`: that of s. */
 template <int N>
-static __device__ __forceinline__ void score_keys(float (&s)[N], const attend_row *rows, const attend_keys *keys,
-                                                  int32_t row, int32_t first_column, int32_t tile_first,
-                                                  int32_t tile_keys, float scale)
+static __device__ __forceinline__ void mask_keys(float (&s)[N], const attend_row *rows, int32_t row, int32_t first_key)
 {
 #pragma unroll
-    for (int i = 0; i < N; i++) s[i] *= scale;
-    if (tile_first >= keys->full_first && tile_first + tile_keys <= keys->full_end) return;
-#pragma unroll
     for (int half = 0; half < 2; half++) {
-        const int32_t origin = tile_first + first_column + threadIdx.x % 4 * 2;
+        const int32_t origin = first_key + threadIdx.x % 4 * 2;
         const int32_t first = rows[row + half * 8].first - origin, end = rows[row + half * 8].end - origin;
 #pragma unroll
         for (int n = 0; n < N / 4; n++) {
@@ -111,6 +106,18 @@ static __device__ __forceinline__ void score_keys(float (&s)[N], const attend_ro
             }
         }
     }
+}
+
+/* From dot products to scores in base 2. `first_column`: of s in the tile. */
+template <int N>
+static __device__ __forceinline__ void score_keys(float (&s)[N], const attend_row *rows, const attend_keys *keys,
+                                                  int32_t row, int32_t first_column, int32_t tile_first,
+                                                  int32_t tile_keys, float scale)
+{
+#pragma unroll
+    for (int i = 0; i < N; i++) s[i] *= scale;
+    if (tile_first >= keys->full_first && tile_first + tile_keys <= keys->full_end) return;
+    mask_keys(s, rows, row, tile_first + first_column);
 }
 
 /* The largest of each of the thread's two rows. */
@@ -182,6 +189,19 @@ template <int N> static __device__ __forceinline__ void exponentiate_keys(float 
 #pragma unroll
     for (int i = 0; i < N; i++) {
         s[i] = ptx_ex2(s[i] - max[i / 2 % 2]);
+        rows->sum[i / 2 % 2] += s[i];
+    }
+}
+
+/* The same in place of dot products, which are scores when multiplied by `scale`: an instruction for both. */
+template <int N>
+static __device__ __forceinline__ void exponentiate_products(float (&s)[N], row_sums *rows, float scale)
+{
+    const float max[2] = {rows->max[0] == -INFINITY ? 0.0f : rows->max[0],
+                          rows->max[1] == -INFINITY ? 0.0f : rows->max[1]};
+#pragma unroll
+    for (int i = 0; i < N; i++) {
+        s[i] = ptx_ex2(fmaf(s[i], scale, -max[i / 2 % 2]));
         rows->sum[i / 2 % 2] += s[i];
     }
 }
