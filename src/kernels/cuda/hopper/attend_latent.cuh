@@ -30,8 +30,8 @@ enum {
     LATENT_PRODUCERS = 128,
     LATENT_LOADERS = 64, /* of them, a thread for each row of a tile */
     LATENT_THREADS = LATENT_CONSUMERS + LATENT_PRODUCERS,
-    LATENT_CONSUMER_REGISTERS = 232,
-    LATENT_PRODUCER_REGISTERS = 40,
+    LATENT_CONSUMER_REGISTERS = 224,
+    LATENT_PRODUCER_REGISTERS = 56,
     LATENT_LOW_PANELS = 4,                          /* of the first warpgroup's values */
     LATENT_STAGED_BYTES = LATENT_VALUE / 2 * 4 + 32 /* of a row of half of the output; 32: four rows in all banks */
 };
@@ -122,7 +122,7 @@ static __device__ __forceinline__ int32_t count_latent_tiles(const attend_keys *
 
 /* --- producers ------------------------------------------------------------------------------------------------- */
 
-/* Where a key lies, known a tile before it is asked for. */
+/* Where a key lies, known before it is asked for. */
 typedef struct latent_slot {
     int32_t page, slot;
 } latent_slot;
@@ -212,11 +212,13 @@ static __device__ __forceinline__ void load_latents(latent_memory *memory, const
                                                     int32_t num_tiles)
 {
     latent_slot next = find_latent_slot(memory, args, origin + row_of_loader());
+    latent_slot second = find_latent_slot(memory, args, origin + LATENT_TILE + row_of_loader());
 #pragma unroll 1
     for (int32_t tile = 0; tile < num_tiles; tile++) {
         const int32_t tile_first = origin + tile * LATENT_TILE;
         const latent_slot at = next;
-        next = find_latent_slot(memory, args, tile_first + LATENT_TILE + row_of_loader());
+        next = second;
+        second = find_latent_slot(memory, args, tile_first + 2 * LATENT_TILE + row_of_loader());
         if (comes_in_boxes(memory, args, tile_first))
             load_latent_boxes(memory, args, tile, at);
         else
