@@ -2,6 +2,7 @@
  * the third warpgroup widens. Why: docs/cuda/mla_decode.md.
  *
  *   entry   512 e4m3 | 4 scales, one for 128 elements each | 64 bf16 for RoPE
+ *   bytes   as they come by cp.async: where Q would have more than 32 rows, if there are none, else in the tile itself
  *   tile    eight panels of fp16, in which e4m3 is exact; the ninth as it was stored
  *
  * Latents meet the tensor cores without their scales, which are fp32 and exact nowhere else:
@@ -18,12 +19,11 @@
 #include "kernels/cuda/hopper/attend_latent.cuh"
 
 enum {
-    ENTRY_CONSUMER_REGISTERS = 192,
-    ENTRY_PRODUCER_REGISTERS = 120,
+    ENTRY_CONSUMER_REGISTERS = 200,
+    ENTRY_PRODUCER_REGISTERS = 104,
     ENTRY_GROUPS = FV_DS_LATENT / FV_DS_TILE, /* of elements that share a scale: two panels each */
     ENTRY_PARTS = ENTRY_GROUPS + 1,           /* of a tile, each announced apart: its groups, and RoPE */
-    ENTRY_STEPS = 2 * ENTRY_PARTS,            /* in which a tile is brought: a panel each, RoPE's in two */
-    ENTRY_LOW_STEPS = 4                       /* of the first warpgroup's values */
+    ENTRY_FEW_ROWS = LATENT_ROWS / 2
 };
 
 static_assert(2 * ENTRY_CONSUMER_REGISTERS + ENTRY_PRODUCER_REGISTERS <= 3 * 168,
@@ -42,26 +42,34 @@ static_assert(2 * ENTRY_CONSUMER_REGISTERS + ENTRY_PRODUCER_REGISTERS <= 3 * 168
 
 typedef latent_form<__half, false> entry_form;
 
+static __device__ __forceinline__ int32_t count_entry_rows(const latent_memory *memory, const attend_args *args)
+{
+    return uniform(memory->job.num_rows - (int32_t)blockIdx.x % args->row_parts * LATENT_ROWS);
+}
+
 /* --- producers ------------------------------------------------------------------------------------------------- */
 
-/* A thread's two entries of a tile, four threads to each, and the 16-byte chunk of their panels that it brings. */
-static __device__ __forceinline__ int32_t entry_of_thread(int32_t which)
+/* A warp brings 16 entries of each tile, from its copies to the panels, and waits for no other. As bytes, a group of
+ * elements is a row of 128 for each entry, whose eight chunks of 16 bytes lie in two halves, the other way round in odd
+ * rows: eight threads that widen read four of each of two rows, from all banks. */
+static __device__ __forceinline__ int32_t first_entry_of_warp(void)
 {
-    return (int32_t)(threadIdx.x % LATENT_PRODUCERS / 32 * 16 + threadIdx.x % 32 / 4) + which * 8;
+    return (int32_t)(threadIdx.x % LATENT_PRODUCERS / 32 * 16);
 }
-static __device__ __forceinline__ uint32_t chunk_of_thread(void) { return threadIdx.x % 4; }
 
-typedef struct entry_places {
-    const char *of[2]; /* with the chunk's offset in a panel */
-} entry_places;
-
-/* Where entry lane % 16 of the warp's 16 is. */
+/* Where entry lane % 16 of the warp's lies. */
 static __device__ __forceinline__ latent_slot find_entry_slot(const latent_memory *memory, const attend_args *args,
                                                               int32_t origin, int32_t tile)
 {
-    const int32_t entry = threadIdx.x % LATENT_PRODUCERS / 32 * 16 + threadIdx.x % 16;
+    const int32_t entry = first_entry_of_warp() + (int32_t)(threadIdx.x % 16);
     return find_latent_slot(memory, args, origin + tile * LATENT_TILE + entry);
 }
+
+/* A thread's four entries of a tile, every fourth one of the warp's, and the chunk that it copies of each row. */
+typedef struct entry_places {
+    const char *of[4];
+    float4 scales; /* of entry lane % 16 */
+} entry_places;
 
 static __device__ __forceinline__ entry_places find_entries(const attend_args *args, latent_slot slot)
 {
@@ -69,81 +77,232 @@ static __device__ __forceinline__ entry_places find_entries(const attend_args *a
     const int64_t own = slot.page * plane->block_stride + slot.slot * plane->slot_stride;
     entry_places places;
 #pragma unroll
-    for (int i = 0; i < 2; i++)
-        places.of[i] = (const char *)plane->data + __shfl_sync(~0u, own, entry_of_thread(i) % 16) +
-                       chunk_of_thread() * 16;
+    for (int i = 0; i < 4; i++)
+        places.of[i] = (const char *)plane->data + __shfl_sync(~0u, own, (int32_t)(threadIdx.x % 32 / 8) + i * 4) +
+                       threadIdx.x % 8 * 16;
+    places.scales = *(const float4 *)((const char *)plane->data + own + FV_DS_SCALES_AT);
     return places;
 }
 
-/* What a step brings: of a panel of latents, 16 bytes of each of the two; of RoPE, 32 of one. */
-static __device__ __forceinline__ void load_entries(uint4 (&to)[2], const entry_places *places, int step)
+/* Where a warp's bytes of a tile's first group come to; the next one's two panels on. In place: to the second panel of
+ * those that they are widened to. */
+static __device__ __forceinline__ char *bytes_in_place(latent_memory *memory, int32_t buffer)
 {
+    return memory->tiles[buffer][1] + first_entry_of_warp() * FV_DS_TILE;
+}
+
+/* Ahead: to the second halves of Q's panels, one for two warps. What products read there as rows of Q ends in sums of
+ * warps that have no rows. */
+static __device__ __forceinline__ char *bytes_ahead(latent_memory *memory)
+{
+    const int32_t warp = first_entry_of_warp() / 16;
+    return memory->q[warp / 2] + (ENTRY_FEW_ROWS + warp % 2 * 16) * FV_PANEL_ROW_BYTES;
+}
+static_assert((int32_t)FV_DS_TILE == (int32_t)FV_PANEL_ROW_BYTES && ENTRY_FEW_ROWS == 2 * 16,
+              "a group's bytes are a row of a panel");
+
+/* Bytes of groups GROUP and the next: asked for. */
+template <int GROUP> static __device__ __forceinline__ void copy_entry_groups(char *bytes, const entry_places *places)
+{
+    const int32_t row = threadIdx.x % 32 / 8, chunk = (threadIdx.x % 8) ^ (row % 2 * 4);
+    const uint32_t to = ptx_shared_address(bytes) + row * (int32_t)FV_DS_TILE + chunk * 16;
 #pragma unroll
-    for (int i = 0; i < 2; i++) {
-        const char *from = step < 2 * ENTRY_GROUPS
-                               ? places->of[i] + step * FV_PANEL_COLUMNS
-                               : places->of[step - 2 * ENTRY_GROUPS] + FV_DS_ROPE_AT + chunk_of_thread() * 16 + i * 16;
-        to[i] = *(const uint4 *)from;
+    for (int group = GROUP; group < GROUP + 2; group++) {
+#pragma unroll
+        for (int i = 0; i < 4; i++)
+            ptx_cp_async_16(to + group * 2 * LATENT_PANEL_BYTES + i * 4 * FV_DS_TILE,
+                            places->of[i] + group * FV_DS_TILE);
     }
 }
 
-/* Four bytes of e4m3 as fp16. */
-static __device__ __forceinline__ uint2 widen_entries(uint32_t four)
+/* RoPE's elements, as they are, to their panel: asked for; the panel's barrier counts each thread when its copies are
+ * there. */
+static __device__ __forceinline__ void copy_entry_rope(latent_memory *memory, int32_t buffer,
+                                                       const entry_places *places)
 {
-    const __half2_raw low = __nv_cvt_fp8x2_to_halfraw2((__nv_fp8x2_storage_t)four, __NV_E4M3);
-    const __half2_raw high = __nv_cvt_fp8x2_to_halfraw2((__nv_fp8x2_storage_t)(four >> 16), __NV_E4M3);
-    return make_uint2((uint32_t)low.x | (uint32_t)low.y << 16, (uint32_t)high.x | (uint32_t)high.y << 16);
+    const uint32_t panel = ptx_shared_address(memory->tiles[buffer][LATENT_PANELS - 1]);
+#pragma unroll
+    for (int i = 0; i < 4; i++) {
+        const int32_t entry = first_entry_of_warp() + (int32_t)(threadIdx.x % 32 / 8) + i * 4;
+        ptx_cp_async_16(panel + panel_offset(LATENT_TILE, entry, threadIdx.x % 8), places->of[i] + FV_DS_ROPE_AT);
+    }
+    ptx_cp_async_arrive(&memory->full[buffer][ENTRY_GROUPS]);
 }
 
-/* To the step's panel. A chunk of latents becomes two; eight threads write two rows, and chunks of all banks. */
-static __device__ __forceinline__ void store_entries(char (*panels)[LATENT_PANEL_BYTES], const uint4 (&from)[2],
-                                                     int step)
+/* A thread's chunks of two groups: of each panel, of entries lane / 4 and the eighth after it. */
+typedef struct entry_chunks {
+    uint4 of[2][2][2];
+} entry_chunks;
+
+/* Of groups GROUP and the next, when the warp's copies are there but for the last PENDING groups of those; then their
+ * place may be written again. */
+template <int GROUP, int PENDING>
+static __device__ __forceinline__ void read_entries(entry_chunks *chunks, const char *bytes)
 {
-    const int32_t at = panel_offset(LATENT_TILE, entry_of_thread(0), chunk_of_thread() * 2);
-    if (step >= 2 * ENTRY_GROUPS) {
-        char *to = panels[2 * ENTRY_GROUPS] + (step - 2 * ENTRY_GROUPS) * 8 * FV_PANEL_ROW_BYTES;
-        *(uint4 *)(to + at) = from[0];
-        *(uint4 *)(to + (at ^ 16)) = from[1];
-        return;
-    }
+    const int32_t row = threadIdx.x % 32 / 4, at = row * FV_DS_TILE + (threadIdx.x % 4 + row % 2 * 4) * 16;
+    ptx_cp_async_wait<PENDING>();
+    __syncwarp();
 #pragma unroll
-    for (int i = 0; i < 2; i++) {
-        char *to = panels[step] + i * 8 * FV_PANEL_ROW_BYTES;
-        const uint2 a = widen_entries(from[i].x), b = widen_entries(from[i].y);
-        *(uint4 *)(to + at) = make_uint4(a.x, a.y, b.x, b.y);
-        const uint2 c = widen_entries(from[i].z), d = widen_entries(from[i].w);
-        *(uint4 *)(to + (at ^ 16)) = make_uint4(c.x, c.y, d.x, d.y);
+    for (int group = 0; group < 2; group++) {
+        const char *from = bytes + (GROUP + group) * 2 * LATENT_PANEL_BYTES;
+#pragma unroll
+        for (int panel = 0; panel < 2; panel++) {
+#pragma unroll
+            for (int i = 0; i < 2; i++)
+                chunks->of[group][panel][i] = *(const uint4 *)(from + (at ^ (panel * 64)) + i * 8 * FV_DS_TILE);
+        }
+    }
+    __syncwarp();
+}
+
+/* To the panels of groups GROUP and the next, each announced. A chunk becomes two; eight threads write two rows, and
+ * chunks of all banks. */
+template <int GROUP>
+static __device__ __forceinline__ void widen_entries(latent_memory *memory, int32_t buffer, const entry_chunks *chunks)
+{
+    const int32_t at = panel_offset(LATENT_TILE, first_entry_of_warp() + (int32_t)(threadIdx.x % 32 / 4),
+                                    threadIdx.x % 4 * 2);
+#pragma unroll
+    for (int group = 0; group < 2; group++) {
+#pragma unroll
+        for (int panel = 0; panel < 2; panel++) {
+#pragma unroll
+            for (int i = 0; i < 2; i++) {
+                char *to = memory->tiles[buffer][2 * (GROUP + group) + panel] + i * 8 * FV_PANEL_ROW_BYTES;
+                const uint4 from = chunks->of[group][panel][i];
+                const uint2 a = ptx_widen_e4m3(from.x), b = ptx_widen_e4m3(from.y);
+                *(uint4 *)(to + at) = make_uint4(a.x, a.y, b.x, b.y);
+                const uint2 c = ptx_widen_e4m3(from.z), d = ptx_widen_e4m3(from.w);
+                *(uint4 *)(to + (at ^ 16)) = make_uint4(c.x, c.y, d.x, d.y);
+            }
+        }
+        __syncwarp();
+        if (threadIdx.x % 32 == 0) ptx_mbarrier_arrive(&memory->full[buffer][GROUP + group]);
     }
 }
 
-/* A thread's scales of its entries: of group lane % 4. */
-static __device__ __forceinline__ void load_entry_scales(float (&to)[2], const entry_places *places)
+/* An entry's scales as scores want them: of a group what has to be multiplied by the next one's, of the last its own;
+ * and the largest of the warp's entries. */
+typedef struct entry_scales {
+    float of[ENTRY_GROUPS];
+    float largest;
+} entry_scales;
+
+static __device__ __forceinline__ entry_scales relate_scales(float4 of)
 {
+    entry_scales scales = {{of.x, of.y, of.z, of.w}};
+    float most = 0;
 #pragma unroll
-    for (int i = 0; i < 2; i++) to[i] = *(const float *)(places->of[i] + FV_DS_SCALES_AT - chunk_of_thread() * 12);
+    for (int group = 0; group < ENTRY_GROUPS; group++) most = fmaxf(most, fabsf(scales.of[group]));
+#pragma unroll
+    for (int group = 0; group < ENTRY_GROUPS; group++) {
+        const float size = fmaxf(fmaxf(fabsf(scales.of[group]), most * ENTRY_LEAST_SCALE), FLT_MIN);
+        scales.of[group] = copysignf(size, scales.of[group]);
+    }
+#pragma unroll
+    for (int group = 0; group < ENTRY_GROUPS - 1; group++)
+        scales.of[group] = __fdividef(scales.of[group], scales.of[group + 1]);
+    scales.largest = __uint_as_float(__reduce_max_sync(~0u, __float_as_uint(most)));
+    return scales;
 }
 
-/* Scales to shared memory as scores want them: of a group what has to be multiplied by the next one's, of the last its
- * own. `of_low`: those of the first two, else the others. */
-static __device__ __forceinline__ void store_entry_scales(latent_memory *memory, const float (&scales)[2],
-                                                          int32_t buffer, bool of_low)
+/* To shared memory, those of groups GROUP and the next. */
+template <int GROUP>
+static __device__ __forceinline__ void store_entry_scales(latent_memory *memory, int32_t buffer,
+                                                          const entry_scales *scales)
 {
-    const uint32_t group = threadIdx.x % 4;
-    float largest = 0;
-#pragma unroll
-    for (int i = 0; i < 2; i++) {
-        float most = fmaxf(fabsf(scales[i]), __shfl_xor_sync(~0u, fabsf(scales[i]), 1));
-        most = fmaxf(most, __shfl_xor_sync(~0u, most, 2));
-        largest = fmaxf(largest, most);
-        const float size = fmaxf(fmaxf(fabsf(scales[i]), most * ENTRY_LEAST_SCALE), FLT_MIN);
-        const float own = copysignf(size, scales[i]), next = __shfl_down_sync(~0u, own, 1);
-        if ((group < ENTRY_GROUPS / 2) == of_low)
-            memory->scales[buffer][group][entry_of_thread(i)] = group < ENTRY_GROUPS - 1 ? __fdividef(own, next) : own;
+    const int32_t lane = threadIdx.x % 32, entry = first_entry_of_warp() + lane;
+    if (lane >= 16) return;
+    memory->scales[buffer][GROUP][entry] = scales->of[GROUP];
+    memory->scales[buffer][GROUP + 1][entry] = scales->of[GROUP + 1];
+    if (GROUP > 0 && lane == 0) memory->largest_scale[buffer][entry / 16] = scales->largest;
+}
+
+/* Few rows: bytes come to the place that Q leaves free, a tile before they are widened. */
+static __device__ __forceinline__ void produce_entries_ahead(latent_memory *memory, const attend_args *args,
+                                                             int32_t origin, int32_t num_tiles)
+{
+    char *bytes = bytes_ahead(memory);
+    entry_places places = find_entries(args, find_entry_slot(memory, args, origin, 0));
+    latent_slot next = find_entry_slot(memory, args, origin, 1);
+    copy_entry_groups<0>(bytes, &places);
+    ptx_cp_async_commit();
+    copy_entry_groups<2>(bytes, &places);
+    ptx_cp_async_commit();
+#pragma unroll 1
+    for (int32_t tile = 0; tile < num_tiles; tile++) {
+        const int32_t buffer = tile % 2, parity = (tile / 2 + 1) % 2;
+        const bool is_last = tile + 1 == num_tiles;
+        const entry_scales scales = relate_scales(places.scales);
+        const entry_places places_ahead = find_entries(args, next);
+        next = find_entry_slot(memory, args, origin, tile + 2);
+        entry_chunks chunks;
+        read_entries<0, 1>(&chunks, bytes);
+        if (!is_last) copy_entry_groups<0>(bytes, &places_ahead);
+        ptx_cp_async_commit();
+        ptx_mbarrier_wait(&memory->empty[buffer][0], parity);
+        store_entry_scales<0>(memory, buffer, &scales);
+        widen_entries<0>(memory, buffer, &chunks);
+        read_entries<2, 1>(&chunks, bytes);
+        if (!is_last) copy_entry_groups<2>(bytes, &places_ahead);
+        ptx_cp_async_commit();
+        ptx_mbarrier_wait(&memory->empty[buffer][1], parity);
+        copy_entry_rope(memory, buffer, &places); /* of the next group of copies, which is waited for late */
+        store_entry_scales<2>(memory, buffer, &scales);
+        widen_entries<2>(memory, buffer, &chunks);
+        places = places_ahead;
     }
-    if (of_low) return;
-    const uint32_t bits = __reduce_max_sync(~0u, __float_as_uint(largest));
-    if (threadIdx.x % 32 == 0)
-        memory->largest_scale[buffer][threadIdx.x % LATENT_PRODUCERS / 32] = __uint_as_float(bits);
+}
+
+/* Copies of a tile to its own place, each half as soon as that is free: two groups of them. */
+static __device__ __forceinline__ void ask_for_entries(latent_memory *memory, int32_t buffer, int32_t parity,
+                                                       const entry_places *places)
+{
+    ptx_mbarrier_wait(&memory->empty[buffer][0], parity);
+    copy_entry_groups<0>(bytes_in_place(memory, buffer), places);
+    ptx_cp_async_commit();
+    ptx_mbarrier_wait(&memory->empty[buffer][1], parity);
+    copy_entry_groups<2>(bytes_in_place(memory, buffer), places);
+    copy_entry_rope(memory, buffer, places);
+    ptx_cp_async_commit();
+}
+
+/* PENDING: groups of copies that have been asked for after the tile's. */
+template <int PENDING>
+static __device__ __forceinline__ void widen_in_place(latent_memory *memory, int32_t buffer, float4 of_entry)
+{
+    const entry_scales scales = relate_scales(of_entry);
+    entry_chunks chunks;
+    read_entries<0, PENDING + 1>(&chunks, bytes_in_place(memory, buffer));
+    store_entry_scales<0>(memory, buffer, &scales);
+    widen_entries<0>(memory, buffer, &chunks);
+    read_entries<2, PENDING>(&chunks, bytes_in_place(memory, buffer));
+    store_entry_scales<2>(memory, buffer, &scales);
+    widen_entries<2>(memory, buffer, &chunks);
+}
+
+/* Many rows: Q needs all of its place. Bytes come to the panels that they are widened to, for two tiles at a time: what
+ * frees the high half of an even tile comes after the scores of the odd one. */
+static __device__ __forceinline__ void produce_entries_in_place(latent_memory *memory, const attend_args *args,
+                                                                int32_t origin, int32_t num_tiles)
+{
+    latent_slot even = find_entry_slot(memory, args, origin, 0), odd = find_entry_slot(memory, args, origin, 1);
+#pragma unroll 1
+    for (int32_t tile = 0; tile < num_tiles; tile += 2) {
+        const int32_t parity = (tile / 2 + 1) % 2;
+        const entry_places even_places = find_entries(args, even), odd_places = find_entries(args, odd);
+        const bool has_odd = tile + 1 < num_tiles;
+        even = find_entry_slot(memory, args, origin, tile + 2);
+        odd = find_entry_slot(memory, args, origin, tile + 3);
+        ask_for_entries(memory, 0, parity, &even_places);
+        if (has_odd) {
+            ask_for_entries(memory, 1, parity, &odd_places);
+            widen_in_place<2>(memory, 0, even_places.scales);
+            widen_in_place<0>(memory, 1, odd_places.scales);
+        } else {
+            widen_in_place<0>(memory, 0, even_places.scales);
+        }
+    }
 }
 
 static __device__ __forceinline__ void produce_entries(latent_memory *memory, const attend_args *args)
@@ -151,31 +310,10 @@ static __device__ __forceinline__ void produce_entries(latent_memory *memory, co
     ptx_bar_sync(LATENT_BARRIER_KEYS, LATENT_THREADS);
     const int32_t origin = first_latent_key(&memory->keys), num_tiles = count_latent_tiles(&memory->keys);
     if (num_tiles == 0) return;
-    uint4 loaded[ENTRY_STEPS][2];
-    float scales[2];
-    entry_places places = find_entries(args, find_entry_slot(memory, args, origin, 0));
-    load_entry_scales(scales, &places);
-#pragma unroll
-    for (int step = 0; step < ENTRY_STEPS; step++) load_entries(loaded[step], &places, step);
-    latent_slot next = find_entry_slot(memory, args, origin, 1);
-#pragma unroll 1
-    for (int32_t tile = 0; tile < num_tiles; tile++) {
-        const int32_t buffer = tile % 2, parity = (tile / 2 + 1) % 2;
-        places = find_entries(args, next);
-        next = find_entry_slot(memory, args, origin, tile + 2);
-#pragma unroll
-        for (int step = 0; step < ENTRY_STEPS; step++) {
-            const bool opens_half = step == 0 || step == ENTRY_LOW_STEPS;
-            if (opens_half) ptx_mbarrier_wait(&memory->empty[buffer][step > 0], parity);
-            store_entries(memory->tiles[buffer], loaded[step], step);
-            load_entries(loaded[step], &places, step);
-            if (opens_half) store_entry_scales(memory, scales, buffer, step == 0);
-            if (step == ENTRY_LOW_STEPS) load_entry_scales(scales, &places);
-            if (step % 2 == 0) continue;
-            __syncwarp();
-            if (threadIdx.x % 32 == 0) ptx_mbarrier_arrive(&memory->full[buffer][step / 2]);
-        }
-    }
+    if (count_entry_rows(memory, args) <= ENTRY_FEW_ROWS)
+        produce_entries_ahead(memory, args, origin, num_tiles);
+    else
+        produce_entries_in_place(memory, args, origin, num_tiles);
 }
 
 /* --- consumers ------------------------------------------------------------------------------------------------- */
@@ -184,6 +322,7 @@ typedef struct entry_state {
     latent_state of_rows;
     float scale;        /* of scores, in base 2 */
     float inverse_unit; /* of P times scale: what they are multiplied by */
+    bool has_rows;      /* the warp: else it only takes part in products */
 } entry_state;
 
 /* The largest magnitude of bf16 in a thread's part of a row, as its bits. */
@@ -212,7 +351,8 @@ template <class T> static __device__ __forceinline__ uint4 scale_chunk(uint4 chu
 
 /* Queries into panels, times the power of two that brings the largest element of all rows to 2^14 and above: what is
  * 2^31 below that is exact. Returns its inverse. */
-static __device__ __forceinline__ float load_entry_queries(latent_memory *memory, const attend_args *args)
+static __device__ __forceinline__ float load_entry_queries(latent_memory *memory, const attend_args *args,
+                                                           int32_t num_rows)
 {
     uint4 chunks[2][LATENT_PANELS];
     const int32_t first_row = threadIdx.x / 8, chunk = threadIdx.x % 8;
@@ -234,6 +374,7 @@ static __device__ __forceinline__ float load_entry_queries(latent_memory *memory
     const float factor = __uint_as_float((127 + 141 - biased) << 23);
 #pragma unroll
     for (int i = 0; i < 2; i++) {
+        if (i > 0 && num_rows <= ENTRY_FEW_ROWS) break; /* bytes_ahead() */
         char *to = memory->q[0] + panel_offset(LATENT_ROWS, first_row + i * (LATENT_CONSUMERS / 8), chunk);
 #pragma unroll
         for (int panel = 0; panel < LATENT_PANELS; panel++)
@@ -243,26 +384,34 @@ static __device__ __forceinline__ float load_entry_queries(latent_memory *memory
     }
     return __uint_as_float((127 + biased - 141) << 23);
 }
-static_assert(LATENT_ROWS == 2 * LATENT_CONSUMERS / 8, "two rows of each eight threads");
+static_assert(LATENT_ROWS == 2 * LATENT_CONSUMERS / 8 && ENTRY_FEW_ROWS == LATENT_CONSUMERS / 8,
+              "two rows of each eight threads, one where they are few");
 
 /* Dot products of part PART of a tile, when it is there, added to those of the parts before, which are multiplied by a
- * quotient of scales. */
+ * quotient of scales: issued. All that can be done while the part before is under way is. */
 template <int PART>
-static __device__ __forceinline__ void multiply_entry_part(float (&s)[LATENT_TILE / 2], latent_memory *memory,
-                                                           int32_t buffer, uint32_t parity)
+static __device__ __forceinline__ void multiply_entry_part(float (&s)[LATENT_TILE / 2], const entry_state *state,
+                                                           latent_memory *memory, int32_t buffer, uint32_t parity)
 {
     constexpr int PANEL = 2 * PART, SIZE = PART < ENTRY_GROUPS ? FV_DS_TILE : FV_DS_ROPE;
     const uint64_t q_at = ptx_anew(ptx_matrix_descriptor(memory->q[PANEL], 16, 1024));
     const uint64_t k_at = ptx_anew(ptx_matrix_descriptor(memory->tiles[buffer][PANEL], 16, 1024));
     ptx_mbarrier_wait(&memory->full[buffer][PART], parity);
     ptx_fence_proxy_async();
+    if (PART > 0) {
+        float2 scales[LATENT_TILE / 8] = {};
 #pragma unroll
-    for (int n = 0; n < LATENT_TILE / 8 && PART > 0; n++) {
-        const float2 scale = *(const float2 *)&memory->scales[buffer][PART - 1][n * 8 + threadIdx.x % 4 * 2];
-        s[4 * n] *= scale.x;
-        s[4 * n + 1] *= scale.y;
-        s[4 * n + 2] *= scale.x;
-        s[4 * n + 3] *= scale.y;
+        for (int n = 0; n < LATENT_TILE / 8 && state->has_rows; n++)
+            scales[n] = *(const float2 *)&memory->scales[buffer][PART - 1][n * 8 + threadIdx.x % 4 * 2];
+        ptx_wgmma_wait<0>();
+        ptx_wgmma_settle(s);
+#pragma unroll
+        for (int n = 0; n < LATENT_TILE / 8; n++) {
+            s[4 * n] *= scales[n].x;
+            s[4 * n + 1] *= scales[n].y;
+            s[4 * n + 2] *= scales[n].x;
+            s[4 * n + 3] *= scales[n].y;
+        }
     }
     ptx_wgmma_settle(s);
     ptx_wgmma_fence();
@@ -276,19 +425,19 @@ static __device__ __forceinline__ void multiply_entry_part(float (&s)[LATENT_TIL
             ptx_wgmma_m64n64k16_ss<__nv_bfloat16>(s, q, k, 1);
     }
     ptx_wgmma_commit();
-    ptx_wgmma_wait<0>();
-    ptx_wgmma_settle(s);
 }
 
 /* S of a tile. */
-static __device__ __forceinline__ void multiply_entry_keys(float (&s)[LATENT_TILE / 2], latent_memory *memory,
-                                                           int32_t buffer, uint32_t parity)
+static __device__ __forceinline__ void multiply_entry_keys(float (&s)[LATENT_TILE / 2], const entry_state *state,
+                                                           latent_memory *memory, int32_t buffer, uint32_t parity)
 {
-    multiply_entry_part<0>(s, memory, buffer, parity);
-    multiply_entry_part<1>(s, memory, buffer, parity);
-    multiply_entry_part<2>(s, memory, buffer, parity);
-    multiply_entry_part<3>(s, memory, buffer, parity);
-    multiply_entry_part<4>(s, memory, buffer, parity);
+    multiply_entry_part<0>(s, state, memory, buffer, parity);
+    multiply_entry_part<1>(s, state, memory, buffer, parity);
+    multiply_entry_part<2>(s, state, memory, buffer, parity);
+    multiply_entry_part<3>(s, state, memory, buffer, parity);
+    multiply_entry_part<4>(s, state, memory, buffer, parity);
+    ptx_wgmma_wait<0>();
+    ptx_wgmma_settle(s);
 }
 
 /* O += P V of a tile, half of the columns, a group of them with each P: issued. */
@@ -367,6 +516,7 @@ static __device__ __forceinline__ bool weigh_entry_keys(float (&s)[LATENT_TILE /
                                                         const attend_args *args, int32_t row0, int32_t tile_first)
 {
     latent_state *rows = &state->of_rows;
+    if (!state->has_rows) return false;
 #pragma unroll
     for (int i = 0; i < LATENT_TILE / 2; i++) s[i] *= state->scale;
     if (tile_first < memory->keys.full_first || tile_first + LATENT_TILE > memory->keys.full_end) {
@@ -401,7 +551,7 @@ static __device__ __forceinline__ void hand_over_entry_weights(uint4 (&weights)[
         weights[i] = make_uint4(
             fv_narrow_pair<__half>(s[8 * i], s[8 * i + 1]), fv_narrow_pair<__half>(s[8 * i + 2], s[8 * i + 3]),
             fv_narrow_pair<__half>(s[8 * i + 4], s[8 * i + 5]), fv_narrow_pair<__half>(s[8 * i + 6], s[8 * i + 7]));
-        *((uint4 *)memory->p + threadIdx.x % 128 + i * 128) = weights[i];
+        if (state->has_rows) *((uint4 *)memory->p + threadIdx.x % 128 + i * 128) = weights[i];
     }
     /* Of the sums nothing is stored, but they have to be there: else the compiler leaves their additions for later, and
      * the registers of S with them. */
@@ -413,10 +563,13 @@ static __device__ __forceinline__ void hand_over_entry_weights(uint4 (&weights)[
     ptx_bar_arrive(barrier, LATENT_CONSUMERS);
 }
 
-static __device__ __forceinline__ void load_entry_weights(uint4 (&weights)[4], const latent_memory *memory)
+static __device__ __forceinline__ void load_entry_weights(uint4 (&weights)[4], const entry_state *state,
+                                                          const latent_memory *memory)
 {
 #pragma unroll
-    for (int i = 0; i < 4; i++) weights[i] = *((const uint4 *)memory->p + threadIdx.x % 128 + i * 128);
+    for (int i = 0; i < 4; i++)
+        weights[i] = state->has_rows ? *((const uint4 *)memory->p + threadIdx.x % 128 + i * 128)
+                                     : make_uint4(0, 0, 0, 0);
 }
 
 /* The other warpgroup's tile: the maxima that its P is relative to; true where the output has to be moved to them. */
@@ -427,6 +580,7 @@ static __device__ __forceinline__ bool take_over_entry_maxima(latent_move *move,
     latent_state *rows = &state->of_rows;
     ptx_bar_sync(barrier, LATENT_CONSUMERS);
     ptx_fence_proxy_async();
+    if (!state->has_rows) return false;
     const float max[2] = {memory->row_max[rows->row], memory->row_max[rows->row + 8]};
     return move_latent_maxima<entry_form>(move, rows, max, args);
 }
@@ -437,14 +591,16 @@ static __device__ __forceinline__ void attend_entries(float (&out)[LATENT_VALUE 
                                                       latent_move *move, bool moves, entry_state *state,
                                                       const latent_memory *memory, int32_t buffer)
 {
-    uint32_t p[2][LATENT_TILE / 4];
-    moves = raise_entry_unit(move, state, memory, buffer) || moves;
-    if (moves) rescale_values(out, move->by);
+    uint32_t p[2][LATENT_TILE / 4] = {};
+    if (state->has_rows) {
+        moves = raise_entry_unit(move, state, memory, buffer) || moves;
+        if (moves) rescale_values(out, move->by);
 #pragma unroll
-    for (int i = 0; i < 4; i++) {
-        const uint4 of = weights[i];
-        scale_entry_weights<WARPGROUP>(p, of.x, of.y, 2 * i, memory, buffer, state->inverse_unit);
-        scale_entry_weights<WARPGROUP>(p, of.z, of.w, 2 * i + 1, memory, buffer, state->inverse_unit);
+        for (int i = 0; i < 4; i++) {
+            const uint4 of = weights[i];
+            scale_entry_weights<WARPGROUP>(p, of.x, of.y, 2 * i, memory, buffer, state->inverse_unit);
+            scale_entry_weights<WARPGROUP>(p, of.z, of.w, 2 * i + 1, memory, buffer, state->inverse_unit);
+        }
     }
     multiply_entry_values(out, p, memory, buffer, WARPGROUP);
     ptx_wgmma_wait<0>();
@@ -461,14 +617,14 @@ static __device__ __forceinline__ void attend_even_entries(float (&out)[LATENT_V
     latent_move move;
 #pragma unroll 1
     for (int32_t tile = 0; tile < num_tiles; tile += 2) {
-        multiply_entry_keys(s, memory, 0, tile / 2 % 2);
+        multiply_entry_keys(s, state, memory, 0, tile / 2 % 2);
         bool moves = weigh_entry_keys(s, &move, state, memory, args, row0, origin + tile * LATENT_TILE);
         hand_over_entry_weights(weights, s, state, memory, LATENT_BARRIER_EVEN);
         attend_entries<0>(out, weights, &move, moves, state, memory, 0);
         release_latents(memory, 0, 0);
         if (tile + 1 >= num_tiles) return;
         moves = take_over_entry_maxima(&move, state, memory, args, LATENT_BARRIER_ODD);
-        load_entry_weights(weights, memory);
+        load_entry_weights(weights, state, memory);
         attend_entries<0>(out, weights, &move, moves, state, memory, 1);
         release_latents(memory, 1, 0);
     }
@@ -485,20 +641,20 @@ static __device__ __forceinline__ void attend_odd_entries(float (&out)[LATENT_VA
     latent_move other_move, move;
 #pragma unroll 1
     for (int32_t tile = 1; tile < num_tiles; tile += 2) {
-        multiply_entry_keys(s, memory, 1, tile / 2 % 2);
+        multiply_entry_keys(s, state, memory, 1, tile / 2 % 2);
         const bool moves = take_over_entry_maxima(&other_move, state, memory, args, LATENT_BARRIER_EVEN);
         const bool moves_again = weigh_entry_keys(s, &move, state, memory, args, row0, origin + tile * LATENT_TILE);
-        load_entry_weights(other_weights, memory);
+        load_entry_weights(other_weights, state, memory);
         hand_over_entry_weights(weights, s, state, memory, LATENT_BARRIER_ODD);
         attend_entries<1>(out, other_weights, &other_move, moves, state, memory, 0);
-        load_entry_weights(weights, memory);
+        load_entry_weights(weights, state, memory);
         release_latents(memory, 0, 1);
         attend_entries<1>(out, weights, &move, moves_again, state, memory, 1);
         release_latents(memory, 1, 1);
     }
     if (num_tiles % 2 == 0) return;
     const bool moves = take_over_entry_maxima(&move, state, memory, args, LATENT_BARRIER_EVEN);
-    load_entry_weights(weights, memory);
+    load_entry_weights(weights, state, memory);
     attend_entries<1>(out, weights, &move, moves, state, memory, 0);
 }
 
@@ -507,12 +663,14 @@ static __device__ __forceinline__ void consume_entries(latent_memory *memory, co
     const attend_job *job = &memory->job;
     const int32_t row0 = (int32_t)blockIdx.x % args->row_parts * LATENT_ROWS, group = warpgroup_of_thread();
     find_latent_rows(memory, args, row0);
-    const float inverse = load_entry_queries(memory, args);
+    const int32_t num_rows = count_entry_rows(memory, args);
+    const float inverse = load_entry_queries(memory, args, num_rows);
     float out[LATENT_VALUE / 4];
 #pragma unroll
     for (int i = 0; i < LATENT_VALUE / 4; i++) out[i] = 0;
     entry_state state;
     latent_state *rows = &state.of_rows;
+    state.has_rows = uniform((int32_t)threadIdx.x / 32 % 4) * 16 < num_rows;
     clear_row_sums(&rows->sums);
     rows->row = threadIdx.x / 32 % 4 * 16 + threadIdx.x % 32 / 4;
     state.scale = args->params.scale * job->k_head_scale * FV_LOG2E * inverse;
@@ -535,7 +693,8 @@ static __device__ __forceinline__ void init_entry_memory(latent_memory *memory)
 {
     for (int32_t buffer = 0; buffer < 2; buffer++) {
         for (int32_t part = 0; part < ENTRY_PARTS; part++)
-            ptx_mbarrier_init(&memory->full[buffer][part], LATENT_PRODUCERS / 32);
+            ptx_mbarrier_init(&memory->full[buffer][part],
+                              part < ENTRY_GROUPS ? LATENT_PRODUCERS / 32 : LATENT_PRODUCERS);
         for (int32_t side = 0; side < 2; side++) ptx_mbarrier_init(&memory->empty[buffer][side], 4);
     }
     ptx_fence_mbarrier_init();
