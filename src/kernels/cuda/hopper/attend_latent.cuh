@@ -151,25 +151,49 @@ static __device__ __forceinline__ void wait_for_space(latent_memory *memory, int
     ptx_mbarrier_wait(&memory->empty[tile % 2][side], (tile / 2 + 1) % 2);
 }
 
-/* Boxes that begin at the warp's rows, panel by panel, each announced by both warps; the barrier's phase ends when it
- * has been, and all bytes are there. */
+/* Where box `box` of the warp's lies: the same in all lanes. */
+static __device__ __forceinline__ latent_slot slot_of_box(const attend_args *args, latent_slot at, int32_t box)
+{
+    return {__shfl_sync(~0u, at.page, box * args->map_rows), __shfl_sync(~0u, at.slot, box * args->map_rows)};
+}
+
+/* Panels FIRST .. END - 1 of the boxes that begin at the warp's rows, when there is space, and how many bytes that is: the
+ * phase of a panel's barrier ends when both warps have said so, and all bytes are there. By one lane, and from what is the
+ * same in all: else a copy takes 40 instructions, and a tile longer to ask for than to multiply. */
+template <int FIRST, int END>
+static __device__ __forceinline__ void load_box_panels(latent_memory *memory, const attend_args *args, int32_t tile,
+                                                       latent_slot at, int32_t num_boxes)
+{
+    const int32_t buffer = uniform(tile % 2), row = uniform(row_of_loader() / 32 * 32), box_rows = args->map_rows;
+    latent_slot of_box = slot_of_box(args, at, 0);
+    wait_for_space(memory, tile, FIRST > 0);
+#pragma unroll 1
+    for (int32_t box = 0; box < num_boxes; box++) {
+        const int32_t offset = (row + box * box_rows) * FV_PANEL_ROW_BYTES;
+        if (ptx_elect()) {
+#pragma unroll
+            for (int panel = FIRST; panel < END; panel++)
+                ptx_tensor_copy(memory->tiles[buffer][panel] + offset, &args->key_map, panel * 64, of_box.slot,
+                                of_box.page, &memory->full[buffer][panel]);
+        }
+        of_box = slot_of_box(args, at, box + 1);
+    }
+    if (ptx_elect()) {
+#pragma unroll
+        for (int panel = FIRST; panel < END; panel++)
+            ptx_mbarrier_expect(&memory->full[buffer][panel], num_boxes * box_rows * FV_PANEL_ROW_BYTES);
+    }
+    __syncwarp();
+}
+
+/* The warp's part of a tile that comes in boxes of the map; the first warp's are all where one is a tile. */
 static __device__ __forceinline__ void load_latent_boxes(latent_memory *memory, const attend_args *args, int32_t tile,
                                                          latent_slot at)
 {
-    const int32_t buffer = tile % 2, row = row_of_loader(), box_rows = args->map_rows;
-    const bool has_box = (row & (box_rows - 1)) == 0; /* a power of two */
-    const uint32_t bytes = has_box ? fv_max_i32(box_rows, 32) * FV_PANEL_ROW_BYTES : 0;
-#pragma unroll 1
-    for (int32_t panel = 0; panel < LATENT_PANELS; panel++) {
-        if (panel == 0) wait_for_space(memory, tile, 0);
-        if (panel == LATENT_LOW_PANELS) wait_for_space(memory, tile, 1);
-        uint64_t *full = &memory->full[buffer][panel];
-        if (row % 32 == 0) ptx_mbarrier_expect(full, bytes); /* the warp's: 64 rows, 32 or none */
-        if (has_box)
-            ptx_tensor_copy(memory->tiles[buffer][panel] + row * FV_PANEL_ROW_BYTES, &args->key_map, panel * 64,
-                            at.slot, at.page, full);
-    }
-    __syncwarp();
+    const int32_t box_rows = args->map_rows;
+    const int32_t num_boxes = uniform(box_rows < LATENT_TILE ? 32 / box_rows : row_of_loader() < 32 ? 1 : 0);
+    load_box_panels<0, LATENT_LOW_PANELS>(memory, args, tile, at, num_boxes);
+    load_box_panels<LATENT_LOW_PANELS, LATENT_PANELS>(memory, args, tile, at, num_boxes);
 }
 
 /* Panels FIRST .. END - 1 of the warp's rows, eight lanes to each: asked for. */
@@ -196,15 +220,16 @@ static __device__ __forceinline__ void load_latent_rows(latent_memory *memory, c
 {
     const fv_kv_plane *plane = &args->k[0].plane;
     const int64_t own = at.page * plane->block_stride + at.slot * plane->slot_stride;
+    const int32_t buffer = uniform(tile % 2);
     const char *rows[8];
 #pragma unroll
     for (int i = 0; i < 8; i++)
         rows[i] = (const char *)plane->data + __shfl_sync(~0u, own, i * 4 + threadIdx.x % 32 / 8) +
                   threadIdx.x % 8 * 16;
     wait_for_space(memory, tile, 0);
-    load_latent_panels<0, LATENT_LOW_PANELS>(memory, tile % 2, rows);
+    load_latent_panels<0, LATENT_LOW_PANELS>(memory, buffer, rows);
     wait_for_space(memory, tile, 1);
-    load_latent_panels<LATENT_LOW_PANELS, LATENT_PANELS>(memory, tile % 2, rows);
+    load_latent_panels<LATENT_LOW_PANELS, LATENT_PANELS>(memory, buffer, rows);
 }
 
 /* The first two warps: they ask for latents, and wait for nothing but space. */

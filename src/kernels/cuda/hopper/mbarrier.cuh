@@ -83,6 +83,14 @@ __device__ __forceinline__ void ptx_stmatrix_x4(uint32_t address, uint32_t r0, u
                  : "memory");
 }
 
+/* "elect.sync": true in one lane of the warp, which all are in. */
+__device__ __forceinline__ bool ptx_elect(void)
+{
+    uint32_t is_elected;
+    asm volatile("{\n.reg .pred is;\nelect.sync _|is, 0xffffffff;\nselp.u32 %0, 1, 0, is;\n}\n" : "=r"(is_elected));
+    return is_elected != 0;
+}
+
 /* "setmaxnreg": a warpgroup gives back registers, or waits until it has so many. */
 template <int N> __device__ __forceinline__ void ptx_give_registers(void)
 {
