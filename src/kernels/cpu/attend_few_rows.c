@@ -3,7 +3,8 @@
  * Bound by the bytes of K and V, so they are read once, where they lie, and converted in registers.
  * For each tile of keys the item's KV heads are served in turn: whole rows of the cache are used up
  * while they are near, and the rows of the next tile are prefetched between the arithmetic, a line for
- * each line that is worked on. Without that, waiting and arithmetic add up instead of overlapping.
+ * each line that is worked on, and that before it once more. Without that, waiting and arithmetic add up instead of
+ * overlapping.
  *
  * Rows go in groups of R = 1, 2 or 4 that share each converted key (row_group.h). Eight dot products
  * (R rows x 8 / R keys) are reduced together, which leaves the scores in the order of the softmax.
@@ -19,8 +20,8 @@
 FV_FEW_DEFINE_BF16
 static const fv_few_kernels kernels_of[][5] = FV_FEW_KERNEL_TABLE_BF16;
 #else
-#if defined(__AVX512BW__)
 #define FV_PREFETCH_ASKS 2
+#if defined(__AVX512BW__)
 #include "kernels/cpu/few_wide.h"
 #else
 #include "kernels/cpu/few_rows.h"
@@ -370,6 +371,7 @@ void FV_ISA_SYMBOL(fv_attend_few_rows)(const fv_attend_job *job, void *memory)
     while (tile.first < tile.end) {
         const tile_rows next = tile_from(&few, tile.first_key + tile.end, !tile.turn);
         fv_prefetch_stream ahead = stream_of(&few, &next);
+        fv_prefetch_sparsely(ahead);
         ahead.last = last;
         tile.rows.ahead = &ahead;
         for (int32_t head = 0; head < num_heads; head++) attend_tile_head(&few, &tile, head);

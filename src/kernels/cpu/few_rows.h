@@ -2,7 +2,8 @@
  * rows share each converted key (row_group.h). Eight dot products (R rows x 8 / R keys) are reduced together,
  * which leaves the scores in the order of the softmax.
  *
- * Between the arithmetic the memory of the next tile is prefetched, a line for each line that is worked on. */
+ * Between the arithmetic the memory of the next tile is prefetched, a line for each line that is worked on, FV_PREFETCH_ASKS
+ * times. */
 #ifndef FV_KERNELS_CPU_FEW_ROWS_H
 #define FV_KERNELS_CPU_FEW_ROWS_H
 
@@ -71,7 +72,7 @@ FV_ALWAYS_INLINE void fv_few_dot(float *scores, const float *q, const fv_key_row
         const float *of_rows = q;
         int32_t d = 0;
         for (; d + 16 <= head_size; d += 16, of_rows += 16 * num_rows) {
-            fv_few_ask(&cursor, ahead, d * num_keys * bytes, 16 * num_keys * bytes, 1);
+            fv_few_ask(&cursor, ahead, d * num_keys * bytes, 16 * num_keys * bytes, FV_PREFETCH_ASKS);
             fv_few_dot_step(sums, of_rows, k, d * bytes, num_rows, dtype);
         }
         if (d < head_size) {
@@ -132,7 +133,7 @@ FV_ALWAYS_INLINE void fv_few_accumulate_block(float *sums, const float *weights,
     for (int32_t i = 0; i < num_rows * num_vectors; i++) acc[i] = fv_load_f32(sums + i * FV_LANES);
     int32_t key = first;
     for (; key + 2 <= end; key += 2) {
-        fv_few_ask(&cursor, ahead, (key - first) * key_bytes, 2 * key_bytes, 1);
+        fv_few_ask(&cursor, ahead, (key - first) * key_bytes, 2 * key_bytes, FV_PREFETCH_ASKS);
         fv_few_add_key(acc, rows->v[key] + offset, weights + key * num_rows, num_vectors, num_rows, dtype, masked);
         fv_few_add_key(acc, rows->v[key + 1] + offset, weights + (key + 1) * num_rows, num_vectors, num_rows, dtype,
                        masked);
@@ -157,7 +158,7 @@ FV_ALWAYS_INLINE void fv_few_accumulate_even(float *sums, const float *weights, 
     for (int32_t key = 0; key < FV_FEW_ACCUMULATE_KEYS; key += 4, row += 4 * stride) {
         FV_UNROLL
         for (int32_t i = 0; i < 4; i++) {
-            if (i % 2 == 0) fv_few_ask(cursor, ahead, (key + i) * key_bytes, 2 * key_bytes, 1);
+            if (i % 2 == 0) fv_few_ask(cursor, ahead, (key + i) * key_bytes, 2 * key_bytes, FV_PREFETCH_ASKS);
             fv_few_add_key(acc, row + i * stride, weights + (key + i) * num_rows, num_vectors, num_rows, dtype, 0);
         }
     }

@@ -140,17 +140,6 @@ static few_tile tile_from(const few_item *few, int32_t key, int32_t turn)
     return tile;
 }
 
-/* Asks for the first and the last line of each row, some time before all of them are: where each row lies on a page of
- * its own, address translation takes as long as memory does, and a core has several translations under way. */
-static void ask_for_pages(const few_item *few, const few_tile *tile)
-{
-    const char *const *rows = few->scratch.rows[tile->turn];
-    for (int32_t i = tile->first; i < tile->end; i++) {
-        __builtin_prefetch(rows[i], 0, 2);
-        __builtin_prefetch(rows[i] + few->row_bytes - 1, 0, 2);
-    }
-}
-
 /* The lines of a tile, ASKS times each. */
 static fv_prefetch_stream stream_of(const few_item *few, const few_tile *tile)
 {
@@ -270,8 +259,8 @@ void FV_ISA_SYMBOL(fv_mla_few_rows)(const fv_attend_job *of_item, void *memory)
     few_tile tile = tile_from(&few, job.keys.first, 0);
     while (tile.first < tile.end) {
         const few_tile next = tile_from(&few, tile.first_key + tile.end, !tile.turn);
-        ask_for_pages(&few, &next);
         fv_prefetch_stream ahead = stream_of(&few, &next);
+        fv_prefetch_sparsely(ahead);
         attend_tile(&few, &tile, &ahead);
         tile = next;
     }

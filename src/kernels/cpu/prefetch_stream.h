@@ -67,6 +67,18 @@ static inline void fv_prefetch_next_run(fv_prefetch_stream *stream)
     stream->plane++;
 }
 
+/* Asks for a line of each 2 KB of the stream's runs, and for their last, before all lines are asked for in turn. What
+ * this gains was measured, on Zen 4 (docs/notes/cpu-avx512.md): of 1, 2 and 4 KB it is 2. */
+static inline void fv_prefetch_sparsely(fv_prefetch_stream stream)
+{
+    while (stream.at < stream.run_end) {
+        for (const char *at = stream.at; at < stream.run_end; at += 2048) __builtin_prefetch(at, 0, 2);
+        __builtin_prefetch(stream.run_end - 1, 0, 2);
+        stream.at = stream.run_end;
+        fv_prefetch_next_run(&stream);
+    }
+}
+
 /* The next `bytes` bytes. They may pass the end of the run: a prefetch does no harm. */
 FV_ALWAYS_INLINE const char *fv_prefetch_take(fv_prefetch_stream *stream, int64_t bytes)
 {
