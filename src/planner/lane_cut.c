@@ -125,6 +125,22 @@ static int64_t cost_from(const lane_blocks *blocks, int32_t from)
     return cost;
 }
 
+/* The share at which blocks from `from` on are as many pieces each as fill one round of the lanes, and a little more, for times
+ * are floats; 0: there is none, or a worker has several lanes, to make up for a round that is not full. */
+static int64_t one_round_share(const fv_split_rule *rule, const lane_blocks *blocks, int32_t from)
+{
+    const int32_t num_blocks = blocks->num_blocks - from;
+    const int32_t pieces = num_blocks > 0 ? rule->num_lanes / (num_blocks * rule->problem->mha.num_kv_heads) : 0;
+    if (rule->num_lanes > rule->num_workers || pieces < 2) return 0;
+    float largest = 0;
+    int32_t at = 0;
+    for (int32_t i = 0; i < blocks->num_kinds; i++)
+        if (count_of(&blocks->kinds[i], &at, from, blocks->num_blocks) > 0)
+            largest = fmaxf(largest, blocks->kinds[i].cost);
+    const int64_t share = fv_ceil_div((int64_t)largest, pieces);
+    return share + share / 1024;
+}
+
 int64_t fv_lane_taper_share(const fv_split_rule *rule, int64_t rest, int64_t cost)
 {
     const int64_t least = (int64_t)TAPER_KEYS * (FV_LANE_KEY_COST + FV_DECODE_ROWS);
@@ -163,9 +179,12 @@ fv_lane_cut fv_lane_cut_choose(const fv_split_rule *rule, const fv_step *step, c
     for (int32_t w = 0; w < (whole[1] > 0 ? 2 : 1); w++) {
         const float before = whole_time(rule, &blocks, whole[w]);
         const int64_t rest = cost_from(&blocks, whole[w]);
-        for (size_t i = 0; i < FV_ARRAY_LEN(eighths); i++) {
-            const int64_t share = fv_max_i64(1, rest * rule->problem->mha.num_kv_heads * 8 /
-                                                    ((int64_t)rule->num_lanes * eighths[i]));
+        const int64_t one_round = one_round_share(rule, &blocks, whole[w]);
+        for (size_t i = 0; i < FV_ARRAY_LEN(eighths) + (one_round > 0); i++) {
+            const int64_t share = i == FV_ARRAY_LEN(eighths)
+                                      ? one_round
+                                      : fv_max_i64(1, rest * rule->problem->mha.num_kv_heads * 8 /
+                                                          ((int64_t)rule->num_lanes * eighths[i]));
             const float time = before + lane_time(rule, &blocks, whole[w], num_blocks, (float)share);
             if (time >= best_time) continue;
             best_time = time;
