@@ -552,96 +552,104 @@ static __device__ __forceinline__ void attend_latents(float (&out)[LATENT_VALUE 
     ptx_wgmma_settle(out);
 }
 
-/* Sums of all keys of the thread's rows: its own and those of the other warpgroup. Two barriers, after the first of which
- * no product reads shared memory any more. */
-static __device__ __forceinline__ void meet_row_sums(row_sums *sums, latent_memory *memory, int32_t group, int32_t row)
+/* The end of row `lane` of the warp's 16, in its first 16 lanes, from the sums of both warpgroups; others: out_factor 0, of
+ * no row. Two barriers, after the first of which no product reads shared memory any more. */
+template <class F>
+static __device__ __forceinline__ attend_end end_latent_row(const latent_state *state, latent_memory *memory,
+                                                            const attend_args *args, int32_t group, int32_t num_rows)
 {
+    const attend_job *job = &memory->job;
+    const row_sums *sums = &state->sums;
     float2 *values = (float2 *)memory->p;
     ptx_bar_sync(LATENT_BARRIER_CONSUMERS, LATENT_CONSUMERS);
 #pragma unroll
     for (int half = 0; half < 2; half++) {
         const float2 own = make_float2(sum_of_quad(sums->sum[half]), sum_of_quad(sums->rounded[half]));
-        if (threadIdx.x % 4 == 0) values[group * LATENT_ROWS + row + half * 8] = own;
+        if (threadIdx.x % 4 == 0) values[group * LATENT_ROWS + state->row + half * 8] = own;
     }
     ptx_bar_sync(LATENT_BARRIER_CONSUMERS, LATENT_CONSUMERS);
+    const int32_t lane = threadIdx.x % 32, r = threadIdx.x / 32 % 4 * 16 + lane, from = lane % 8 * 4;
+    const float max[2] = {__shfl_sync(~0u, sums->max[0], from), __shfl_sync(~0u, sums->max[1], from)};
+    const float scale[2] = {F::IS_AMLA ? __shfl_sync(~0u, state->scale[0], from) : 1.0f,
+                            F::IS_AMLA ? __shfl_sync(~0u, state->scale[1], from) : 1.0f};
+    if (lane >= 16 || r >= num_rows) return {-INFINITY, 0, 0, -1, 0};
+    const float2 low = values[r], high = values[LATENT_ROWS + r];
+    const float sum = low.x + high.x;
+    float factor = factor_of_values(job, sum, low.y + high.y);
+    if (F::IS_AMLA) factor = __fdividef(factor, lane < 8 ? scale[0] : scale[1]);
+    return end_row(args, job, &memory->rows[r], lane < 8 ? max[0] : max[1], sum, factor);
+}
+
+/* The thread's part of the output as its end has it, to shared memory from `to` on, where four rows of fp32, or eight of
+ * 16 bits, lie in all banks. */
+template <class T>
+static __device__ __forceinline__ void stage_latent_values(const float (&out)[LATENT_VALUE / 4], char *to,
+                                                           const float (&factor)[2])
+{
 #pragma unroll
-    for (int half = 0; half < 2; half++) {
-        const float2 low = values[row + half * 8], high = values[LATENT_ROWS + row + half * 8];
-        sums->sum[half] = low.x + high.x;
-        sums->rounded[half] = low.y + high.y;
+    for (int i = 0; i < LATENT_VALUE / 8; i++) {
+        const float low = out[2 * i] * factor[i % 2], high = out[2 * i + 1] * factor[i % 2];
+        char *at = to + (i % 2 * 8 * LATENT_STAGED_BYTES / 4 + i / 2 * 8) * (int32_t)sizeof(T);
+        if constexpr (sizeof(T) == 4)
+            *(float2 *)at = make_float2(low, high);
+        else
+            *(uint32_t *)at = fv_narrow_pair<T>(low, high);
     }
 }
 
-/* Elements of a row as its end has them, four a lane at once, from shared memory. */
-static __device__ __forceinline__ void store_staged_values(char *to, const float *from, fv_dtype dtype, float factor)
+/* The warp's rows, whose places the lanes have, from shared memory: by the copy engine, or, where one is at no multiple of 16
+ * bytes, 16 bits at a time. */
+static __device__ __forceinline__ void send_latent_rows(char *to_of_lane, const char *staged, int32_t row_bytes,
+                                                        int32_t bytes)
 {
-    const bool is_aligned = (uintptr_t)to % 16 == 0;
-    const attend_target target = {to, dtype, 0, factor};
 #pragma unroll 1
-    for (int32_t d = threadIdx.x % 32 * 4; d < LATENT_VALUE / 2; d += 128) {
-        float4 value = *(const float4 *)(from + d);
-        if (!is_aligned) {
-            store_element(&target, d, value.x);
-            store_element(&target, d + 1, value.y);
-            store_element(&target, d + 2, value.z);
-            store_element(&target, d + 3, value.w);
+    for (int32_t i = 0; i < 16; i++, staged += row_bytes) {
+        char *to = (char *)__shfl_sync(~0u, (uint64_t)to_of_lane, i);
+        if (!to) break; /* the last ones are no rows */
+        if ((uintptr_t)to % 16 == 0) {
+            if (ptx_elect()) ptx_bulk_store(to, staged, bytes);
             continue;
         }
-        value.x = factor == 0.0f ? 0.0f : value.x * factor; /* no key: 0, whatever the sums are */
-        value.y = factor == 0.0f ? 0.0f : value.y * factor;
-        value.z = factor == 0.0f ? 0.0f : value.z * factor;
-        value.w = factor == 0.0f ? 0.0f : value.w * factor;
-        if (dtype == FV_DTYPE_F32)
-            ((float4 *)to)[d / 4] = value;
-        else if (dtype == FV_DTYPE_F16)
-            ((uint2 *)to)[d / 4] = make_uint2(fv_narrow_pair<__half>(value.x, value.y),
-                                              fv_narrow_pair<__half>(value.z, value.w));
-        else
-            ((uint2 *)to)[d / 4] = make_uint2(fv_narrow_pair<__nv_bfloat16>(value.x, value.y),
-                                              fv_narrow_pair<__nv_bfloat16>(value.z, value.w));
+#pragma unroll 1
+        for (int32_t at = threadIdx.x % 32 * 2; at < bytes; at += 64)
+            *(uint16_t *)(to + at) = *(const uint16_t *)(staged + at);
     }
+    ptx_bulk_commit();
 }
 
 /* The output, by way of the tiles' shared memory: written from registers it would be 3000 instructions, which a block runs
  * once, and 32 bytes of a row at a time. A warp has its rows for itself. */
 template <class F>
-static __device__ __forceinline__ void store_latent_rows(const float (&out)[LATENT_VALUE / 4], latent_state *state,
-                                                         latent_memory *memory, const attend_args *args, int32_t group,
-                                                         int32_t num_rows)
+static __device__ __forceinline__ void store_latent_rows(const float (&out)[LATENT_VALUE / 4],
+                                                         const latent_state *state, latent_memory *memory,
+                                                         const attend_args *args, int32_t group, int32_t num_rows)
 {
-    const attend_job *job = &memory->job;
-    row_sums *sums = &state->sums;
-    meet_row_sums(sums, memory, group, state->row);
-    char *staged = memory->tiles[group][0];
-#pragma unroll
-    for (int i = 0; i < LATENT_VALUE / 8; i++)
-        *(float2 *)(staged + (state->row + i % 2 * 8) * LATENT_STAGED_BYTES + i / 2 * 32 +
-                    threadIdx.x % 4 * 8) = make_float2(out[2 * i], out[2 * i + 1]);
-    char *to[2] = {NULL, NULL};
-    float factor[2] = {0, 0};
-#pragma unroll
-    for (int half = 0; half < 2; half++) {
-        const int32_t r = state->row + half * 8;
-        if (r >= num_rows) continue;
-        const attend_row *row = &memory->rows[r];
-        float values_factor = factor_of_values(job, sums->sum[half], sums->rounded[half]);
-        if (F::IS_AMLA) values_factor = __fdividef(values_factor, state->scale[half]);
-        const attend_end end = end_row(args, job, row, sums->max[half], sums->sum[half], values_factor);
-        if (group == 0 && threadIdx.x % 4 == 0) store_sums(args, row, &end);
-        const attend_target target = target_of(args, row, &end);
-        to[half] = target.to + group * (LATENT_VALUE / 2) * (target.dtype == FV_DTYPE_F32 ? 4 : 2);
-        factor[half] = end.out_factor;
-    }
+    const attend_end end = end_latent_row<F>(state, memory, args, group, num_rows);
+    const int32_t lane = threadIdx.x % 32, first_row = threadIdx.x / 32 % 4 * 16;
+    const bool is_row = lane < 16 && first_row + lane < num_rows;
+    const fv_dtype dtype = memory->job.item.partial >= 0 ? FV_DTYPE_F32 : args->params.out_dtype;
+    const int32_t element_bytes = dtype == FV_DTYPE_F32 ? 4 : 2, bytes = LATENT_VALUE / 2 * element_bytes;
+    const int32_t row_bytes = LATENT_STAGED_BYTES / 4 * element_bytes;
+    const float factor[2] = {__shfl_sync(~0u, end.out_factor, lane / 4), __shfl_sync(~0u, end.out_factor, lane / 4 + 8)};
+    char *staged = memory->tiles[group][0] + first_row * LATENT_STAGED_BYTES;
+    char *own = staged + lane / 4 * row_bytes + lane % 4 * 2 * element_bytes;
+    if (dtype == FV_DTYPE_F32)
+        stage_latent_values<float>(out, own, factor);
+    else if (dtype == FV_DTYPE_F16)
+        stage_latent_values<__half>(out, own, factor);
+    else
+        stage_latent_values<__nv_bfloat16>(out, own, factor);
     __syncwarp();
-    const fv_dtype dtype = job->item.partial >= 0 ? FV_DTYPE_F32 : args->params.out_dtype;
-    const float *from = (const float *)(staged + threadIdx.x / 32 % 4 * 16 * LATENT_STAGED_BYTES);
+    if (is_row && end.out_factor == 0) { /* no key: 0, whatever the sums are */
 #pragma unroll 1
-    for (int32_t i = 0; i < 16; i++) {
-        const int32_t lane = i % 8 * 4;
-        char *row_to = (char *)__shfl_sync(~0u, (uint64_t)(i < 8 ? to[0] : to[1]), lane);
-        const float row_factor = __shfl_sync(~0u, i < 8 ? factor[0] : factor[1], lane);
-        if (row_to) store_staged_values(row_to, from + i * (LATENT_STAGED_BYTES / 4), dtype, row_factor);
+        for (int32_t at = 0; at < bytes; at += 16) *(uint4 *)(staged + lane * row_bytes + at) = make_uint4(0, 0, 0, 0);
     }
+    ptx_fence_proxy_async();
+    __syncwarp();
+    const attend_row *row = &memory->rows[first_row + lane % 16];
+    send_latent_rows(is_row ? target_of(args, row, &end).to + group * bytes : NULL, staged, row_bytes, bytes);
+    if (is_row && group == 0) store_sums(args, row, &end);
+    ptx_bulk_wait_read();
 }
 
 template <class F>

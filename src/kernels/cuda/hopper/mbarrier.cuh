@@ -51,6 +51,19 @@ __device__ __forceinline__ void ptx_tensor_copy(void *shared, const fv_tensor_ma
                  : "memory");
 }
 
+/* "cp.async.bulk": bytes, a multiple of 16, from shared to global memory, both at multiples of 16. What was written there
+ * before is seen behind a fence (ptx_fence_proxy_async). */
+__device__ __forceinline__ void ptx_bulk_store(void *global, const void *shared, int32_t bytes)
+{
+    asm volatile("cp.async.bulk.global.shared::cta.bulk_group [%0], [%1], %2;" ::"l"(global),
+                 "r"(ptx_shared_address(shared)), "r"(bytes)
+                 : "memory");
+}
+
+/* "cp.async.bulk.commit_group", "cp.async.bulk.wait_group.read": until all that this thread has stored so has been read. */
+__device__ __forceinline__ void ptx_bulk_commit(void) { asm volatile("cp.async.bulk.commit_group;" ::: "memory"); }
+__device__ __forceinline__ void ptx_bulk_wait_read(void) { asm volatile("cp.async.bulk.wait_group.read 0;" ::: "memory"); }
+
 /* "prefetch.tensormap": the first copy by a map need not wait for it. */
 __device__ __forceinline__ void ptx_prefetch_map(const fv_tensor_map *map)
 {
