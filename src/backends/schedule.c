@@ -34,6 +34,14 @@ static int32_t find_groups(const fv_schedule *schedule, const fv_split_rule *rul
                                  plan->options.cascade == FV_CASCADE_ALWAYS);
 }
 
+/* Of the reductions from `first` on. */
+static int32_t most_segments(const fv_work_list *list, int32_t first)
+{
+    int32_t most = 0;
+    for (int32_t i = first; i < list->num_reduces; i++) most = fv_max_i32(most, list->reduces[i].num_segments);
+    return most;
+}
+
 fv_status fv_schedule_attend(fv_schedule *schedule, const fv_split_rule *rule, fv_operation operation,
                              fv_key_source source, fv_result_target target, int32_t first_token,
                              const fv_query_run *runs, int32_t num_runs)
@@ -62,6 +70,7 @@ fv_status fv_schedule_attend(fv_schedule *schedule, const fv_split_rule *rule, f
         .target = target,
         .first = first_reduce,
         .count = schedule->list.num_reduces - first_reduce,
+        .most_segments = most_segments(&schedule->list, first_reduce),
         .first_token = first_token,
     };
     status = fv_schedule_add(schedule, &attend);

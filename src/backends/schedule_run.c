@@ -330,7 +330,7 @@ static fv_status reduce_segments(const layer_run *run, const fv_call *call)
         .query_start = attend.query_start,
         .block_q = attend.block_q,
         .num_q_blocks = attend.num_q_blocks,
-        .num_segments = attend.num_segments,
+        .num_segments = call->count >= 0 ? call->most_segments : attend.num_segments,
         .whole_queries = attend.whole_queries,
         .partial_out = attend.partial_out,
         .partial_max = attend.partial_max,

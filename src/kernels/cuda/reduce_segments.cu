@@ -3,11 +3,13 @@
  * so that all is one trip to memory; sums follow the largest maximum. Where they lie, and where the row goes, is found
  * before they are there: a warp takes about 5 cycles for an instruction that waits for the one before.
  *
- *   two segments           warp w has query head h + w
- *   up to eight, long rows warp w has elements 128 w .. of the row and all segments
- *   else                   warp w has elements 32 w .., eight lanes four each; the four groups of eight lanes have segments
- *                          g, g + 4, g + 8 ... Where there are few rows, each 128 elements of one are a block
- *   odd rows               elements that are no multiple of four: a thread for each, one segment after the other */
+ *   two segments      warp w has query head h + w
+ *   up to a span      warp w has elements 32 w .. of the row, eight lanes four each; the four groups of eight lanes have
+ *                     segments g, g + 4, g + 8 ...
+ *   longer rows       groups of lanes likewise, one to eight of them, so that a lane has eight segments: all of them come in
+ *                     one trip. Where there are few rows, each part of one that four warps have is a block. A row's
+ *                     maxima and sums come once for a block, and with them what each segment weighs
+ *   odd rows          elements that are no multiple of four: a thread for each, one segment after the other */
 #include "kernels/cuda/grid_item.cuh"
 #include "kernels/cuda/number.cuh"
 #include "kernels/cuda/overlap.cuh"
@@ -16,12 +18,27 @@
 enum {
     WARPS = 4,
     THREADS = 32 * WARPS,
-    SPAN = 128,       /* elements of a row that a warp, or all of them with a quarter each, take at once */
-    GROUPS = 4,       /* of lanes that have different segments of the same elements */
-    FEW_SEGMENTS = 8, /* that a lane can have all at once */
-    FEW_ROWS = 512,   /* up to here blocks share a row */
-    MANY_ROWS = 2048  /* from here on a block has four heads */
+    SPAN = 128,         /* elements of a row that a warp, or all of them with a quarter each, take at once */
+    GROUPS = 4,         /* of lanes that have different segments of the same elements */
+    LANE_SEGMENTS = 8,  /* of a longer row, that a lane has all at once */
+    MOST_GROUPS = 8,    /* of a longer row */
+    CHUNK = LANE_SEGMENTS * MOST_GROUPS,
+    MANY_ROWS = 2048    /* from here on a block has four heads */
 };
+static_assert(CHUNK == 16 * WARPS, "a half of a warp's lanes for its share of the maxima, one for the sums");
+
+/* Segments of a longer row, in shared memory: enough can be on their way so, registers would be too few. */
+struct segment_memory {
+    float4 values[LANE_SEGMENTS][THREADS]; /* a thread's own */
+    float max[CHUNK], sum[CHUNK];
+};
+
+/* Groups of lanes for a longer row: a lane has LANE_SEGMENTS segments at most where they suffice, and each warp elements. */
+static __host__ __device__ __forceinline__ int32_t groups_of(int32_t num_segments, int32_t size)
+{
+    const int32_t wanted = fv_max_i32((num_segments + LANE_SEGMENTS - 1) / LANE_SEGMENTS, WARPS * SPAN / size);
+    return wanted <= 1 ? 1 : wanted == 2 ? 2 : wanted <= 4 ? 4 : MOST_GROUPS;
+}
 
 /* Sums relative to a maximum: of some segments, of one row. */
 typedef struct segment_sums {
@@ -196,77 +213,189 @@ static __device__ __forceinline__ void store_values(const segment_sums *sums, co
     }
 }
 
-/* A row of two segments: by a warp, up to four spans at once. `waits`: for the segments, which nobody has waited for. */
+/* Elements d .. of a row of two segments. */
+static __device__ __forceinline__ void store_pair(const float (&max)[2], const float (&sum)[2], float4 low, float4 high,
+                                                  const reduce_target *target, int32_t d)
+{
+    segment_sums sums = {max[0], sum[0], {low.x, low.y, low.z, low.w}};
+    const segment_sums other = {max[1], sum[1], {high.x, high.y, high.z, high.w}};
+    add_sums(&sums, &other);
+    store_values(&sums, target, d);
+}
+
+/* A row of two segments of up to a span: by a warp. `waits`: for the segments, which nobody has waited for. */
 static __device__ __forceinline__ void reduce_pair(const fv_reduce_params *params, const fv_reduce_item *item,
                                                    int32_t token, int32_t head, bool waits)
 {
-    const int32_t size = params->v_head_size, lane = threadIdx.x % 32;
+    const int32_t d = threadIdx.x % 32 * 4;
+    const bool is_there = d < params->v_head_size;
     const segment_walk walk = walk_segments(params, item, 0, 1, token, head);
     const reduce_target target = find_target(params, item, token, head);
     const segment_batch<2> batch = place_segments<2>(&walk);
     if (waits) overlap_begin();
     const float max[2] = {params->partial_max[batch.rows[0]], params->partial_max[batch.rows[1]]};
     const float sum[2] = {params->partial_sum[batch.rows[0]], params->partial_sum[batch.rows[1]]};
-    for (int32_t first = 0; first + lane * 4 < size; first += WARPS * SPAN) {
-        float4 values[WARPS][2];
+    const float4 low = load_values(params, batch.rows[0], d, is_there);
+    const float4 high = load_values(params, batch.rows[1], d, is_there);
+    if (is_there) store_pair(max, sum, low, high, &target, d);
+}
+
+/* A longer one: up to four spans at once. */
+static __device__ __forceinline__ void reduce_long_pair(segment_memory *memory, const fv_reduce_params *params,
+                                                        const fv_reduce_item *item, int32_t token, int32_t head,
+                                                        bool waits)
+{
+    const segment_walk walk = walk_segments(params, item, 0, 1, token, head);
+    const segment_batch<2> batch = place_segments<2>(&walk);
+    if (waits) overlap_begin();
+    const float max[2] = {params->partial_max[batch.rows[0]], params->partial_max[batch.rows[1]]};
+    const float sum[2] = {params->partial_sum[batch.rows[0]], params->partial_sum[batch.rows[1]]};
+#pragma unroll 1
+    for (int32_t first = threadIdx.x % 32 * 4; first < params->v_head_size; first += LANE_SEGMENTS / 2 * SPAN) {
 #pragma unroll
-        for (int i = 0; i < WARPS; i++) {
-            const int32_t d = first + i * SPAN + lane * 4;
-#pragma unroll
-            for (int k = 0; k < 2; k++) values[i][k] = load_values(params, batch.rows[k], d, d < size);
+        for (int i = 0; i < LANE_SEGMENTS; i++) {
+            const int32_t d = first + i / 2 * SPAN;
+            const bool is_there = d < params->v_head_size;
+            ptx_cp_async_16_or_zeros(&memory->values[i][threadIdx.x],
+                                     params->partial_out + (int64_t)batch.rows[i % 2] * params->v_head_size +
+                                         (is_there ? d : 0),
+                                     is_there ? 16 : 0);
         }
-#pragma unroll
-        for (int i = 0; i < WARPS; i++) {
-            const int32_t d = first + i * SPAN + lane * 4;
-            if (d >= size) break;
-            const float4 *value = values[i];
-            segment_sums sums = {max[0], sum[0], {value[0].x, value[0].y, value[0].z, value[0].w}};
-            const segment_sums other = {max[1], sum[1], {value[1].x, value[1].y, value[1].z, value[1].w}};
-            add_sums(&sums, &other);
-            store_values(&sums, &target, d);
-        }
+        ptx_cp_async_commit();
+        const reduce_target target = find_target(params, item, token, (int32_t)ptx_keep((uint32_t)head)); /* not before */
+        ptx_cp_async_wait<0>();
+#pragma unroll 1
+        for (int32_t i = 0, d = first; i < LANE_SEGMENTS && d < params->v_head_size; i += 2, d += SPAN)
+            store_pair(max, sum, memory->values[i][threadIdx.x], memory->values[i + 1][threadIdx.x], &target, d);
     }
 }
 
-/* Spans of a row of a query head, by a block, N segments a lane at once. */
+/* A row of a query head of up to a span, by a block, N segments a lane at once. */
 template <int N>
-static __device__ __forceinline__ void reduce_spans(const fv_reduce_params *params, const fv_reduce_item *item,
-                                                    int32_t token, int32_t head, bool is_few, bool waits)
+static __device__ __forceinline__ void reduce_span(const fv_reduce_params *params, const fv_reduce_item *item,
+                                                   int32_t token, int32_t head, bool waits)
 {
-    const int32_t size = params->v_head_size, warp = threadIdx.x / 32, lane = threadIdx.x % 32;
-    const int32_t span = is_few ? WARPS * SPAN : SPAN; /* of the block */
-    const int32_t own_d = is_few ? warp * SPAN + lane * 4 : warp * (SPAN / WARPS) + lane % (32 / GROUPS) * 4;
-    const int32_t own_segment = is_few ? 0 : lane / (32 / GROUPS), step = is_few ? 1 : GROUPS;
-    const segment_walk all = walk_segments(params, item, own_segment, step, token, head);
+    const int32_t lane = threadIdx.x % 32, own_segment = lane / (32 / GROUPS);
+    const int32_t d = threadIdx.x / 32 * (SPAN / WARPS) + lane % (32 / GROUPS) * 4;
+    const bool is_there = d < params->v_head_size;
     const reduce_target target = find_target(params, item, token, head);
+    segment_walk walk = walk_segments(params, item, own_segment, GROUPS, token, head);
+    segment_sums sums = {-INFINITY, 0, {}};
 #pragma unroll 1
-    for (int32_t first = (int32_t)blockIdx.z * span; first < size; first += (int32_t)gridDim.z * span) {
-        const int32_t d = first + own_d;
-        segment_sums sums = {-INFINITY, 0, {}};
+    for (int32_t segment = 0; segment < item->num_segments; segment += GROUPS * N) {
+        const segment_batch<N> batch = place_segments<N>(&walk);
+        if (waits) overlap_begin();
+        waits = false;
+        add_segments(&sums, &batch, walk.num, params, is_there ? d : 0);
+        walk.row += N * walk.step;
+        walk.num -= N;
+    }
+    meet_sums(&sums);
+    if (own_segment == 0 && is_there) store_values(&sums, &target, d);
+}
+
+static __device__ __forceinline__ float largest_of_warp(float value)
+{
+#pragma unroll
+    for (int step = 1; step < 32; step *= 2) value = fmaxf(value, __shfl_xor_sync(~0u, value, step));
+    return value;
+}
+
+static __device__ __forceinline__ float sum_of_warp(float value)
+{
+#pragma unroll
+    for (int step = 1; step < 32; step *= 2) value += __shfl_xor_sync(~0u, value, step);
+    return value;
+}
+
+/* A chunk of a row's segments, of which the lane has each `groups`th from `group` on. What they weigh lies in the lanes of
+ * each warp, two a lane. */
+static __device__ __forceinline__ void add_weighed(segment_sums *sums, const segment_memory *memory, int32_t group,
+                                                   int32_t groups)
+{
+    const int32_t lane = threadIdx.x % 32;
+    const float max[2] = {memory->max[lane], memory->max[lane + 32]};
+    const float largest = fmaxf(sums->max, largest_of_warp(fmaxf(max[0], max[1])));
+    const float base = largest == -INFINITY ? 0.0f : largest; /* no key: all weigh 0 */
+    const float weights[2] = {weight_of(max[0], base), weight_of(max[1], base)};
+    const float before = weight_of(sums->max, base);
+    sums->max = largest;
+    sums->sum = before * sums->sum +
+                sum_of_warp(weights[0] * memory->sum[lane] + weights[1] * memory->sum[lane + 32]);
+#pragma unroll
+    for (int k = 0; k < 4; k++) sums->values[k] *= before;
+    ptx_cp_async_wait<0>();
+#pragma unroll
+    for (int i = 0; i < LANE_SEGMENTS; i++) {
+        const int32_t first = i * groups; /* of the chunk's, and of groups that are in the same half of it */
+        const float weight = __shfl_sync(~0u, first < 32 ? weights[0] : weights[1], first + group); /* modulo 32 */
+        const float4 values = memory->values[i][threadIdx.x];
+        sums->values[0] += weight * values.x;
+        sums->values[1] += weight * values.y;
+        sums->values[2] += weight * values.z;
+        sums->values[3] += weight * values.w;
+    }
+}
+
+/* The block's parts of a longer row. All of its threads come here together. */
+static __device__ __forceinline__ void reduce_long_row(segment_memory *memory, const fv_reduce_params *params,
+                                                       const fv_reduce_item *item, int32_t token, int32_t head,
+                                                       bool waits)
+{
+    const int32_t size = params->v_head_size, lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+    const int32_t groups = groups_of(item->num_segments, size), lanes = 32 / groups, group = lane / lanes;
+    const int32_t part = WARPS * lanes * 4, own_segment = warp * 16 + lane % 16;
+    const bool brings_max = lane < 16;
+    const segment_walk all = walk_segments(params, item, 0, 1, token, head);
+#pragma unroll 1
+    for (int32_t first = (int32_t)blockIdx.z * part; first < size; first += (int32_t)gridDim.z * part) {
+        const int32_t d = first + (warp * lanes + lane % lanes) * 4;
         segment_walk walk = all;
+        segment_sums sums = {-INFINITY, 0, {}};
 #pragma unroll 1
-        for (int32_t segment = 0; segment < item->num_segments; segment += step * N) {
-            const segment_batch<N> batch = place_segments<N>(&walk);
+        for (; walk.num > 0; walk.row += LANE_SEGMENTS * groups * walk.step, walk.num -= LANE_SEGMENTS * groups) {
+            const int32_t apart = (int32_t)ptx_keep((uint32_t)groups); /* nothing of it is kept over the loop */
+            const int32_t own_row = walk.row + own_segment * walk.step;
+            const float *row = params->partial_out + (int64_t)(walk.row + group * walk.step) * size + (d < size ? d : 0);
+            const float *from = (const float *)ptx_keep((const char *)row); /* found before the wait */
+            const int64_t from_step = (int64_t)(apart * walk.step) * size;
+            __syncthreads(); /* maxima and sums have been read */
             if (waits) overlap_begin();
             waits = false;
-            add_segments(&sums, &batch, walk.num, params, d < size ? d : 0);
-            walk.row += N * walk.step;
-            walk.num -= N;
+            const float own = ptx_load_or((brings_max ? params->partial_max : params->partial_sum) + own_row,
+                                          own_segment < fv_min_i32(walk.num, LANE_SEGMENTS * groups),
+                                          brings_max ? -INFINITY : 0);
+#pragma unroll
+            for (int i = 0; i < LANE_SEGMENTS; i++, from += from_step)
+                ptx_cp_async_16_or_zeros(&memory->values[i][threadIdx.x], from,
+                                         group + i * apart < walk.num ? 16 : 0);
+            ptx_cp_async_commit();
+            (brings_max ? memory->max : memory->sum)[own_segment] = own;
+            __syncthreads();
+            add_weighed(&sums, memory, group, apart);
         }
-        if (!is_few) meet_sums(&sums);
-        if (own_segment == 0 && d < size) store_values(&sums, &target, d);
+#pragma unroll 1
+        for (int32_t to = lanes; to < 32; to *= 2) {
+#pragma unroll
+            for (int k = 0; k < 4; k++) sums.values[k] += __shfl_xor_sync(~0u, sums.values[k], to);
+        }
+        const reduce_target target = find_target(params, item, token, (int32_t)ptx_keep((uint32_t)head)); /* not before */
+        if (group == 0 && d < size) store_values(&sums, &target, d);
     }
-    if (waits) overlap_begin(); /* a block that has no span */
+    if (waits) overlap_begin(); /* a block that has no part */
 }
 
-static __device__ __forceinline__ void reduce_row(const fv_reduce_params *params, const fv_reduce_item *item,
-                                                  int32_t token, int32_t head, bool waits)
+template <bool IS_LONG>
+static __device__ __forceinline__ void reduce_row(segment_memory *memory, const fv_reduce_params *params,
+                                                  const fv_reduce_item *item, int32_t token, int32_t head, bool waits)
 {
-    const bool is_few = item->num_segments <= FEW_SEGMENTS && params->v_head_size > SPAN;
-    if (item->num_segments <= (is_few ? 4 : 4 * GROUPS))
-        reduce_spans<4>(params, item, token, head, is_few, waits);
-    else
-        reduce_spans<8>(params, item, token, head, is_few, waits);
+    if constexpr (IS_LONG) {
+        reduce_long_row(memory, params, item, token, head, waits);
+    } else if (item->num_segments <= 4 * GROUPS) {
+        reduce_span<4>(params, item, token, head, waits);
+    } else {
+        reduce_span<8>(params, item, token, head, waits);
+    }
 }
 
 /* A row of any size. */
@@ -289,8 +418,12 @@ static __device__ __forceinline__ void reduce_odd_row(const fv_reduce_params *pa
     }
 }
 
-static __global__ void __launch_bounds__(THREADS, 5) reduce_segments(const __grid_constant__ fv_reduce_params params)
+/* IS_LONG: rows of more than a span; else none of several segments is, or they are odd. */
+template <bool IS_LONG>
+static __global__ void __launch_bounds__(THREADS, IS_LONG ? 8 : 5)
+    reduce_segments(const __grid_constant__ fv_reduce_params params)
 {
+    __shared__ segment_memory memory;
     fv_reduce_item item;
     bool has_item = true; /* found before the segments are there: the step is older than their kernel */
     if (params.items)
@@ -299,7 +432,7 @@ static __global__ void __launch_bounds__(THREADS, 5) reduce_segments(const __gri
         has_item = find_grid_reduce_item(&item, &params, (int32_t)blockIdx.x);
     const int32_t step = params.num_heads / (int32_t)gridDim.y + (params.num_heads % (int32_t)gridDim.y > 0);
     const int32_t first = (int32_t)blockIdx.y * step, end = fv_min_i32(params.num_heads, first + step);
-    const bool is_odd = params.v_head_size % 4 != 0, is_pair = item.num_segments == 2 && !is_odd;
+    const bool is_odd = !IS_LONG && params.v_head_size % 4 != 0, is_pair = item.num_segments == 2 && !is_odd;
     const int32_t own = first + (is_pair ? (int32_t)threadIdx.x / 32 : 0);
     const bool has_rows = has_item && item.num_tokens > 0 && own < end && (!is_pair || blockIdx.z == 0);
     if (!has_rows || is_odd) overlap_begin();
@@ -311,20 +444,25 @@ static __global__ void __launch_bounds__(THREADS, 5) reduce_segments(const __gri
             const bool waits = token == 0 && head == own;
             if (is_odd)
                 reduce_odd_row(&params, &item, token, head);
+            else if (is_pair && IS_LONG)
+                reduce_long_pair(&memory, &params, &item, token, head, waits);
             else if (is_pair)
                 reduce_pair(&params, &item, token, head, waits);
             else
-                reduce_row(&params, &item, token, head, waits);
+                reduce_row<IS_LONG>(&memory, &params, &item, token, head, waits);
         }
     }
 }
 
 extern "C" fv_status fv_cuda_reduce_segments(const fv_launch *launch, const fv_reduce_params *params)
 {
-    const int32_t num_items = params->items ? params->num_items : params->num_q_blocks;
+    const int32_t num_items = params->items ? params->num_items : params->num_q_blocks, size = params->v_head_size;
     const int64_t num_rows = (int64_t)num_items * params->num_heads;
-    const int64_t spans = num_rows <= FEW_ROWS ? fv_ceil_div(params->v_head_size, SPAN) : 1;
-    const int64_t blocks = num_rows < MANY_ROWS ? params->num_heads : fv_ceil_div(params->num_heads, WARPS);
-    const dim3 grid((uint32_t)num_items, (uint32_t)blocks, (uint32_t)spans);
-    return fv_cuda_launch_overlapped(launch, "reduce_segments", reduce_segments, grid, THREADS, 0, *params);
+    const bool is_long = size > SPAN && size % 4 == 0, are_many = num_rows >= MANY_ROWS;
+    const int64_t blocks = are_many ? fv_ceil_div(params->num_heads, WARPS) : params->num_heads;
+    const int64_t groups = is_long && !are_many ? groups_of(params->num_segments, size) : 1;
+    const int64_t parts = groups > 1 ? fv_ceil_div(size, WARPS * SPAN / groups) : 1;
+    const dim3 grid((uint32_t)num_items, (uint32_t)blocks, (uint32_t)parts);
+    return fv_cuda_launch_overlapped(launch, "reduce_segments", is_long ? reduce_segments<true> : reduce_segments<false>,
+                                     grid, THREADS, 0, *params);
 }
