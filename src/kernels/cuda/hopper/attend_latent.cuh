@@ -271,8 +271,16 @@ static __device__ __forceinline__ void announce_latents(latent_memory *memory, c
     }
 }
 
+/* The table's entries for the first tile are near when the keys that rows see are known: most often all of the item's. */
+static __device__ __forceinline__ void prefetch_latent_slots(const latent_memory *memory, const attend_args *args)
+{
+    const int32_t key = memory->job.item.first_key + row_of_loader();
+    if (key < memory->job.item.end_key) ptx_prefetch_l1(memory->job.table + split_key(args, key).x);
+}
+
 static __device__ __forceinline__ void produce_latents(latent_memory *memory, const attend_args *args)
 {
+    prefetch_latent_slots(memory, args);
     ptx_bar_sync(LATENT_BARRIER_KEYS, LATENT_THREADS);
     const int32_t origin = first_latent_key(&memory->keys), num_tiles = count_latent_tiles(&memory->keys);
     if (num_tiles == 0) return;
