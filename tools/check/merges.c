@@ -192,7 +192,9 @@ static void build_reduce(reduce_case *test, check_random *random)
     test->items = check_arena_alloc(&test->arena, (size_t)num_items * sizeof(fv_reduce_item));
     int32_t num_slots = 0;
     for (int32_t i = 0; i < num_items; i++) {
-        const int32_t tokens = check_random_int(random, 1, 5), segments = check_random_int(random, 1, 16);
+        const int32_t are_many = check_random_chance(random, 15); /* segments */
+        const int32_t tokens = are_many ? 1 : check_random_int(random, 1, 5);
+        const int32_t segments = check_random_int(random, 1, are_many ? 150 : 16);
         const int32_t apart = check_random_chance(random, 30) ? check_random_int(random, 1, 4) : 0;
         test->items[i] = (fv_reduce_item){.first_token = test->num_tokens,
                                           .num_tokens = tokens,
@@ -200,8 +202,10 @@ static void build_reduce(reduce_case *test, check_random *random)
                                           .num_segments = segments,
                                           .segment_slots = apart ? tokens + apart : 0};
         test->num_tokens += tokens;
+        p->num_segments = fv_max_i32(p->num_segments, segments);
         num_slots += fv_reduce_segment_slots(&test->items[i]) * segments;
     }
+    if (check_random_chance(random, 30)) p->num_segments = 0; /* not known */
     const size_t rows = (size_t)(num_slots * p->num_heads);
     test->out_partial = check_arena_alloc(&test->arena, rows * (size_t)p->v_head_size * sizeof(float));
     test->max_partial = check_arena_alloc(&test->arena, rows * sizeof(float));
