@@ -355,6 +355,27 @@ static void test_whole_rounds(void **state)
     }
 }
 
+/* Few sequences: as many pieces of each as fill one round. */
+static void test_one_round(void **state)
+{
+    (void)state;
+    static const struct {
+        int32_t num_seqs, keys, pieces, piece_keys;
+    } cases[] = {{1, 32768, 64, 512}, {2, 8192, 32, 256}, {3, 8192, 22, 384}, {4, 8192, 16, 512}, {5, 8192, 13, 640}};
+    for (size_t i = 0; i < FV_ARRAY_LEN(cases); i++) {
+        fixture *f = make(128, 1, 132);
+        f->rule.block_q = 1;
+        f->rule.num_lanes = 66;
+        allocate(f);
+        for (int32_t seq = 0; seq < cases[i].num_seqs; seq++) add(f, 1, cases[i].keys);
+        build(f);
+        check_cover(f);
+        assert_int_equal(f->list.num_items, cases[i].num_seqs * cases[i].pieces);
+        assert_int_equal(f->list.items[0].end_key, cases[i].piece_keys);
+        destroy(f);
+    }
+}
+
 /* When the last lane ends that takes the items as they come, in keys. */
 static double lanes_end(const fixture *f)
 {
@@ -548,6 +569,7 @@ int main(void)
         cmocka_unit_test(test_lanes_are_filled),
         cmocka_unit_test(test_filled_lanes_are_covered),
         cmocka_unit_test(test_whole_rounds),
+        cmocka_unit_test(test_one_round),
         cmocka_unit_test(test_pieces_taper),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
