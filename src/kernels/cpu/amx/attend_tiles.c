@@ -18,9 +18,10 @@
  * are rescaled there where a maximum grew, and pass through four tiles once for a block of keys. That is what blocks of
  * keys are for.
  *
- * While the scores of one pair of strips become weights, those of the next are computed: the tile unit and the vector
- * units take turns in program order, half a step of products and the exponentials of one strip, which is as far as a
- * core looks ahead. Lines of the next block are asked for between, in the order in which they lie. */
+ * While the scores of one pair of strips become weights, those of the next are computed and the values of the one before
+ * are added: the tile unit and the vector units take turns in program order, four products and the exponentials of
+ * eight keys, for a core looks no further ahead. Lines of the next block are asked for between, in the order in which
+ * they lie. */
 #include "kernels/cpu/amx/attend_tiles.h"
 
 #include "kernels/cpu/amx/attend_shared_tiles.h"
@@ -91,37 +92,41 @@ static void dot(fv_tile_item *item, const fv_strip_pair *pair, int32_t first_ste
         dot_as(item, pair, first_step, end_step, 1);
 }
 
-/* Sums of two strips: 32 columns at a time. */
-static void add_values_2(fv_tile_item *item, const fv_strip_pair *pair)
+/* The tiles of the sums of two strips, 32 columns from `column` on. */
+FV_ALWAYS_INLINE void load_sums(fv_tile_item *item, const fv_strip_pair *pair, int32_t column)
+{
+    const float *low = pair->strips[0]->sums + column * FV_TILE_STRIP_ROWS;
+    const float *other_low = pair->strips[1]->sums + column * FV_TILE_STRIP_ROWS;
+    fv_tile_load(&item->tiles, 0, low, FV_TILE_ROW_BYTES);
+    fv_tile_load(&item->tiles, 1, low + FV_TILE_ROWS * FV_TILE_COLUMNS, FV_TILE_ROW_BYTES);
+    fv_tile_load(&item->tiles, 2, other_low, FV_TILE_ROW_BYTES);
+    fv_tile_load(&item->tiles, 3, other_low + FV_TILE_ROWS * FV_TILE_COLUMNS, FV_TILE_ROW_BYTES);
+}
+
+FV_ALWAYS_INLINE void store_sums(fv_tile_item *item, const fv_strip_pair *pair, int32_t column)
+{
+    float *low = pair->strips[0]->sums + column * FV_TILE_STRIP_ROWS;
+    float *other_low = pair->strips[1]->sums + column * FV_TILE_STRIP_ROWS;
+    fv_tile_store(&item->tiles, 0, low, FV_TILE_ROW_BYTES);
+    fv_tile_store(&item->tiles, 1, low + FV_TILE_ROWS * FV_TILE_COLUMNS, FV_TILE_ROW_BYTES);
+    fv_tile_store(&item->tiles, 2, other_low, FV_TILE_ROW_BYTES);
+    fv_tile_store(&item->tiles, 3, other_low + FV_TILE_ROWS * FV_TILE_COLUMNS, FV_TILE_ROW_BYTES);
+}
+
+/* The values of a step. */
+FV_ALWAYS_INLINE void add_step(fv_tile_item *item, const fv_strip_pair *pair, int32_t step, int32_t column)
 {
     fv_tiles *tiles = &item->tiles;
-    const fv_tile_scratch *scratch = &item->scratch;
-    const int64_t size = item->job->params->v_head_size, step_bytes = FV_STEP_KEYS * size * FV_BF16_BYTES;
-    const char *weights = fv_tile_weights(item, 0), *others = fv_tile_weights(item, 1);
-    for (int32_t column = 0; column < size; column += 32) {
-        float *low = pair->strips[0]->sums + column * FV_TILE_STRIP_ROWS, *high = low + FV_TILE_ROWS * FV_TILE_COLUMNS;
-        float *other_low = pair->strips[1]->sums + column * FV_TILE_STRIP_ROWS;
-        float *other_high = other_low + FV_TILE_ROWS * FV_TILE_COLUMNS;
-        fv_tile_load(tiles, 0, low, FV_TILE_ROW_BYTES);
-        fv_tile_load(tiles, 1, high, FV_TILE_ROW_BYTES);
-        fv_tile_load(tiles, 2, other_low, FV_TILE_ROW_BYTES);
-        fv_tile_load(tiles, 3, other_high, FV_TILE_ROW_BYTES);
-        for (int32_t step = pair->first_step; step < pair->end_step; step++) {
-            const char *pairs = scratch->pairs + step * step_bytes + column * 64;
-            fv_tile_load(tiles, 6, pairs, FV_TILE_ROW_BYTES);
-            fv_tile_load(tiles, 4, weights + step * FV_TILE_BYTES, FV_TILE_ROW_BYTES);
-            fv_tile_dot(tiles, 0, 4, 6);
-            fv_tile_load(tiles, 7, pairs + FV_TILE_BYTES, FV_TILE_ROW_BYTES);
-            fv_tile_dot(tiles, 1, 4, 7);
-            fv_tile_load(tiles, 5, others + step * FV_TILE_BYTES, FV_TILE_ROW_BYTES);
-            fv_tile_dot(tiles, 2, 5, 6);
-            fv_tile_dot(tiles, 3, 5, 7);
-        }
-        fv_tile_store(tiles, 0, low, FV_TILE_ROW_BYTES);
-        fv_tile_store(tiles, 1, high, FV_TILE_ROW_BYTES);
-        fv_tile_store(tiles, 2, other_low, FV_TILE_ROW_BYTES);
-        fv_tile_store(tiles, 3, other_high, FV_TILE_ROW_BYTES);
-    }
+    const int64_t step_bytes = (int64_t)FV_STEP_KEYS * item->job->params->v_head_size * FV_BF16_BYTES;
+    const char *pairs = item->scratch.pairs + step * step_bytes + column * 64;
+    fv_tile_load(tiles, 6, pairs, FV_TILE_ROW_BYTES);
+    fv_tile_load(tiles, 4, pair->weights[0] + step * FV_TILE_BYTES, FV_TILE_ROW_BYTES);
+    fv_tile_dot(tiles, 0, 4, 6);
+    fv_tile_load(tiles, 7, pairs + FV_TILE_BYTES, FV_TILE_ROW_BYTES);
+    fv_tile_dot(tiles, 1, 4, 7);
+    fv_tile_load(tiles, 5, pair->weights[1] + step * FV_TILE_BYTES, FV_TILE_ROW_BYTES);
+    fv_tile_dot(tiles, 2, 5, 6);
+    fv_tile_dot(tiles, 3, 5, 7);
 }
 
 /* Of one: 64 columns at a time, or the last 32. */
@@ -141,7 +146,7 @@ FV_ALWAYS_INLINE void add_columns(fv_tile_item *item, const fv_strip_pair *pair,
     }
     for (int32_t step = pair->first_step; step < pair->end_step; step++) {
         const char *pairs = scratch->pairs + step * step_bytes + column * 64;
-        fv_tile_load(tiles, 4, scratch->weights + step * FV_TILE_BYTES, FV_TILE_ROW_BYTES);
+        fv_tile_load(tiles, 4, pair->weights[0] + step * FV_TILE_BYTES, FV_TILE_ROW_BYTES);
         fv_tile_load(tiles, 5, pairs, FV_TILE_ROW_BYTES);
         fv_tile_dot(tiles, 0, 4, 5);
         fv_tile_load(tiles, 6, pairs + FV_TILE_BYTES, FV_TILE_ROW_BYTES);
@@ -169,6 +174,71 @@ static void add_values_1(fv_tile_item *item, const fv_strip_pair *pair)
     if (column < size) add_columns(item, pair, column, 32);
 }
 
+/* --- the products that stand between exponentials ------------------------------------------------------------ */
+
+/* Products of pairs of two strips, four at a time: the scores of one pair, then the sums of another. */
+typedef struct product_queue {
+    const fv_strip_pair *dots, *adds; /* NULL: none */
+    int32_t dot_step, dot_d;          /* the next */
+    int32_t add_step, add_column;
+    int32_t num_left; /* fours */
+} product_queue;
+
+static product_queue queue_of(const fv_tile_item *item, const fv_strip_pair *dots, const fv_strip_pair *adds)
+{
+    const fv_attend_params *params = item->job->params;
+    product_queue queue = {0};
+    if (dots->num == 2 && dots->first_step < dots->end_step) {
+        queue.dots = dots;
+        queue.dot_step = dots->first_step;
+        queue.num_left += (dots->end_step - dots->first_step) * (params->head_size / FV_TILE_DEPTH);
+    }
+    if (adds->num == 2 && adds->first_step < adds->end_step) {
+        queue.adds = adds;
+        queue.add_step = adds->first_step;
+        queue.num_left += (adds->end_step - adds->first_step) * (params->v_head_size / 32);
+    }
+    return queue;
+}
+
+FV_ALWAYS_INLINE void dot_next(fv_tile_item *item, product_queue *queue)
+{
+    const int32_t depth = item->job->params->head_size / FV_TILE_DEPTH;
+    const fv_step_keys keys = fv_step_keys_of(&item->scratch, queue->dot_step);
+    if (queue->dot_d == 0) fv_pair_dot_begin(item, 2);
+    fv_pair_dot_part(item, queue->dots, &keys, queue->dot_d, queue->dot_d + 1, 2);
+    if (++queue->dot_d < depth) return;
+    fv_pair_dot_end(item, queue->dots, queue->dot_step, 2);
+    queue->dot_d = 0;
+    if (++queue->dot_step == queue->dots->end_step) queue->dots = NULL;
+}
+
+FV_ALWAYS_INLINE void add_next(fv_tile_item *item, product_queue *queue)
+{
+    const fv_strip_pair *pair = queue->adds;
+    if (queue->add_step == pair->first_step) load_sums(item, pair, queue->add_column);
+    add_step(item, pair, queue->add_step, queue->add_column);
+    if (++queue->add_step < pair->end_step) return;
+    store_sums(item, pair, queue->add_column);
+    queue->add_step = pair->first_step;
+    queue->add_column += 32;
+}
+
+/* The next four products. */
+FV_ALWAYS_INLINE void queue_next(fv_tile_item *item, product_queue *queue)
+{
+    queue->num_left--;
+    if (queue->dots)
+        dot_next(item, queue);
+    else
+        add_next(item, queue);
+}
+
+static void queue_finish(fv_tile_item *item, product_queue *queue)
+{
+    while (queue->num_left > 0) queue_next(item, queue);
+}
+
 /* --- softmax ------------------------------------------------------------------------------------------------------ */
 
 static void rescale_sums(const fv_tile_strip *strip, int32_t size, fv_rescaling rescaling)
@@ -180,85 +250,83 @@ static void rescale_sums(const fv_tile_strip *strip, int32_t size, fv_rescaling 
     }
 }
 
-/* Weights of a pair, step by step, and between them the scores of the next pair: half of a step's products, then the
- * exponentials of one strip, so that the tile unit and the vector units have both what to do. */
-FV_ALWAYS_INLINE void weigh_and_dot(fv_tile_item *item, fv_weigher weigh[2], const fv_strip_pair *pair,
-                                    const fv_strip_pair *next, int32_t step)
+/* One strip's weights of a step, and after each quarter of it some products: `share` of them for each of `of` quarters
+ * that are to come, so that the tile unit and the vector units have both what to do. */
+FV_ALWAYS_INLINE void weigh_between(fv_tile_item *item, fv_weigher *weigh, char *weights, const float *scores,
+                                    product_queue *queue, int32_t *due, int32_t share, int32_t of)
 {
-    const int32_t depth = item->job->params->head_size / FV_TILE_DEPTH;
-    const fv_step_keys keys = fv_step_keys_of(&item->scratch, step);
-    fv_pair_dot_begin(item, 2);
-    fv_pair_dot_part(item, next, &keys, 0, depth / 2, 2);
-    fv_weigher_step(&weigh[0], fv_tile_weights(item, 0) + step * FV_TILE_BYTES,
-                    pair->scores[0] + step * FV_STEP_KEYS * FV_TILE_STRIP_ROWS);
-    fv_pair_dot_part(item, next, &keys, depth / 2, depth, 2);
-    fv_weigher_step(&weigh[1], fv_tile_weights(item, 1) + step * FV_TILE_BYTES,
-                    pair->scores[1] + step * FV_STEP_KEYS * FV_TILE_STRIP_ROWS);
-    fv_pair_dot_end(item, next, step, 2);
+    fv_weigher weigher = *weigh;
+    fv_words words[16];
+    FV_UNROLL
+    for (int32_t quarter = 0; quarter < 4; quarter++) {
+        fv_weigher_quarter(&weigher, words, scores, quarter);
+        for (*due += share; *due >= of; *due -= of) queue_next(item, queue);
+    }
+    fv_words_store_transposed(weights, words);
+    *weigh = weigher;
 }
 
-/* Scores of a pair to weights, and its sums to the new maximum. Returns the steps of `next` whose scores were computed
- * on the way: those from its first to the returned one. */
-static int32_t weigh_pair(fv_tile_item *item, const fv_strip_pair *pair, const fv_strip_pair *next,
-                          const fv_key_block *block, int32_t kv_head)
+/* Scores of a pair to weights, with the products of `queue` in between, and its sums to the new maximum. */
+static void weigh_pair(fv_tile_item *item, const fv_strip_pair *pair, product_queue *queue, const fv_key_block *block,
+                       int32_t kv_head)
 {
     const fv_attend_params *params = item->job->params;
     const fv_score_scale scale = fv_attend_score_scale(item->job, kv_head);
     fv_weigher weigh[2];
-    int32_t begun[2] = {0, 0}, done = next ? next->first_step : 0;
+    int32_t begun[2] = {0, 0};
     for (int32_t i = 0; i < pair->num; i++)
-        begun[i] = fv_strip_weigh_begin(&weigh[i], item, pair, i, block, scale, fv_tile_weights(item, i));
+        begun[i] = fv_strip_weigh_begin(&weigh[i], item, pair, i, block, scale, pair->weights[i]);
+    const int32_t share = queue->num_left;
+    const int32_t num_quarters = 4 * (begun[0] + begun[1]) * (pair->end_step - pair->first_step);
+    int32_t due = 0;
     for (int32_t step = pair->first_step; step < pair->end_step; step++) {
-        if (next && begun[0] && begun[1] && step == done && step < next->end_step) {
-            weigh_and_dot(item, weigh, pair, next, step);
-            done++;
-            continue;
-        }
         for (int32_t i = 0; i < pair->num; i++) {
             if (!begun[i]) continue;
-            fv_weigher_step(&weigh[i], fv_tile_weights(item, i) + step * FV_TILE_BYTES,
-                            pair->scores[i] + step * FV_STEP_KEYS * FV_TILE_STRIP_ROWS);
+            weigh_between(item, &weigh[i], pair->weights[i] + step * FV_TILE_BYTES,
+                          pair->scores[i] + step * FV_STEP_KEYS * FV_TILE_STRIP_ROWS, queue, &due, share, num_quarters);
         }
     }
     for (int32_t i = 0; i < pair->num; i++) {
         if (begun[i]) fv_weigher_end(&weigh[i], pair->strips[i]);
         rescale_sums(pair->strips[i], params->v_head_size, item->rescaling);
     }
-    return done;
 }
 
 /* --- one block, one item ---------------------------------------------------------------------------------------- */
 
-/* The pair of strips from `first` on; its scores lie in buffer `turn`. */
-static fv_strip_pair pair_at(const fv_tile_item *item, fv_tile_strip *strips, int32_t first, int32_t turn)
+/* The pair of strips from `first` on and its steps; scores and weights lie in buffer `turn`. None behind the last. */
+static fv_strip_pair pair_at(const fv_tile_item *item, fv_tile_strip *strips, const fv_key_block *block, int32_t first,
+                             int32_t turn)
 {
     fv_strip_pair pair = {.num = fv_min_i32(2, item->num_strips - first)};
+    if (pair.num <= 0) return (fv_strip_pair){0};
     for (int32_t i = 0; i < pair.num; i++) {
         pair.strips[i] = &strips[first + i];
         pair.scores[i] = item->scratch.scores + (int64_t)(2 * turn + i) * item->block_keys * FV_TILE_STRIP_ROWS;
+        pair.weights[i] = fv_tile_weights(item, 2 * turn + i);
     }
+    fv_pair_find_steps(&pair, block);
     return pair;
 }
 
-/* All strips of a head, in pairs: while one pair's scores become weights, the next one's are computed. */
+/* All strips of a head, in pairs: while one pair's scores become weights, the next one's are computed, and the values
+ * of the one before are added. */
 static void attend_strips(fv_tile_item *item, fv_tile_strip *strips, const fv_key_block *block, int32_t kv_head)
 {
-    fv_strip_pair pair = pair_at(item, strips, 0, 0);
-    fv_pair_find_steps(&pair, block);
+    fv_strip_pair last = {0}, pair = pair_at(item, strips, block, 0, 0);
     dot(item, &pair, pair.first_step, pair.end_step);
     for (int32_t i = 0; i < item->num_strips; i += 2) {
-        fv_strip_pair next = pair_at(item, strips, i + 2, (i / 2 + 1) % 2);
-        if (next.num > 0) fv_pair_find_steps(&next, block);
-        const int32_t has_work = pair.first_step < pair.end_step;
-        int32_t done = next.first_step;
-        if (has_work) done = weigh_pair(item, &pair, next.num == 2 ? &next : NULL, block, kv_head);
-        if (next.num > 0) dot(item, &next, next.num == 2 && has_work ? done : next.first_step, next.end_step);
-        if (has_work && pair.num == 2)
-            add_values_2(item, &pair);
-        else if (has_work)
-            add_values_1(item, &pair);
+        const fv_strip_pair next = pair_at(item, strips, block, i + 2, (i / 2 + 1) % 2);
+        product_queue queue = queue_of(item, &next, &last);
+        if (pair.first_step < pair.end_step) weigh_pair(item, &pair, &queue, block, kv_head);
+        queue_finish(item, &queue);
+        if (next.num == 1) dot(item, &next, next.first_step, next.end_step);
+        last = pair;
         pair = next;
     }
+    product_queue queue = queue_of(item, &pair, &last);
+    queue_finish(item, &queue);
+    if (last.num == 1 && last.first_step < last.end_step) add_values_1(item, &last);
 }
 
 /* Returns 0 where a value that some rows must not see is infinite or NaN. */

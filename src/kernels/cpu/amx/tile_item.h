@@ -45,7 +45,7 @@ typedef struct fv_tile_scratch {
     char *q;
     float *sums;
     float *scores;        /* of two pairs of strips, or of all that share a block, in turn: [2][2][block_keys][16] */
-    char *weights;        /* of a pair, or of all: [2][block_keys / 32] A tiles */
+    char *weights;        /* of two pairs in turn, or of all: [2][2][block_keys / 32] A tiles */
     char *pairs;          /* [block_keys / 32][Dv / 16] B tiles of V */
     char *k_copies;       /* [block_keys / 16][D / 32] A tiles */
     char *v_copies;       /* [FV_STEP_KEYS][Dv] */
@@ -90,7 +90,7 @@ static inline fv_tile_scratch fv_tile_scratch_of(const fv_attend_params *params,
     scratch.sums = fv_scratch_take(memory, &scratch.bytes,
                                    strips * FV_TILE_STRIP_ROWS * (size_t)params->v_head_size * sizeof(float));
     scratch.scores = fv_scratch_take(memory, &scratch.bytes, 2 * kept * strip_scores * sizeof(float));
-    scratch.weights = fv_scratch_take(memory, &scratch.bytes, kept * strip_scores * FV_BF16_BYTES);
+    scratch.weights = fv_scratch_take(memory, &scratch.bytes, (size_t)fv_max_i32(4, shared_strips) * strip_scores * FV_BF16_BYTES);
     scratch.pairs = fv_scratch_take(memory, &scratch.bytes, keys * v_bytes);
     scratch.k_copies = fv_scratch_take(memory, &scratch.bytes, keys * k_bytes);
     scratch.v_copies = fv_scratch_take(memory, &scratch.bytes, FV_STEP_KEYS * v_bytes);

@@ -50,6 +50,7 @@ static inline char *fv_tile_weights(const fv_tile_item *item, int32_t i)
 typedef struct fv_strip_pair {
     fv_tile_strip *strips[2];
     float *scores[2]; /* [block_keys][16] */
+    char *weights[2]; /* [block_keys / 32] A tiles */
     int32_t num;
     int32_t first_step, end_step;
 } fv_strip_pair;

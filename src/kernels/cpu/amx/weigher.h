@@ -78,25 +78,31 @@ static inline void fv_weigher_end(const fv_weigher *weigh, fv_tile_strip *strip)
     fv_lanes_store(&strip->rows.sum, (weigh->sum + weigh->other_sum) / weigh->scale);
 }
 
+/* A quarter of a step: eight of its keys, to words[4 * quarter] and the next three. */
+FV_ALWAYS_INLINE void fv_weigher_quarter(fv_weigher *weigh, fv_words words[16], const float *scores,
+                                         const int32_t quarter)
+{
+    FV_UNROLL
+    for (int32_t p = 4 * quarter; p < 4 * quarter + 4; p++) {
+        const fv_lanes low = fv_lanes_exp2(
+            fv_lanes_load(scores + fv_words_key(p, 0) * FV_TILE_STRIP_ROWS) * weigh->factor - weigh->base);
+        const fv_lanes high = fv_lanes_exp2(
+            fv_lanes_load(scores + fv_words_key(p, 1) * FV_TILE_STRIP_ROWS) * weigh->factor - weigh->base);
+        weigh->sum += low;
+        weigh->other_sum += high;
+        words[p] = fv_words_of(low, high);
+    }
+}
+
 /* One step. */
 FV_ALWAYS_INLINE void fv_weigher_step(fv_weigher *weigh, char *weights, const float *scores)
 {
-    const fv_lanes factor = weigh->factor, base = weigh->base;
-    fv_lanes sum = weigh->sum, other_sum = weigh->other_sum;
+    fv_weigher weigher = *weigh;
     fv_words words[16];
     FV_UNROLL
-    for (int32_t p = 0; p < 16; p++) {
-        const fv_lanes low = fv_lanes_exp2(fv_lanes_load(scores + fv_words_key(p, 0) * FV_TILE_STRIP_ROWS) * factor -
-                                           base);
-        const fv_lanes high = fv_lanes_exp2(fv_lanes_load(scores + fv_words_key(p, 1) * FV_TILE_STRIP_ROWS) * factor -
-                                            base);
-        sum += low;
-        other_sum += high;
-        words[p] = fv_words_of(low, high);
-    }
+    for (int32_t quarter = 0; quarter < 4; quarter++) fv_weigher_quarter(&weigher, words, scores, quarter);
     fv_words_store_transposed(weights, words);
-    weigh->sum = sum;
-    weigh->other_sum = other_sum;
+    *weigh = weigher;
 }
 
 #endif
