@@ -1,6 +1,6 @@
-/* Attention of one work item of up to 8 rows with bf16 tiles: decode.
+/* Attention of one work item of up to 8 rows with bf16 tiles: decode of groups of 5 to 8 heads (item_loop.h).
  *
- * A strip has 16 lanes, so the rows of several KV heads share one: 4 heads of 4 rows, 16 heads of one. Each head has
+ * A strip has 16 lanes, so the rows of several KV heads share one: 2 heads of 8 rows, 3 heads of 5. Each head has
  * its queries in its own lanes of B and zeros in the others, so that the products with the keys of all heads add up to
  * one tile of scores, and one softmax serves them all:
  *

@@ -1,13 +1,13 @@
 /* attend_paged and attend_dense with tiles: attend_tiles.c and, up to 8 rows, attend_few_tiles.c. What tiles do not
  * serve, queries of other dtypes than bf16, scales of single keys, head sizes that are not multiples of 32, goes to the
- * level below; so do few rows over caches of 8 bits or in pieces.
+ * level below, avx512; so do up to 4 rows, and few rows over caches of 8 bits or in pieces.
  *
  * A Q block of 512 rows makes the pairs of V, once for a block of keys, a small part of the products. */
 #include "kernels/cpu/amx/item_loop.h"
 
 /* The largest blocks of the base, whose strategies take any number of rows. */
-#define PAGED_BASE (&FV_ISA_EXPAND(fv_attend_paged, FV_ATTEND_BASE_ISA)[FV_NUM_VARIANTS_attend_paged - 1])
-#define DENSE_BASE (&FV_ISA_EXPAND(fv_attend_dense, FV_ATTEND_BASE_ISA)[FV_NUM_VARIANTS_attend_dense - 1])
+#define PAGED_BASE (&FV_BASE_SYMBOL(fv_attend_paged)[FV_NUM_VARIANTS_attend_paged - 1])
+#define DENSE_BASE (&FV_BASE_SYMBOL(fv_attend_dense)[FV_NUM_VARIANTS_attend_dense - 1])
 
 static int32_t attend_item(const fv_attend_params *params, const fv_work_item *item, void *scratch,
                            fv_rescaling rescaling)

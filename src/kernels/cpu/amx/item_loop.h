@@ -8,6 +8,9 @@
 #include "kernels/cpu/amx/attend_tiles.h"
 #include "kernels/cpu/kernels.h"
 
+/* Rows of a query, in all, from which on tiles are used: vectors serve fewer faster (docs/notes/cpu-amx.md). */
+#define FV_TILE_LEAST_ROWS 5
+
 /* 1: done; 0: the base takes the item. */
 typedef int32_t (*fv_tile_item_fn)(const fv_attend_params *params, const fv_work_item *item, void *scratch,
                                    fv_rescaling rescaling);
@@ -28,11 +31,11 @@ static inline int32_t fv_item_loop_reads_rows(const fv_attend_job *job)
 }
 
 /* The strategy for the item's rows; a query of num_rows rows in all. Few would not pay for copies of the keys, which
- * the base reads as they are. */
+ * the base reads as they are; fewer than FV_TILE_LEAST_ROWS leave most of a tile empty. */
 static inline int32_t fv_item_loop_tiles(const fv_attend_job *job, int64_t num_rows, void *scratch,
                                          fv_rescaling rescaling)
 {
-    if (job->has_k_scales || job->has_v_scales) return 0;
+    if (job->has_k_scales || job->has_v_scales || num_rows < FV_TILE_LEAST_ROWS) return 0;
     if (num_rows <= FV_DECODE_ROWS && !fv_item_loop_reads_rows(job)) return 0;
     if (FV_ISA_SYMBOL(fv_few_tiles_serve)(job)) return FV_ISA_SYMBOL(fv_attend_few_tiles)(job, scratch, rescaling);
     return FV_ISA_SYMBOL(fv_attend_tiles)(job, scratch, rescaling);

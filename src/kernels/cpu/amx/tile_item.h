@@ -82,6 +82,7 @@ static inline fv_tile_scratch fv_tile_scratch_of(const fv_attend_params *params,
 {
     const size_t strips = (size_t)all_strips, keys = (size_t)block_keys;
     const size_t kept = (size_t)fv_max_i32(2, shared_strips), strip_scores = keys * FV_TILE_STRIP_ROWS;
+    const size_t weighed = (size_t)fv_max_i32(4, shared_strips);
     const size_t k_bytes = (size_t)params->head_size * FV_BF16_BYTES;
     const size_t v_bytes = (size_t)params->v_head_size * FV_BF16_BYTES;
     fv_tile_scratch scratch = {0};
@@ -90,7 +91,7 @@ static inline fv_tile_scratch fv_tile_scratch_of(const fv_attend_params *params,
     scratch.sums = fv_scratch_take(memory, &scratch.bytes,
                                    strips * FV_TILE_STRIP_ROWS * (size_t)params->v_head_size * sizeof(float));
     scratch.scores = fv_scratch_take(memory, &scratch.bytes, 2 * kept * strip_scores * sizeof(float));
-    scratch.weights = fv_scratch_take(memory, &scratch.bytes, (size_t)fv_max_i32(4, shared_strips) * strip_scores * FV_BF16_BYTES);
+    scratch.weights = fv_scratch_take(memory, &scratch.bytes, weighed * strip_scores * FV_BF16_BYTES);
     scratch.pairs = fv_scratch_take(memory, &scratch.bytes, keys * v_bytes);
     scratch.k_copies = fv_scratch_take(memory, &scratch.bytes, keys * k_bytes);
     scratch.v_copies = fv_scratch_take(memory, &scratch.bytes, FV_STEP_KEYS * v_bytes);
