@@ -337,7 +337,7 @@ static void test_lanes_have_work(void **state)
 static void test_whole_rounds(void **state)
 {
     (void)state;
-    for (int32_t keys = 1024; keys <= 4096; keys *= 4) {
+    for (int32_t keys = 512; keys <= 4096; keys *= 2) {
         fixture *f = make(128, 1, 132);
         f->rule.block_q = 1;
         f->rule.num_lanes = 66;
@@ -345,10 +345,10 @@ static void test_whole_rounds(void **state)
         for (int32_t i = 0; i < 96; i++) add(f, 1, keys);
         build(f);
         check_cover(f);
-        assert_int_equal(f->list.num_items, keys == 1024 ? 96 : 66 + 2 * 30);
+        assert_int_equal(f->list.num_items, keys == 512 ? 96 : 66 + 2 * 30);
         for (int32_t i = 0; i < f->list.num_items; i++) {
             const fv_work_item *item = &f->list.items[i];
-            const int32_t is_whole = keys == 1024 || i < 66;
+            const int32_t is_whole = keys == 512 || i < 66;
             assert_int_equal(item->end_key - item->first_key, is_whole ? keys : keys / 2);
         }
         destroy(f);
@@ -427,8 +427,8 @@ static void test_lanes_are_filled(void **state)
     (void)state;
     for (int32_t heads = 16; heads <= 128; heads *= 8) {
         const double equal = mla_lanes_end(heads, 0, 0);
-        for (int32_t kind = 1; kind <= 3; kind++) assert_true(mla_lanes_end(heads, kind, 0) <= 1.03 * equal);
-        for (uint32_t seed = 1; seed <= 20; seed++) assert_true(mla_lanes_end(heads, 4, seed) <= 1.03 * equal);
+        for (int32_t kind = 1; kind <= 3; kind++) assert_true(mla_lanes_end(heads, kind, 0) <= 1.04 * equal);
+        for (uint32_t seed = 1; seed <= 20; seed++) assert_true(mla_lanes_end(heads, 4, seed) <= 1.04 * equal);
     }
 }
 
