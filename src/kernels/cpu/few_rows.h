@@ -48,8 +48,11 @@ FV_ALWAYS_INLINE fv_f32x8 fv_few_load_half(const char *from, const __m256i *halv
     typedef float unaligned __attribute__((vector_size(32), aligned(4), may_alias));
     static const uint32_t upper[FV_LANES] = {0xffff0000u, 0xffff0000u, 0xffff0000u, 0xffff0000u,
                                              0xffff0000u, 0xffff0000u, 0xffff0000u, 0xffff0000u};
-    fv_f32x8 value = fv_load_f32((const float *)(const void *)from);
-    __asm__("vandps %1, %0, %0" : "+x"(value) : "m"(*(const unaligned *)upper)); /* no register for the mask */
+    /* No register for the mask, and none for the load to wait in from the first half. */
+    fv_f32x8 value;
+    __asm__("vmovups %1, %0\n\tvandps %2, %0, %0"
+            : "=x"(value)
+            : "m"(*(const unaligned *)(const void *)from), "m"(*(const unaligned *)(const void *)upper));
     return value;
 }
 
