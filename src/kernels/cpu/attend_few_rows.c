@@ -6,14 +6,18 @@
  * each line that is worked on, and that before it once more. Without that, waiting and arithmetic add up instead of
  * overlapping.
  *
- * Rows go in groups of R = 1, 2 or 4 that share each converted key (row_group.h). Eight dot products
- * (R rows x 8 / R keys) are reduced together, which leaves the scores in the order of the softmax.
+ * Rows go in groups of R = 1, 2 or 4 that share each converted key (row_group.h), 3 rows in one of 3. Eight dot
+ * products (R rows x 8 / R keys), of 3 rows twelve, are reduced together, which leaves the scores in the order of the
+ * softmax.
  *
  * A tile ends where the cache ends and dense rows begin; those that are stored in another dtype than
  * the cache are copied to fp32 first.
  *
  * The products are those of few_rows.h, at level avx512 those of few_wide.h; level avx512_bf16 has those of
  * few_pairs.h, and leaves other caches than bf16 to its base. */
+#if defined(__AVX2__)
+#define FV_FEW_HAS_3_ROWS 1
+#endif
 #if defined(FV_HAS_PAIRS)
 #define FV_PREFETCH_ASKS 3
 #include "kernels/cpu/few_pairs.h"
@@ -64,7 +68,7 @@ typedef struct few_scratch {
 
 static few_scratch few_scratch_of(const fv_attend_params *params, int32_t num_rows, void *memory)
 {
-    const size_t of_head = (size_t)fv_round_up(num_rows, fv_rows_in_group(num_rows));
+    const size_t of_head = (size_t)fv_round_up(num_rows, fv_few_rows_in_group(num_rows));
     const size_t rows = of_head * (size_t)params->num_kv_heads;
     const size_t tile = (size_t)params->tile_keys;
     const size_t k_size = (size_t)fv_few_padded(params->head_size), v_size = (size_t)fv_few_padded(params->v_head_size);
@@ -121,7 +125,7 @@ static void head_init(const few_item *few, int32_t head)
     const int32_t head_size = params->head_size;
     for (int32_t g = 0; g < few->num_groups; g++) {
         fv_row_group_init(&few->scratch.groups[head * few->num_groups + g], few->job, kv_head, g * few->num_rows,
-                          few->num_rows);
+                          fv_few_scores_of_key(few->num_rows));
     }
     for (int32_t r = 0; r < padded_rows; r++) {
         const char *from = fv_attend_q_row(few->job, kv_head, fv_min_i32(r, few->job->num_rows - 1));
@@ -242,7 +246,7 @@ static void attend_tile_head(const few_item *few, tile_rows *tile, int32_t head)
         const int64_t first_row = (int64_t)(head * few->num_groups + g) * num_rows;
         const int32_t all_first = group->all.first - tile->first_key, all_end = group->all.end - tile->first_key;
         const int32_t some_masked = all_first > first || all_end < end || params->tree_mask;
-        const int32_t num_keys = FV_LANES / num_rows;
+        const int32_t num_keys = FV_LANES / fv_few_scores_of_key(num_rows);
         span.first = first;
         span.end = end;
         span.first_row = g * num_rows;
@@ -326,7 +330,7 @@ static void finish_head(const few_item *few, int32_t head)
         const int64_t first_row = (int64_t)(head * few->num_groups + g) * few->num_rows;
         fv_few_unblock_row(few->scratch.row, few->scratch.sums + first_row * fv_few_padded(params->v_head_size), lane,
                            few->num_rows, params->v_head_size);
-        const fv_f32x8 sum = fv_sum_by_period(group->sum, few->num_rows);
+        const fv_f32x8 sum = fv_sum_by_period(group->sum, fv_few_scores_of_key(few->num_rows));
         fv_attend_finish_row(few->job, few->job->item->first_kv_head + head, row, few->scratch.row, group->max[lane],
                              sum[lane]);
     }
@@ -355,7 +359,7 @@ int32_t FV_ISA_SYMBOL(fv_attend_few_serves)(const fv_attend_job *job) { return j
 void FV_ISA_SYMBOL(fv_attend_few_rows)(const fv_attend_job *job, void *memory)
 {
     const fv_attend_params *params = job->params;
-    const int32_t num_rows = fv_rows_in_group(job->num_rows);
+    const int32_t num_rows = fv_few_rows_in_group(job->num_rows);
     const few_item few = {
         .job = job,
         .scratch = few_scratch_of(params, job->num_rows, memory),

@@ -242,10 +242,12 @@ static inline void fv_attend_find_scales(float *scales, const fv_attend_job *job
     const int32_t block_size = params->cache.block_size;
     const int32_t cache_end = fv_min_i32(end, job->dense_from);
     const float of_head = params->dense.k ? fv_head_scale_of(head_scale, params->num_kv_scales, kv_head) : 1.0f;
-    int32_t key = first;
-    for (; key < cache_end; key++) {
+    int32_t key = first, num;
+    for (; key < cache_end; key += num) {
+        const int32_t slot = key % block_size;
+        num = fv_min_i32(block_size - slot, cache_end - key);
         const int64_t block = plane->data ? job->table[key / block_size] : 0;
-        *scales++ = of_head * fv_scale_at(plane, block, key % block_size, kv_head);
+        for (int32_t i = 0; i < num; i++) *scales++ = of_head * fv_scale_at(plane, block, slot + i, kv_head);
     }
     for (; key < end; key++) *scales++ = 1.0f;
 }

@@ -1,5 +1,5 @@
 /* What the strategies for few rows ask of their products, few_rows.h and others: the rows of a tile's keys as they take
- * them, and one compiled form for each dtype and R.
+ * them, and one compiled form for each dtype and R = 1, 2, 3, 4.
  *
  * Whoever includes this defines, always inline,
  *
@@ -11,6 +11,11 @@
 #include "kernels/cpu/prefetch_stream.h"
 #include "kernels/cpu/row_group.h"
 
+/* 1: there is a form of its own for 3 rows (three query heads for each KV head, one token); 0: they are served as 4. */
+#ifndef FV_FEW_HAS_3_ROWS
+#define FV_FEW_HAS_3_ROWS 0
+#endif
+
 #define FV_FEW_ACCUMULATE_KEYS 16 /* keys taken together in the product with V */
 
 /* 1: rows of the next tile may be shorter than a portion (latents in blocks of one token), so each line is found by
@@ -18,6 +23,15 @@
 #ifndef FV_FEW_ASKS_BY_LINE
 #define FV_FEW_ASKS_BY_LINE 0
 #endif
+
+/* Scores of a key: one for each row; of 3 rows the last is there twice, so that vectors have whole keys. */
+FV_ALWAYS_INLINE int32_t fv_few_scores_of_key(const int32_t num_rows) { return num_rows == 3 ? 4 : num_rows; }
+
+/* R of a KV head's rows. */
+static inline int32_t fv_few_rows_in_group(int32_t num_rows)
+{
+    return num_rows == 3 && FV_FEW_HAS_3_ROWS ? 3 : fv_rows_in_group(num_rows);
+}
 
 /* Elements of a row of queries or sums: whole vectors, of any level. */
 static inline int32_t fv_few_padded(int32_t size) { return (int32_t)fv_round_up(size, 16); }
@@ -47,6 +61,11 @@ static inline int64_t fv_few_row_stride(const char *const *rows, int32_t first, 
 FV_ALWAYS_INLINE int64_t fv_few_element_bytes(const fv_dtype dtype)
 {
     return dtype == FV_DTYPE_F32 ? 4 : dtype == FV_DTYPE_F16 || dtype == FV_DTYPE_BF16 ? 2 : 1;
+}
+
+FV_ALWAYS_INLINE int32_t fv_few_is_fp8(const fv_dtype dtype)
+{
+    return dtype == FV_DTYPE_F8_E4M3 || dtype == FV_DTYPE_F8_E5M2;
 }
 
 /* Sixteen elements in lane order, or eight, times 1 / fv_few_factor: e4m3 comes out of fp16 as 2^-8 of itself, and
@@ -123,9 +142,17 @@ typedef struct fv_few_kernels {
     {                                                                                          \
         return fv_row_group_softmax(group, scores, rescale, span, ROWS);                       \
     }
+#if FV_FEW_HAS_3_ROWS
+#define FV_FEW_DEFINE_3_ROWS(NAME, DTYPE) FV_FEW_DEFINE_KERNELS(NAME, DTYPE, 3)
+#define FV_FEW_3_ROWS_OF(NAME) [3] = FV_FEW_KERNELS_OF(NAME, 3, 4),
+#else
+#define FV_FEW_DEFINE_3_ROWS(NAME, DTYPE)
+#define FV_FEW_3_ROWS_OF(NAME)
+#endif
 #define FV_FEW_DEFINE_DTYPE(NAME, DTYPE)  \
     FV_FEW_DEFINE_KERNELS(NAME, DTYPE, 1) \
     FV_FEW_DEFINE_KERNELS(NAME, DTYPE, 2) \
+    FV_FEW_DEFINE_3_ROWS(NAME, DTYPE)     \
     FV_FEW_DEFINE_KERNELS(NAME, DTYPE, 4)
 
 /* Once in a file: defines the functions of FV_FEW_KERNEL_TABLE. */
@@ -147,13 +174,14 @@ typedef struct fv_few_kernels {
     FV_FEW_DEFINE_SOFTMAX(4) \
     FV_FEW_DEFINE_DTYPE(bf16, FV_DTYPE_BF16)
 
-#define FV_FEW_KERNELS_OF(NAME, ROWS)                                                                      \
-    {                                                                                                      \
-        dot_##NAME##_##ROWS, softmax_##ROWS, accumulate_##NAME##_##ROWS, accumulate_masked_##NAME##_##ROWS \
+#define FV_FEW_KERNELS_OF(NAME, ROWS, LANES)                                                                \
+    {                                                                                                       \
+        dot_##NAME##_##ROWS, softmax_##LANES, accumulate_##NAME##_##ROWS, accumulate_masked_##NAME##_##ROWS \
     }
-#define FV_FEW_KERNELS_OF_DTYPE(NAME)                                                                        \
-    {                                                                                                        \
-        [1] = FV_FEW_KERNELS_OF(NAME, 1), [2] = FV_FEW_KERNELS_OF(NAME, 2), [4] = FV_FEW_KERNELS_OF(NAME, 4) \
+#define FV_FEW_KERNELS_OF_DTYPE(NAME)                                             \
+    {                                                                             \
+        [1] = FV_FEW_KERNELS_OF(NAME, 1, 1), [2] = FV_FEW_KERNELS_OF(NAME, 2, 2), \
+        FV_FEW_3_ROWS_OF(NAME)[4] = FV_FEW_KERNELS_OF(NAME, 4, 4)                 \
     }
 
 /* [dtype][R] */

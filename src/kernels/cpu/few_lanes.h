@@ -37,6 +37,20 @@ FV_ALWAYS_INLINE void fv_few_store_sums(float *to, const fv_lanes *sums, const i
     memcpy(to, &sum, (size_t)num * sizeof(float));
 }
 
+/* The same of num_keys x R vectors, as scores: of 3 rows four a key, the last twice. */
+FV_ALWAYS_INLINE void fv_few_store_dots(float *scores, const fv_lanes *sums, const int32_t num_keys,
+                                        const int32_t num_rows)
+{
+    if (num_rows != 3) {
+        fv_few_store_sums(scores, sums, num_keys * num_rows);
+        return;
+    }
+    fv_lanes of_scores[16];
+    FV_UNROLL
+    for (int32_t i = 0; i < 4 * num_keys; i++) of_scores[i] = sums[i / 4 * 3 + fv_min_i32(i % 4, 2)];
+    fv_few_store_sums(scores, of_scores, 4 * num_keys);
+}
+
 /* sums *= rescale[row], units of some floats for each row of the group in turn. */
 FV_ALWAYS_INLINE void fv_few_rescale(float *sums, const float *rescale, int32_t v_head_size, const int32_t num_rows,
                                      const int32_t unit)

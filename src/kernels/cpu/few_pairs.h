@@ -18,7 +18,7 @@
 #define FV_FEW_UNIT_BYTES 64
 
 /* One or two rows leave more time. */
-FV_ALWAYS_INLINE int32_t fv_few_asks(const int32_t num_rows) { return num_rows == 4 ? 2 : 3; }
+FV_ALWAYS_INLINE int32_t fv_few_asks(const int32_t num_rows) { return num_rows >= 3 ? 2 : 3; }
 
 /* --- scores = K q ----------------------------------------------------------------------------------- */
 
@@ -37,7 +37,7 @@ FV_ALWAYS_INLINE void fv_few_dot(float *scores, const float *q, const fv_key_row
                                  int32_t head_size, const int32_t num_rows, const fv_dtype dtype)
 {
     (void)dtype;
-    const int32_t num_keys = num_rows == 4 ? 4 : 8;
+    const int32_t num_keys = num_rows >= 3 ? 4 : 8;
     fv_prefetch_cursor cursor = fv_prefetch_begin(rows->ahead);
     for (int32_t key = first / num_keys * num_keys; key < end; key += num_keys) {
         const char *k[FV_LANES];
@@ -62,22 +62,22 @@ FV_ALWAYS_INLINE void fv_few_dot(float *scores, const float *q, const fv_key_row
                     sums[j * num_rows + r] = fv_pairs_dot(sums[j * num_rows + r], of_key, row[r]);
             }
         }
-        fv_few_store_sums(scores + key * num_rows, sums, num_keys * num_rows);
+        fv_few_store_dots(scores + key * fv_few_scores_of_key(num_rows), sums, num_keys, num_rows);
     }
     fv_prefetch_end(&cursor);
 }
 
 /* --- sums = sums * rescale + weights V ---------------------------------------------------------------- */
 
-/* 32 weights [key][row] to 16 pairs [key / 2][row]. */
-FV_ALWAYS_INLINE fv_words fv_few_pair_weights(const float *weights, const int32_t num_rows)
+/* 32 weights [key][num] to 16 pairs [key / 2][num]. */
+FV_ALWAYS_INLINE fv_words fv_few_pair_weights(const float *weights, const int32_t num)
 {
     const fv_lanes a = fv_lanes_load(weights), b = fv_lanes_load(weights + 16);
-    if (num_rows == 4) {
+    if (num == 4) {
         return fv_pairs_of(__builtin_shufflevector(a, b, 0, 1, 2, 3, 8, 9, 10, 11, 16, 17, 18, 19, 24, 25, 26, 27),
                            __builtin_shufflevector(a, b, 4, 5, 6, 7, 12, 13, 14, 15, 20, 21, 22, 23, 28, 29, 30, 31));
     }
-    if (num_rows == 2) {
+    if (num == 2) {
         return fv_pairs_of(__builtin_shufflevector(a, b, 0, 1, 4, 5, 8, 9, 12, 13, 16, 17, 20, 21, 24, 25, 28, 29),
                            __builtin_shufflevector(a, b, 2, 3, 6, 7, 10, 11, 14, 15, 18, 19, 22, 23, 26, 27, 30, 31));
     }
@@ -142,9 +142,9 @@ FV_ALWAYS_INLINE void fv_few_accumulate_units(float *sums, const uint32_t *pairs
     if (key % 2 != 0) {
         fv_few_add_pair(acc, NULL, v[key] + offset, pairs, num_units, num_rows, masked, ahead, asked);
         key++;
-        pairs += num_rows;
+        pairs += fv_few_scores_of_key(num_rows);
     }
-    for (; key + 2 <= end; key += 2, pairs += num_rows, asked += 2 * key_bytes) {
+    for (; key + 2 <= end; key += 2, pairs += fv_few_scores_of_key(num_rows), asked += 2 * key_bytes) {
         fv_few_add_pair(acc, v[key] + offset, v[key + 1] + offset, pairs, num_units, num_rows, masked, ahead, asked);
     }
     if (key < end) fv_few_add_pair(acc, v[key] + offset, NULL, pairs, num_units, num_rows, masked, ahead, asked);
@@ -158,19 +158,19 @@ FV_ALWAYS_INLINE void fv_few_accumulate(float *sums, const float *weights, const
                                         const int32_t num_rows, const fv_dtype dtype, const int32_t masked)
 {
     (void)dtype;
-    const int32_t pairs_of_keys = FV_FEW_ACCUMULATE_KEYS / 2 * num_rows;
+    const int32_t num_scores = fv_few_scores_of_key(num_rows), num_pairs = FV_FEW_ACCUMULATE_KEYS / 2 * num_scores;
     if (rescale) fv_few_rescale(sums, rescale, v_head_size, num_rows, FV_FEW_UNIT);
     for (int32_t key = first; key < end;) {
         const int32_t even_key = key / 2 * 2;
         const int32_t end_key = fv_min_i32(even_key + FV_FEW_ACCUMULATE_KEYS, end);
         uint32_t pairs[FV_FEW_ACCUMULATE_KEYS / 2 * 4];
         FV_UNROLL
-        for (int32_t i = 0; i < pairs_of_keys; i += 16)
-            fv_words_store(pairs + i, fv_few_pair_weights(weights + even_key * num_rows + 2 * i, num_rows));
+        for (int32_t i = 0; i < num_pairs; i += 16)
+            fv_words_store(pairs + i, fv_few_pair_weights(weights + even_key * num_scores + 2 * i, num_scores));
 
         float *to = sums;
         int32_t d = 0;
-        for (; num_rows < 4 && d + 128 <= v_head_size; d += 128, to += 128 * num_rows)
+        for (; num_rows < 3 && d + 128 <= v_head_size; d += 128, to += 128 * num_rows)
             fv_few_accumulate_units(to, pairs, rows, key, end_key, d * 2, 4, num_rows, masked);
         for (; d + 64 <= v_head_size; d += 64, to += 64 * num_rows)
             fv_few_accumulate_units(to, pairs, rows, key, end_key, d * 2, 2, num_rows, masked);

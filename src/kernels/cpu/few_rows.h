@@ -2,6 +2,9 @@
  * rows share each converted key (row_group.h). Eight dot products (R rows x 8 / R keys) are reduced together,
  * which leaves the scores in the order of the softmax.
  *
+ * 3 rows have products of their own on AVX2: 12 sums, of 4 keys each or of 32 columns. Scores and softmax are those of 4
+ * rows, the last twice, and so are the bits of the results.
+ *
  * Between the arithmetic the memory of the next tile is prefetched, a line for each line that is worked on, FV_PREFETCH_ASKS
  * times. */
 #ifndef FV_KERNELS_CPU_FEW_ROWS_H
@@ -9,8 +12,13 @@
 
 #include "kernels/cpu/few_kernels.h"
 
-/* Columns of a block of sums. */
-FV_ALWAYS_INLINE int32_t fv_few_block_width(const int32_t num_rows) { return FV_LANES * FV_LANES / num_rows; }
+/* Columns of a block of sums: 8 vectors, of 3 rows 12. */
+FV_ALWAYS_INLINE int32_t fv_few_block_width(const int32_t num_rows)
+{
+    return num_rows == 3 ? 32 : FV_LANES * FV_LANES / num_rows;
+}
+
+#define FV_FEW_MAX_SUMS 12
 
 /* The lane order of the queries that fv_few_pack_query takes. */
 FV_ALWAYS_INLINE fv_dtype fv_few_query_order(fv_dtype lane_dtype) { return lane_dtype; }
@@ -29,12 +37,65 @@ static inline void fv_few_pack_query(float *q, const float *lanes, int32_t row, 
     if (d < head_size) fv_store_f32(q + row * FV_LANES, fv_load_f32(lanes + d));
 }
 
+#if FV_FEW_HAS_3_ROWS
+/* The first or the last 8 of 16 elements in lane order, times 1 / fv_few_factor; fp8 as the fp16 that `halves` has. */
+FV_ALWAYS_INLINE fv_f32x8 fv_few_load_half(const char *from, const __m256i *halves, const int32_t is_last,
+                                           const fv_dtype dtype)
+{
+    if (fv_few_is_fp8(dtype)) return fv_load8_f16((const char *)halves + is_last * 16);
+    if (dtype != FV_DTYPE_BF16) return fv_load8(from + is_last * FV_LANES * fv_few_element_bytes(dtype), dtype);
+    if (!is_last) return fv_load16(from, dtype).a;
+    typedef float unaligned __attribute__((vector_size(32), aligned(4), may_alias));
+    static const uint32_t upper[FV_LANES] = {0xffff0000u, 0xffff0000u, 0xffff0000u, 0xffff0000u,
+                                             0xffff0000u, 0xffff0000u, 0xffff0000u, 0xffff0000u};
+    /* No register for the mask, and none for the load to wait in from the first half. */
+    fv_f32x8 value;
+    __asm__("vmovups %1, %0\n\tvandps %2, %0, %0"
+            : "=x"(value)
+            : "m"(*(const unaligned *)(const void *)from), "m"(*(const unaligned *)(const void *)upper));
+    return value;
+}
+
+/* 16 elements of 4 keys and 3 rows: 12 sums leave registers for two queries, a key and what decodes it. fp8 becomes
+ * fp16 in memory: from there a conversion is one operation, from a register two or three. */
+FV_ALWAYS_INLINE void fv_few_dot_step_of_3(fv_f32x8 *sums, const float *q, const char *const k[FV_LANES],
+                                           int64_t offset, const fv_dtype dtype)
+{
+    __m256i halves[4];
+    if (fv_few_is_fp8(dtype)) {
+        FV_UNROLL
+        for (int32_t j = 0; j < 4; j++) {
+            halves[j] = dtype == FV_DTYPE_F8_E4M3 ? fv_f16_of_16_e4m3_small(k[j] + offset)
+                                                  : fv_f16_of_16_e5m2(k[j] + offset);
+        }
+        __asm__("" : "+m"(halves));
+    }
+    FV_UNROLL
+    for (int32_t i = 0; i < 2; i++, q += 3 * FV_LANES) {
+        const fv_f32x8 a = fv_in_register(fv_load_f32(q)), b = fv_in_register(fv_load_f32(q + FV_LANES));
+        FV_UNROLL
+        for (int32_t j = 0; j < 4; j++) {
+            const fv_f32x8 key = fv_in_register(fv_few_load_half(k[j] + offset, &halves[j], i, dtype));
+            sums[j * 3] = fv_fma_onto(sums[j * 3], key, a);
+            sums[j * 3 + 1] = fv_fma_onto(sums[j * 3 + 1], key, b);
+            sums[j * 3 + 2] = fv_fma_load_onto(sums[j * 3 + 2], key, q + 2 * FV_LANES);
+        }
+    }
+}
+#endif
+
 /* 16 elements of 8 / R keys and R rows: 16 multiply-adds. A vector of queries serves all the keys from a register.
  * With R = 4, where each has two uses only, some are read twice as operands instead: that leaves as many loads and
  * as many instructions as a core takes at a time. Where more than a shift and a mask decodes a key, all are. */
-FV_ALWAYS_INLINE void fv_few_dot_step(fv_f32x8 sums[FV_LANES], const float *q, const char *const k[FV_LANES],
-                                      int64_t offset, const int32_t num_rows, const fv_dtype dtype)
+FV_ALWAYS_INLINE void fv_few_dot_step(fv_f32x8 *sums, const float *q, const char *const k[FV_LANES], int64_t offset,
+                                      const int32_t num_rows, const fv_dtype dtype)
 {
+#if FV_FEW_HAS_3_ROWS
+    if (num_rows == 3) {
+        fv_few_dot_step_of_3(sums, q, k, offset, dtype);
+        return;
+    }
+#endif
     const int32_t num_keys = FV_LANES / num_rows;
     fv_f32x16 keys[FV_LANES];
     FV_UNROLL
@@ -53,20 +114,32 @@ FV_ALWAYS_INLINE void fv_few_dot_step(fv_f32x8 sums[FV_LANES], const float *q, c
     }
 }
 
+/* Stores the sums of the lanes of num_keys x R vectors, as scores. */
+FV_ALWAYS_INLINE void fv_few_store_dots(float *scores, const fv_f32x8 *sums, const int32_t num_keys,
+                                        const int32_t num_rows)
+{
+    if (num_rows != 3) {
+        fv_store_f32(scores, fv_reduce8(sums));
+        return;
+    }
+    FV_UNROLL
+    for (int32_t j = 0; j < num_keys; j += 2) fv_store_f32(scores + j * 4, fv_reduce6(sums + j * 3));
+}
+
 /* Scores of the keys [first, end), and of those that share a vector with them. */
 FV_ALWAYS_INLINE void fv_few_dot(float *scores, const float *q, const fv_key_rows *rows, int32_t first, int32_t end,
                                  int32_t head_size, const int32_t num_rows, const fv_dtype dtype)
 {
-    const int32_t num_keys = FV_LANES / num_rows;
+    const int32_t num_keys = num_rows == 3 ? 4 : FV_LANES / num_rows, num_sums = num_keys * num_rows;
     const int64_t bytes = fv_few_element_bytes(dtype);
     fv_prefetch_cursor cursor = fv_prefetch_begin(rows->ahead);
     for (int32_t key = first / num_keys * num_keys; key < end; key += num_keys) {
         const char *k[FV_LANES];
-        fv_f32x8 sums[FV_LANES];
+        fv_f32x8 sums[FV_FEW_MAX_SUMS];
         FV_UNROLL
         for (int32_t j = 0; j < num_keys; j++) k[j] = rows->k[key + j] + rows->k_offset;
         FV_UNROLL
-        for (int32_t i = 0; i < FV_LANES; i++) sums[i] = fv_splat(0.0f);
+        for (int32_t i = 0; i < num_sums; i++) sums[i] = fv_splat(0.0f);
 
         const fv_prefetch_portion ahead = fv_few_portion(&cursor, head_size * num_keys * bytes);
         const float *of_rows = q;
@@ -86,17 +159,41 @@ FV_ALWAYS_INLINE void fv_few_dot(float *scores, const float *q, const fv_key_row
                 }
             }
         }
-        fv_store_f32(scores + key * num_rows, fv_reduce8(sums));
+        fv_few_store_dots(scores + key * fv_few_scores_of_key(num_rows), sums, num_keys, num_rows);
     }
     fv_prefetch_end(&cursor);
 }
 
 /* --- sums = sums * rescale + weights V ---------------------------------------------------------------- */
 
+#if FV_FEW_HAS_3_ROWS
+/* As fv_few_add_key, for 3 rows and 4 vectors: 12 sums, so two values and one weight at a time. */
+FV_ALWAYS_INLINE void fv_few_add_key_of_3(fv_f32x8 *acc, const char *row, const float *weights, const fv_dtype dtype)
+{
+    const int64_t bytes = fv_few_element_bytes(dtype);
+    FV_UNROLL
+    for (int32_t c = 0; c < 4; c += 2) {
+        const fv_f32x16 values = fv_few_load16(row + c * FV_LANES * bytes, dtype);
+        FV_UNROLL
+        for (int32_t r = 0; r < 3; r++) {
+            const fv_f32x8 weight = fv_splat_again(&weights[r]);
+            acc[r * 4 + c] = fv_fma_onto(acc[r * 4 + c], weight, values.a);
+            acc[r * 4 + c + 1] = fv_fma_onto(acc[r * 4 + c + 1], weight, values.b);
+        }
+    }
+}
+#endif
+
 /* Adds a key's values, times the weight of each row. */
 FV_ALWAYS_INLINE void fv_few_add_key(fv_f32x8 *acc, const char *row, const float *weights, const int32_t num_vectors,
                                      const int32_t num_rows, const fv_dtype dtype, const int32_t masked)
 {
+#if FV_FEW_HAS_3_ROWS
+    if (num_rows == 3 && num_vectors == 4 && !masked) {
+        fv_few_add_key_of_3(acc, row, weights, dtype);
+        return;
+    }
+#endif
     const int64_t bytes = fv_few_element_bytes(dtype);
     fv_f32x8 values[FV_LANES];
     if (num_vectors == 1) values[0] = fv_few_load8(row, dtype);
@@ -128,18 +225,20 @@ FV_ALWAYS_INLINE void fv_few_accumulate_block(float *sums, const float *weights,
     const int64_t key_bytes = num_vectors * FV_LANES * fv_few_element_bytes(dtype);
     fv_prefetch_cursor cursor = fv_prefetch_begin(rows->ahead);
     const fv_prefetch_portion ahead = fv_few_portion(&cursor, (end - first) * key_bytes);
-    fv_f32x8 acc[FV_LANES];
+    fv_f32x8 acc[FV_FEW_MAX_SUMS];
     FV_UNROLL
     for (int32_t i = 0; i < num_rows * num_vectors; i++) acc[i] = fv_load_f32(sums + i * FV_LANES);
     int32_t key = first;
     for (; key + 2 <= end; key += 2) {
         fv_few_ask(&cursor, ahead, (key - first) * key_bytes, 2 * key_bytes, FV_PREFETCH_ASKS);
-        fv_few_add_key(acc, rows->v[key] + offset, weights + key * num_rows, num_vectors, num_rows, dtype, masked);
-        fv_few_add_key(acc, rows->v[key + 1] + offset, weights + (key + 1) * num_rows, num_vectors, num_rows, dtype,
-                       masked);
+        fv_few_add_key(acc, rows->v[key] + offset, weights + key * fv_few_scores_of_key(num_rows), num_vectors,
+                       num_rows, dtype, masked);
+        fv_few_add_key(acc, rows->v[key + 1] + offset, weights + (key + 1) * fv_few_scores_of_key(num_rows),
+                       num_vectors, num_rows, dtype, masked);
     }
     if (key < end)
-        fv_few_add_key(acc, rows->v[key] + offset, weights + key * num_rows, num_vectors, num_rows, dtype, masked);
+        fv_few_add_key(acc, rows->v[key] + offset, weights + key * fv_few_scores_of_key(num_rows), num_vectors,
+                       num_rows, dtype, masked);
     fv_prefetch_end(&cursor);
     FV_UNROLL
     for (int32_t i = 0; i < num_rows * num_vectors; i++) fv_store_f32(sums + i * FV_LANES, acc[i]);
@@ -152,14 +251,15 @@ FV_ALWAYS_INLINE void fv_few_accumulate_even(float *sums, const float *weights, 
 {
     const int64_t key_bytes = num_vectors * FV_LANES * fv_few_element_bytes(dtype);
     const fv_prefetch_portion ahead = fv_few_portion(cursor, FV_FEW_ACCUMULATE_KEYS * key_bytes);
-    fv_f32x8 acc[FV_LANES];
+    fv_f32x8 acc[FV_FEW_MAX_SUMS];
     FV_UNROLL
     for (int32_t i = 0; i < num_rows * num_vectors; i++) acc[i] = fv_load_f32(sums + i * FV_LANES);
     for (int32_t key = 0; key < FV_FEW_ACCUMULATE_KEYS; key += 4, row += 4 * stride) {
         FV_UNROLL
         for (int32_t i = 0; i < 4; i++) {
             if (i % 2 == 0) fv_few_ask(cursor, ahead, (key + i) * key_bytes, 2 * key_bytes, FV_PREFETCH_ASKS);
-            fv_few_add_key(acc, row + i * stride, weights + (key + i) * num_rows, num_vectors, num_rows, dtype, 0);
+            fv_few_add_key(acc, row + i * stride, weights + (key + i) * fv_few_scores_of_key(num_rows), num_vectors,
+                           num_rows, dtype, 0);
         }
     }
     FV_UNROLL
@@ -175,7 +275,7 @@ FV_ALWAYS_INLINE int32_t fv_few_accumulate_wide(float *sums, const float *weight
     const char *row = rows->v[first] + rows->v_offset;
     const int64_t stride = rows->v_stride;
     fv_prefetch_cursor cursor = fv_prefetch_begin(rows->ahead);
-    weights += first * num_rows;
+    weights += first * fv_few_scores_of_key(num_rows);
     int32_t d = 0;
     for (; d + width <= v_head_size; d += width, row += width * fv_few_element_bytes(dtype), sums += width * num_rows) {
         fv_few_accumulate_even(sums, weights, row, stride, &cursor, width / FV_LANES, num_rows, dtype);

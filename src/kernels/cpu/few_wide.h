@@ -1,5 +1,6 @@
 /* The products of few rows with vectors of 512 bits, otherwise as few_rows.h: sixteen dot products (R rows x 16 / R
- * keys, or 8 keys of one row) are reduced together, and 16 vectors of sums stay in registers (8 of one row).
+ * keys, or 8 keys of one row) are reduced together, and 16 vectors of sums stay in registers (8 of one row). Of 3 rows
+ * there are 12 of either.
  *
  * Queries and sums lie in units of 16 elements in lane order, R rows side by side; a rest of 8 elements is half a unit,
  * the other half zeros. With half the instructions the core's window spans twice the memory, and there is time to ask
@@ -90,7 +91,7 @@ FV_ALWAYS_INLINE void fv_few_dot_unit(fv_lanes sums[16], const float *q, const c
 FV_ALWAYS_INLINE void fv_few_dot(float *scores, const float *q, const fv_key_rows *rows, int32_t first, int32_t end,
                                  int32_t head_size, const int32_t num_rows, const fv_dtype dtype)
 {
-    const int32_t num_keys = num_rows == 4 ? 4 : 8;
+    const int32_t num_keys = num_rows >= 3 ? 4 : 8;
     const int64_t bytes = fv_few_element_bytes(dtype);
     const int64_t unit_bytes = FV_FEW_UNIT * num_keys * bytes;
     fv_prefetch_cursor cursor = fv_prefetch_begin(rows->ahead);
@@ -113,7 +114,7 @@ FV_ALWAYS_INLINE void fv_few_dot(float *scores, const float *q, const fv_key_row
         if (d < head_size)
             fv_few_dot_unit(sums, of_rows, k, d * bytes, num_rows, num_keys, dtype, 1, &cursor, ahead, asked,
                             unit_bytes / 2);
-        fv_few_store_sums(scores + key * num_rows, sums, num_keys * num_rows);
+        fv_few_store_dots(scores + key * fv_few_scores_of_key(num_rows), sums, num_keys, num_rows);
     }
     fv_prefetch_end(&cursor);
 }
@@ -142,7 +143,8 @@ FV_ALWAYS_INLINE void fv_few_accumulate_units(float *sums, const float *weights,
             fv_few_ask(&cursor, ahead, asked, FV_CACHE_LINE, 2);
         fv_lanes weight[4];
         FV_UNROLL
-        for (int32_t r = 0; r < num_rows; r++) weight[r] = fv_lanes_splat(weights[key * num_rows + r]);
+        for (int32_t r = 0; r < num_rows; r++)
+            weight[r] = fv_lanes_splat(weights[key * fv_few_scores_of_key(num_rows) + r]);
         FV_UNROLL
         for (int32_t u = 0; u < num_units; u++) {
             const int64_t of_unit = u * key_bytes / num_units;
@@ -173,7 +175,7 @@ FV_ALWAYS_INLINE void fv_few_accumulate(float *sums, const float *weights, const
         const int32_t end_key = fv_min_i32(key + FV_FEW_ACCUMULATE_KEYS, end);
         float *to = sums;
         int32_t d = 0;
-        for (; num_rows < 4 && d + 128 <= v_head_size; d += 128, to += 128 * num_rows)
+        for (; num_rows < 3 && d + 128 <= v_head_size; d += 128, to += 128 * num_rows)
             fv_few_accumulate_units(to, weights, rows, key, end_key, d * bytes, 8, num_rows, dtype, masked, 0);
         for (; d + 64 <= v_head_size; d += 64, to += 64 * num_rows)
             fv_few_accumulate_units(to, weights, rows, key, end_key, d * bytes, 4, num_rows, dtype, masked, 0);

@@ -73,6 +73,20 @@ FV_ALWAYS_INLINE fv_i32x8 fv_lane_keys(const int32_t num_rows)
 
 FV_ALWAYS_INLINE fv_f32x8 fv_lane_values(const float *of_keys, const int32_t num_rows)
 {
+#if defined(__AVX2__)
+    if (num_rows == 4) { /* GCC puts the lanes together one by one */
+        double keys;
+        memcpy(&keys, of_keys, sizeof(keys));
+        const fv_f32x8 pairs = (fv_f32x8)_mm256_set1_pd(keys);
+        return __builtin_shufflevector(pairs, pairs, 0, 0, 0, 0, 5, 5, 5, 5);
+    }
+    if (num_rows == 2) {
+        fv_f32x4 keys;
+        memcpy(&keys, of_keys, sizeof(keys));
+        return __builtin_shufflevector(keys, keys, 0, 0, 1, 1, 2, 2, 3, 3);
+    }
+    if (num_rows == 1) return fv_load_f32(of_keys);
+#endif
     fv_f32x8 values;
     for (int32_t i = 0; i < FV_LANES; i++) values[i] = of_keys[i / num_rows];
     return values;
@@ -98,14 +112,12 @@ static inline fv_i32x8 fv_lane_tree_visible(const fv_attend_job *job, int32_t fi
 
 /* --- softmax ------------------------------------------------------------------------------------------- */
 
-/* The score of one vector of dot products, after scales, mask and ALiBi. Lanes of the vector whose keys
- * lie beyond the span are masked too: they are another span's. */
-FV_ALWAYS_INLINE fv_f32x8 fv_row_group_score(fv_f32x8 dot_product, const fv_row_group *group,
-                                             const fv_softmax_span *span, int32_t first_key, const int32_t num_rows)
+/* One vector of scores after mask and ALiBi. Lanes of the vector whose keys lie beyond the span are masked too: they
+ * are another span's. */
+FV_ALWAYS_INLINE fv_f32x8 fv_row_group_mask(fv_f32x8 score, const fv_row_group *group, const fv_softmax_span *span,
+                                            int32_t first_key, const int32_t num_rows)
 {
     const fv_attend_params *params = span->job->params;
-    if (span->k_scales) dot_product *= fv_lane_values(span->k_scales + first_key, num_rows);
-    fv_f32x8 score = fv_attend_score(dot_product, span->scale);
     const fv_i32x8 in_tile = fv_lane_keys(num_rows) + first_key;
     const fv_i32x8 keys = in_tile + span->first_key;
     const fv_i32x8 positions = fv_lane_positions(&params->context_parallel, keys);
@@ -117,19 +129,31 @@ FV_ALWAYS_INLINE fv_f32x8 fv_row_group_score(fv_f32x8 dot_product, const fv_row_
     return score + fv_attend_alibi(positions - group->position, group->slope, params->alibi);
 }
 
+/* What a span asks of its scores, beside the scale of the dot products. */
+typedef enum fv_softmax_form {
+    FV_SOFTMAX_PLAIN,
+    FV_SOFTMAX_SCALED, /* k_scales, v_scales or both */
+    FV_SOFTMAX_ANY,
+} fv_softmax_form;
+
 FV_ALWAYS_INLINE int32_t fv_row_group_softmax_as(fv_row_group *group, float *scores, float rescale[FV_LANES],
                                                  const fv_softmax_span *span, const int32_t num_rows,
-                                                 const int32_t is_plain)
+                                                 const fv_softmax_form form)
 {
     const int32_t num_keys = FV_LANES / num_rows;
-    const int32_t first = span->first / num_keys * num_keys;
-    const float *v_scales = is_plain ? NULL : span->v_scales;
+    const int32_t first = span->first / num_keys * num_keys, end = span->end;
+    const float *k_scales = form == FV_SOFTMAX_PLAIN ? NULL : span->k_scales;
+    const float *v_scales = form == FV_SOFTMAX_PLAIN ? NULL : span->v_scales;
+    const fv_score_scale scale = span->scale;
+    const float weight_factor = span->weight_factor;
 
     fv_f32x8 max = group->max;
-    for (int32_t key = first; key < span->end; key += num_keys) {
+    for (int32_t key = first; key < end; key += num_keys) {
         float *at = scores + key * num_rows;
-        const fv_f32x8 score = is_plain ? fv_attend_score(fv_load_f32(at), span->scale)
-                                        : fv_row_group_score(fv_load_f32(at), group, span, key, num_rows);
+        fv_f32x8 score = fv_load_f32(at);
+        if (k_scales) score *= fv_lane_values(k_scales + key, num_rows);
+        score = fv_attend_score(score, scale);
+        if (form == FV_SOFTMAX_ANY) score = fv_row_group_mask(score, group, span, key, num_rows);
         fv_store_f32(at, score);
         max = fv_max(max, score);
     }
@@ -139,7 +163,7 @@ FV_ALWAYS_INLINE int32_t fv_row_group_softmax_as(fv_row_group *group, float *sco
     const fv_f32x8 base = fv_select((fv_i32x8)(max == -INFINITY), fv_splat(0.0f), max);
     const fv_f32x8 shrink = fv_exp2(group->max - base);
     fv_f32x8 sum = group->sum * shrink;
-    for (int32_t key = first; key < span->end; key += num_keys) {
+    for (int32_t key = first; key < end; key += num_keys) {
         float *at = scores + key * num_rows;
         fv_f32x8 weight = fv_exp2(fv_load_f32(at) - base);
         sum += weight;
@@ -147,7 +171,7 @@ FV_ALWAYS_INLINE int32_t fv_row_group_softmax_as(fv_row_group *group, float *sco
             const fv_f32x8 scaled = weight * fv_lane_values(v_scales + key, num_rows);
             weight = fv_select((fv_i32x8)(weight == 0.0f), weight, scaled);
         }
-        fv_store_f32(at, weight * span->weight_factor);
+        fv_store_f32(at, weight * weight_factor);
     }
     group->max = max;
     group->sum = sum;
@@ -160,10 +184,11 @@ FV_ALWAYS_INLINE int32_t fv_row_group_softmax_as(fv_row_group *group, float *sco
 FV_ALWAYS_INLINE int32_t fv_row_group_softmax(fv_row_group *group, float *scores, float rescale[FV_LANES],
                                               const fv_softmax_span *span, const int32_t num_rows)
 {
-    const int32_t is_plain = !span->is_edge && !span->k_scales && !span->v_scales &&
-                             span->job->params->alibi == FV_ALIBI_NONE;
-    return is_plain ? fv_row_group_softmax_as(group, scores, rescale, span, num_rows, 1)
-                    : fv_row_group_softmax_as(group, scores, rescale, span, num_rows, 0);
+    if (span->is_edge || span->job->params->alibi != FV_ALIBI_NONE)
+        return fv_row_group_softmax_as(group, scores, rescale, span, num_rows, FV_SOFTMAX_ANY);
+    if (span->k_scales || span->v_scales)
+        return fv_row_group_softmax_as(group, scores, rescale, span, num_rows, FV_SOFTMAX_SCALED);
+    return fv_row_group_softmax_as(group, scores, rescale, span, num_rows, FV_SOFTMAX_PLAIN);
 }
 
 #endif

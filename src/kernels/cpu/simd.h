@@ -226,11 +226,12 @@ FV_ALWAYS_INLINE fv_f32x16 fv_load16_e4m3(const void *from)
     return (fv_f32x16){scaled.a * 256.0f, scaled.b * 256.0f};
 }
 
-FV_ALWAYS_INLINE fv_f32x16 fv_load16_e5m2(const void *from)
+FV_ALWAYS_INLINE __m256i fv_f16_of_16_e5m2(const void *from)
 {
-    const __m256i wide = _mm256_cvtepu8_epi16(_mm_loadu_si128((const __m128i *)from));
-    return fv_f32_of_16_f16(_mm256_slli_epi16(wide, 8));
+    return _mm256_slli_epi16(_mm256_cvtepu8_epi16(_mm_loadu_si128((const __m128i *)from)), 8);
 }
+
+FV_ALWAYS_INLINE fv_f32x16 fv_load16_e5m2(const void *from) { return fv_f32_of_16_f16(fv_f16_of_16_e5m2(from)); }
 #endif
 
 /* Sixteen elements in lane order, any alignment. */
@@ -346,23 +347,33 @@ FV_ALWAYS_INLINE void fv_store8(void *to, fv_f32x8 value, fv_dtype dtype)
 
 /* --- reductions ---------------------------------------------------------------------------------- */
 
+/* In each 128 bits: lanes 0 + 2 and 1 + 3 of a, then of b. One operand is a blend, which more ports do than shuffles. */
+FV_ALWAYS_INLINE fv_f32x8 fv_add_pairs(fv_f32x8 a, fv_f32x8 b)
+{
+    return __builtin_shufflevector(a, b, 0, 1, 10, 11, 4, 5, 14, 15) +
+           __builtin_shufflevector(a, b, 2, 3, 8, 9, 6, 7, 12, 13);
+}
+
+/* The two halves of a, then of b, added. */
+FV_ALWAYS_INLINE fv_f32x8 fv_add_halves(fv_f32x8 a, fv_f32x8 b)
+{
+    return __builtin_shufflevector(a, b, 0, 1, 2, 3, 12, 13, 14, 15) +
+           __builtin_shufflevector(a, b, 4, 5, 6, 7, 8, 9, 10, 11);
+}
+
 /* Lane i of the result is the sum of the lanes of sums[i]. */
 FV_ALWAYS_INLINE fv_f32x8 fv_reduce8(const fv_f32x8 sums[8])
 {
 #if defined(__AVX2__)
-    fv_f32x8 pair[4], quad[2];
-    for (int32_t i = 0; i < 4; i++) {
-        const fv_f32x8 a = sums[2 * i], b = sums[2 * i + 1];
-        pair[i] = __builtin_shufflevector(a, b, 0, 8, 1, 9, 4, 12, 5, 13) +
-                  __builtin_shufflevector(a, b, 2, 10, 3, 11, 6, 14, 7, 15);
-    }
+    fv_f32x8 quad[2];
+    FV_UNROLL
     for (int32_t i = 0; i < 2; i++) {
-        const fv_f32x8 a = pair[2 * i], b = pair[2 * i + 1];
-        quad[i] = __builtin_shufflevector(a, b, 0, 1, 8, 9, 4, 5, 12, 13) +
-                  __builtin_shufflevector(a, b, 2, 3, 10, 11, 6, 7, 14, 15);
+        const fv_f32x8 a = fv_add_pairs(sums[4 * i], sums[4 * i + 1]);
+        const fv_f32x8 b = fv_add_pairs(sums[4 * i + 2], sums[4 * i + 3]);
+        quad[i] = __builtin_shufflevector(a, b, 0, 2, 8, 10, 4, 6, 12, 14) +
+                  __builtin_shufflevector(a, b, 1, 3, 9, 11, 5, 7, 13, 15);
     }
-    return __builtin_shufflevector(quad[0], quad[1], 0, 1, 2, 3, 8, 9, 10, 11) +
-           __builtin_shufflevector(quad[0], quad[1], 4, 5, 6, 7, 12, 13, 14, 15);
+    return fv_add_halves(quad[0], quad[1]);
 #else
     /* The same with vectors of four, which every baseline has shuffles for. */
     fv_f32x4 quad[2];
@@ -380,6 +391,17 @@ FV_ALWAYS_INLINE fv_f32x8 fv_reduce8(const fv_f32x8 sums[8])
     }
     return __builtin_shufflevector(quad[0], quad[1], 0, 1, 2, 3, 4, 5, 6, 7);
 #endif
+}
+
+/* Of six sums: those of sums[0 .. 2] and of sums[3 .. 5], the last of either twice. */
+FV_ALWAYS_INLINE fv_f32x8 fv_reduce6(const fv_f32x8 sums[6])
+{
+    const fv_f32x8 a = fv_add_pairs(sums[0], sums[1]), b = fv_add_pairs(sums[3], sums[4]);
+    const fv_f32x8 c = fv_add_pairs(sums[2], sums[5]);
+    return fv_add_halves(__builtin_shufflevector(a, c, 0, 2, 8, 8, 4, 6, 12, 12) +
+                             __builtin_shufflevector(a, c, 1, 3, 9, 9, 5, 7, 13, 13),
+                         __builtin_shufflevector(b, c, 0, 2, 10, 10, 4, 6, 14, 14) +
+                             __builtin_shufflevector(b, c, 1, 3, 11, 11, 5, 7, 15, 15));
 }
 
 /* The lanes hold 8 / period values of each of `period` rows, lane i of row i % period. Every lane of
@@ -467,14 +489,20 @@ FV_ALWAYS_INLINE fv_f32x8 fv_tanh(fv_f32x8 x)
 }
 
 #if defined(__AVX2__) && defined(__F16C__)
-/* As fv_load16_e4m3, but 2^-8 of the values. Where all bits but the sign are set the fp16 becomes all ones: NaN. */
-FV_ALWAYS_INLINE fv_f32x16 fv_load16_e4m3_small(const void *from)
+/* 16 e4m3 as fp16, 2^-8 of each. Where all bits but the sign are set the fp16 becomes all ones: NaN. */
+FV_ALWAYS_INLINE __m256i fv_f16_of_16_e4m3_small(const void *from)
 {
     const __m256i wide = _mm256_cvtepi8_epi16(_mm_loadu_si128((const __m128i *)from));
     const __m256i half = _mm256_and_si256(_mm256_slli_epi16(wide, 7), _mm256_set1_epi16((int16_t)0xbf80));
     const __m256i top = _mm256_set1_epi16(0x3f80);
     const __m256i nan = _mm256_cmpeq_epi16(_mm256_and_si256(half, top), top);
-    return fv_f32_of_16_f16(_mm256_or_si256(half, nan));
+    return _mm256_or_si256(half, nan);
+}
+
+/* As fv_load16_e4m3, but 2^-8 of the values. */
+FV_ALWAYS_INLINE fv_f32x16 fv_load16_e4m3_small(const void *from)
+{
+    return fv_f32_of_16_f16(fv_f16_of_16_e4m3_small(from));
 }
 #endif
 
@@ -488,6 +516,16 @@ FV_ALWAYS_INLINE fv_f32x8 fv_in_register(fv_f32x8 value)
 #endif
     return value;
 }
+
+#if defined(__AVX2__)
+/* A broadcast of its own for each use, where registers are short: the compiler would keep the first. */
+FV_ALWAYS_INLINE fv_f32x8 fv_splat_again(const float *from)
+{
+    fv_f32x8 value;
+    __asm__ volatile("vbroadcastss %1, %0" : "=x"(value) : "m"(*from));
+    return value;
+}
+#endif
 
 /* sum + a * b in the sum's own register: from fv_fma GCC makes forms that end in moves between registers. */
 FV_ALWAYS_INLINE fv_f32x8 fv_fma_onto(fv_f32x8 sum, fv_f32x8 a, fv_f32x8 b)
