@@ -311,6 +311,8 @@ static fv_status reduce_segments(const layer_run *run, const fv_call *call)
 {
     const fv_attend_params attend = attend_params(run, call);
     const int64_t first_token = attend.out_first_token; /* reductions count tokens of the batch */
+    const int32_t of_call = call->count >= 0 ? call->most_segments : attend.num_segments;
+    const int32_t most_segments = run->plan->options.batch_invariant ? 0 : of_call;
     char *lse = (char *)attend.lse;
     const fv_reduce_params params = {
         .out = (char *)attend.out - first_token * attend.out_token_stride,
@@ -330,11 +332,12 @@ static fv_status reduce_segments(const layer_run *run, const fv_call *call)
         .query_start = attend.query_start,
         .block_q = attend.block_q,
         .num_q_blocks = attend.num_q_blocks,
-        .num_segments = call->count >= 0 ? call->most_segments : attend.num_segments,
+        .num_segments = attend.num_segments,
         .whole_queries = attend.whole_queries,
         .partial_out = attend.partial_out,
         .partial_max = attend.partial_max,
         .partial_sum = attend.partial_sum,
+        .most_segments = most_segments,
     };
     return run->plan->kernels->reduce_segments(&run->launch, &params);
 }

@@ -121,8 +121,7 @@ typedef struct fv_reduce_params {
     int32_t num_heads, v_head_size;
 
     const fv_reduce_item *items; /* NULL: static grid; then every token has num_segments segments, the */
-    int32_t num_items;           /* slots of sequence r's Q block b start as fv_grid_item says; else those of */
-                                 /* an item are about as many (0: not known), which is for a GPU's grid alone */
+    int32_t num_items;           /* slots of sequence r's Q block b start as fv_grid_item says */
     int32_t num_seqs;
     const int32_t *num_seqs_at;
     const int32_t *query_start;
@@ -134,6 +133,9 @@ typedef struct fv_reduce_params {
     const float *partial_out;
     const float *partial_max;
     const float *partial_sum;
+    int32_t
+        most_segments; /* of an item, about, for a GPU to choose how its blocks share a row; 0: not to be asked, for */
+                       /* a row's bits must not depend on other items */
 } fv_reduce_params;
 
 /* The local keys [first, end) that a row sees, before any tree mask. */

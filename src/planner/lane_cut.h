@@ -20,7 +20,7 @@
  * rows of 512. */
 static inline int32_t fv_lane_item_keys(int32_t rows, int32_t is_part)
 {
-    return is_part ? 164 + rows * 5 : 97 + rows * 7 / 4;
+    return is_part ? 164 + rows * 14 / 3 : 97 + rows * 7 / 4;
 }
 
 /* The same as a cost: fv_query_block_cost, of one KV head. */

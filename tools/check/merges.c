@@ -202,10 +202,10 @@ static void build_reduce(reduce_case *test, check_random *random)
                                           .num_segments = segments,
                                           .segment_slots = apart ? tokens + apart : 0};
         test->num_tokens += tokens;
-        p->num_segments = fv_max_i32(p->num_segments, segments);
+        p->most_segments = fv_max_i32(p->most_segments, segments);
         num_slots += fv_reduce_segment_slots(&test->items[i]) * segments;
     }
-    if (check_random_chance(random, 30)) p->num_segments = 0; /* not known */
+    if (check_random_chance(random, 30)) p->most_segments = 0; /* not to be asked */
     const size_t rows = (size_t)(num_slots * p->num_heads);
     test->out_partial = check_arena_alloc(&test->arena, rows * (size_t)p->v_head_size * sizeof(float));
     test->max_partial = check_arena_alloc(&test->arena, rows * sizeof(float));

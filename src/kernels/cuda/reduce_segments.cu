@@ -4,8 +4,8 @@
  * before they are there: a warp takes about 5 cycles for an instruction that waits for the one before.
  *
  *   two segments      warp w has query head h + w
- *   up to a span      warp w has elements 32 w .. of the row, eight lanes four each; the four groups of eight lanes have
- *                     segments g, g + 4, g + 8 ...
+ *   a span            warp w has elements 32 w .. of it, eight lanes four each; the four groups of eight lanes have
+ *                     segments g, g + 4, g + 8 ... Longer rows of more than 32 segments have a block for each span
  *   longer rows       groups of lanes likewise, one to eight of them, so that a lane has eight segments: all of them come in
  *                     one trip. Where there are few rows, each part of one that four warps have is a block. A row's
  *                     maxima and sums come once for a block, and with them what each segment weighs
@@ -18,12 +18,13 @@
 enum {
     WARPS = 4,
     THREADS = 32 * WARPS,
-    SPAN = 128,         /* elements of a row that a warp, or all of them with a quarter each, take at once */
-    GROUPS = 4,         /* of lanes that have different segments of the same elements */
-    LANE_SEGMENTS = 8,  /* of a longer row, that a lane has all at once */
-    MOST_GROUPS = 8,    /* of a longer row */
+    SPAN = 128,        /* elements of a row that a warp, or all of them with a quarter each, take at once */
+    GROUPS = 4,        /* of lanes that have different segments of the same elements */
+    LANE_SEGMENTS = 8, /* of a longer row, that a lane has all at once */
+    MOST_GROUPS = 8,   /* of a longer row */
     CHUNK = LANE_SEGMENTS * MOST_GROUPS,
-    MANY_ROWS = 2048    /* from here on a block has four heads */
+    MOST_LONG_SEGMENTS = 32, /* above, a block for each span is faster: one sequence (docs/notes/cuda-hopper.md) */
+    MANY_ROWS = 2048         /* from here on a block has four heads */
 };
 static_assert(CHUNK == 16 * WARPS, "a half of a warp's lanes for its share of the maxima, one for the sums");
 
@@ -262,7 +263,8 @@ static __device__ __forceinline__ void reduce_long_pair(segment_memory *memory, 
                                      is_there ? 16 : 0);
         }
         ptx_cp_async_commit();
-        const reduce_target target = find_target(params, item, token, (int32_t)ptx_keep((uint32_t)head)); /* not before */
+        const reduce_target target = find_target(params, item, token,
+                                                 (int32_t)ptx_keep((uint32_t)head)); /* not before */
         ptx_cp_async_wait<0>();
 #pragma unroll 1
         for (int32_t i = 0, d = first; i < LANE_SEGMENTS && d < params->v_head_size; i += 2, d += SPAN)
@@ -270,13 +272,13 @@ static __device__ __forceinline__ void reduce_long_pair(segment_memory *memory, 
     }
 }
 
-/* A row of a query head of up to a span, by a block, N segments a lane at once. */
+/* A span of a row of a query head, by a block, N segments a lane at once. */
 template <int N>
 static __device__ __forceinline__ void reduce_span(const fv_reduce_params *params, const fv_reduce_item *item,
                                                    int32_t token, int32_t head, bool waits)
 {
     const int32_t lane = threadIdx.x % 32, own_segment = lane / (32 / GROUPS);
-    const int32_t d = threadIdx.x / 32 * (SPAN / WARPS) + lane % (32 / GROUPS) * 4;
+    const int32_t d = (int32_t)blockIdx.z * SPAN + threadIdx.x / 32 * (SPAN / WARPS) + lane % (32 / GROUPS) * 4;
     const bool is_there = d < params->v_head_size;
     const reduce_target target = find_target(params, item, token, head);
     segment_walk walk = walk_segments(params, item, own_segment, GROUPS, token, head);
@@ -320,8 +322,7 @@ static __device__ __forceinline__ void add_weighed(segment_sums *sums, const seg
     const float weights[2] = {weight_of(max[0], base), weight_of(max[1], base)};
     const float before = weight_of(sums->max, base);
     sums->max = largest;
-    sums->sum = before * sums->sum +
-                sum_of_warp(weights[0] * memory->sum[lane] + weights[1] * memory->sum[lane + 32]);
+    sums->sum = before * sums->sum + sum_of_warp(weights[0] * memory->sum[lane] + weights[1] * memory->sum[lane + 32]);
 #pragma unroll
     for (int k = 0; k < 4; k++) sums->values[k] *= before;
     ptx_cp_async_wait<0>();
@@ -356,7 +357,8 @@ static __device__ __forceinline__ void reduce_long_row(segment_memory *memory, c
         for (; walk.num > 0; walk.row += LANE_SEGMENTS * groups * walk.step, walk.num -= LANE_SEGMENTS * groups) {
             const int32_t apart = (int32_t)ptx_keep((uint32_t)groups); /* nothing of it is kept over the loop */
             const int32_t own_row = walk.row + own_segment * walk.step;
-            const float *row = params->partial_out + (int64_t)(walk.row + group * walk.step) * size + (d < size ? d : 0);
+            const float *row = params->partial_out + (int64_t)(walk.row + group * walk.step) * size +
+                               (d < size ? d : 0);
             const float *from = (const float *)ptx_keep((const char *)row); /* found before the wait */
             const int64_t from_step = (int64_t)(apart * walk.step) * size;
             __syncthreads(); /* maxima and sums have been read */
@@ -367,8 +369,7 @@ static __device__ __forceinline__ void reduce_long_row(segment_memory *memory, c
                                           brings_max ? -INFINITY : 0);
 #pragma unroll
             for (int i = 0; i < LANE_SEGMENTS; i++, from += from_step)
-                ptx_cp_async_16_or_zeros(&memory->values[i][threadIdx.x], from,
-                                         group + i * apart < walk.num ? 16 : 0);
+                ptx_cp_async_16_or_zeros(&memory->values[i][threadIdx.x], from, group + i * apart < walk.num ? 16 : 0);
             ptx_cp_async_commit();
             (brings_max ? memory->max : memory->sum)[own_segment] = own;
             __syncthreads();
@@ -379,7 +380,8 @@ static __device__ __forceinline__ void reduce_long_row(segment_memory *memory, c
 #pragma unroll
             for (int k = 0; k < 4; k++) sums.values[k] += __shfl_xor_sync(~0u, sums.values[k], to);
         }
-        const reduce_target target = find_target(params, item, token, (int32_t)ptx_keep((uint32_t)head)); /* not before */
+        const reduce_target target = find_target(params, item, token,
+                                                 (int32_t)ptx_keep((uint32_t)head)); /* not before */
         if (group == 0 && d < size) store_values(&sums, &target, d);
     }
     if (waits) overlap_begin(); /* a block that has no part */
@@ -418,7 +420,7 @@ static __device__ __forceinline__ void reduce_odd_row(const fv_reduce_params *pa
     }
 }
 
-/* IS_LONG: rows of more than a span; else none of several segments is, or they are odd. */
+/* IS_LONG: rows of more than a span, each warp or block all of one; else a block for each span, or odd rows. */
 template <bool IS_LONG>
 static __global__ void __launch_bounds__(THREADS, IS_LONG ? 8 : 5)
     reduce_segments(const __grid_constant__ fv_reduce_params params)
@@ -432,7 +434,8 @@ static __global__ void __launch_bounds__(THREADS, IS_LONG ? 8 : 5)
         has_item = find_grid_reduce_item(&item, &params, (int32_t)blockIdx.x);
     const int32_t step = params.num_heads / (int32_t)gridDim.y + (params.num_heads % (int32_t)gridDim.y > 0);
     const int32_t first = (int32_t)blockIdx.y * step, end = fv_min_i32(params.num_heads, first + step);
-    const bool is_odd = !IS_LONG && params.v_head_size % 4 != 0, is_pair = item.num_segments == 2 && !is_odd;
+    const bool is_odd = !IS_LONG && params.v_head_size % 4 != 0,
+               is_pair = item.num_segments == 2 && !is_odd && (IS_LONG || params.v_head_size <= SPAN);
     const int32_t own = first + (is_pair ? (int32_t)threadIdx.x / 32 : 0);
     const bool has_rows = has_item && item.num_tokens > 0 && own < end && (!is_pair || blockIdx.z == 0);
     if (!has_rows || is_odd) overlap_begin();
@@ -458,11 +461,13 @@ extern "C" fv_status fv_cuda_reduce_segments(const fv_launch *launch, const fv_r
 {
     const int32_t num_items = params->items ? params->num_items : params->num_q_blocks, size = params->v_head_size;
     const int64_t num_rows = (int64_t)num_items * params->num_heads;
-    const bool is_long = size > SPAN && size % 4 == 0, are_many = num_rows >= MANY_ROWS;
+    const bool has_spans = size > SPAN && size % 4 == 0, are_many = num_rows >= MANY_ROWS;
+    const bool is_long = has_spans && params->most_segments <= MOST_LONG_SEGMENTS;
     const int64_t blocks = are_many ? fv_ceil_div(params->num_heads, WARPS) : params->num_heads;
-    const int64_t groups = is_long && !are_many ? groups_of(params->num_segments, size) : 1;
-    const int64_t parts = groups > 1 ? fv_ceil_div(size, WARPS * SPAN / groups) : 1;
+    const int64_t groups = is_long && !are_many ? groups_of(params->most_segments, size) : 1;
+    const int64_t long_parts = groups > 1 ? fv_ceil_div(size, WARPS * SPAN / groups) : 1;
+    const int64_t parts = is_long || !has_spans ? long_parts : fv_ceil_div(size, SPAN);
     const dim3 grid((uint32_t)num_items, (uint32_t)blocks, (uint32_t)parts);
-    return fv_cuda_launch_overlapped(launch, "reduce_segments", is_long ? reduce_segments<true> : reduce_segments<false>,
-                                     grid, THREADS, 0, *params);
+    return fv_cuda_launch_overlapped(
+        launch, "reduce_segments", is_long ? reduce_segments<true> : reduce_segments<false>, grid, THREADS, 0, *params);
 }
