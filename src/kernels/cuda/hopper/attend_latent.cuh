@@ -251,23 +251,24 @@ static __device__ __forceinline__ void load_latents(latent_memory *memory, const
     }
 }
 
-/* The other two, each for one buffer: what landed row by row is announced, in place of the boxes' two arrivals, behind
- * the fence that products need. It may wait for copies under way, so it is not for those who ask for them. */
+/* The other two take turns: what landed row by row is announced, in place of the boxes' two arrivals, behind the fence
+ * that products need. It may wait for copies under way, so it is not for those who ask for them. */
 static __device__ __forceinline__ void announce_latents(latent_memory *memory, const attend_args *args, int32_t origin,
                                                         int32_t num_tiles)
 {
-    const int32_t buffer = threadIdx.x / 32 % 2;
-    uint32_t parity = 0;
+    const int32_t first_panel = threadIdx.x / 32 % 2;
+    uint32_t parities = 0; /* a bit for each buffer */
 #pragma unroll 1
-    for (int32_t tile = buffer; tile < num_tiles; tile += 2) {
+    for (int32_t tile = 0; tile < num_tiles; tile++) {
         if (comes_in_boxes(memory, args, origin + tile * LATENT_TILE)) continue;
+        const int32_t buffer = tile % 2;
 #pragma unroll 1
-        for (int32_t panel = 0; panel < LATENT_PANELS; panel++) {
-            ptx_mbarrier_wait(&memory->landed[buffer][panel], parity);
+        for (int32_t panel = first_panel; panel < LATENT_PANELS; panel += 2) {
+            ptx_mbarrier_wait(&memory->landed[buffer][panel], parities >> buffer & 1);
             ptx_fence_proxy_async();
             if (threadIdx.x % 32 < LATENT_LOADERS / 32) ptx_mbarrier_arrive(&memory->full[buffer][panel]);
         }
-        parity ^= 1;
+        parities ^= 1u << buffer;
     }
 }
 
