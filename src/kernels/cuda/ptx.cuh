@@ -33,6 +33,12 @@ __device__ __forceinline__ void ptx_cp_async_16(uint32_t shared, const void *glo
     asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(shared), "l"(global) : "memory");
 }
 
+/* The same, with the whole 256 bytes of memory around it into L2. */
+__device__ __forceinline__ void ptx_cp_async_16_of_256(uint32_t shared, const void *global)
+{
+    asm volatile("cp.async.cg.shared.global.L2::256B [%0], [%1], 16;" ::"r"(shared), "l"(global) : "memory");
+}
+
 /* "createpolicy": what is read once goes first where L2 needs room. */
 __device__ __forceinline__ uint64_t ptx_policy_of_streams(void)
 {

@@ -196,7 +196,8 @@ static __device__ __forceinline__ void load_latent_boxes(latent_memory *memory, 
     load_box_panels<LATENT_LOW_PANELS, LATENT_PANELS>(memory, args, tile, at, num_boxes);
 }
 
-/* Panels FIRST .. END - 1 of the warp's rows, eight lanes to each: asked for. */
+/* Panels FIRST .. END - 1 of the warp's rows, eight lanes to each: asked for. L2 takes 256 bytes at a time from memory, as
+ * for boxes, which a row's first and last panel may share with other rows. */
 template <int FIRST, int END>
 static __device__ __forceinline__ void load_latent_panels(latent_memory *memory, int32_t buffer,
                                                           const char *const (&rows)[8])
@@ -208,7 +209,11 @@ static __device__ __forceinline__ void load_latent_panels(latent_memory *memory,
 #pragma unroll
         for (int i = 0; i < 8; i++) { /* every fourth row: the swizzle has two forms */
             const uint32_t at = panel * LATENT_PANEL_BYTES + i * 4 * FV_PANEL_ROW_BYTES;
-            ptx_cp_async_16((to ^ (i % 2 << 6)) + at, rows[i] + panel * FV_PANEL_ROW_BYTES);
+            const char *from = rows[i] + panel * FV_PANEL_ROW_BYTES;
+            if (panel > 0 && panel + 1 < LATENT_PANELS)
+                ptx_cp_async_16_of_256((to ^ (i % 2 << 6)) + at, from);
+            else
+                ptx_cp_async_16((to ^ (i % 2 << 6)) + at, from);
         }
         ptx_cp_async_arrive(&memory->landed[buffer][panel]);
     }
