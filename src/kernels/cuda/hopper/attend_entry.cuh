@@ -176,6 +176,7 @@ static __device__ __forceinline__ void widen_entries(latent_memory *memory, int3
                 *(uint4 *)(to + (at ^ 16)) = make_uint4(c.x, c.y, d.x, d.y);
             }
         }
+        ptx_fence_proxy_async();
         __syncwarp();
         if (threadIdx.x % 32 == 0) ptx_mbarrier_arrive(&memory->full[buffer][GROUP + group]);
     }
@@ -397,7 +398,7 @@ static __device__ __forceinline__ void multiply_entry_part(float (&s)[LATENT_TIL
     const uint64_t q_at = ptx_anew(ptx_matrix_descriptor(memory->q[PANEL], 16, 1024));
     const uint64_t k_at = ptx_anew(ptx_matrix_descriptor(memory->tiles[buffer][PANEL], 16, 1024));
     ptx_mbarrier_wait(&memory->full[buffer][PART], parity);
-    ptx_fence_proxy_async();
+    if (PART == ENTRY_GROUPS) ptx_fence_proxy_async(); /* what came by cp.async; of groups the producers have passed it */
     if (PART > 0) {
         float2 scales[LATENT_TILE / 8] = {};
 #pragma unroll
@@ -579,7 +580,6 @@ static __device__ __forceinline__ bool take_over_entry_maxima(latent_move *move,
 {
     latent_state *rows = &state->of_rows;
     ptx_bar_sync(barrier, LATENT_CONSUMERS);
-    ptx_fence_proxy_async();
     if (!state->has_rows) return false;
     const float max[2] = {memory->row_max[rows->row], memory->row_max[rows->row + 8]};
     return move_latent_maxima<entry_form>(move, rows, max, args);
