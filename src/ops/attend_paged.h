@@ -133,9 +133,8 @@ typedef struct fv_reduce_params {
     const float *partial_out;
     const float *partial_max;
     const float *partial_sum;
-    int32_t
-        most_segments; /* of an item, about, for a GPU to choose how its blocks share a row; 0: not to be asked, for */
-                       /* a row's bits must not depend on other items */
+    /* Of an item, about, for a GPU to choose how its blocks share a row; 0: a row's bits must not depend on other items. */
+    int32_t most_segments;
 } fv_reduce_params;
 
 /* The local keys [first, end) that a row sees, before any tree mask. */

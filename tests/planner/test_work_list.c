@@ -421,14 +421,16 @@ static double mla_lanes_end(int32_t heads, int32_t kind, uint32_t seed)
     return end;
 }
 
-/* Lengths that vary cost no more than equal ones of the same sum. */
+/* Lengths that vary cost no more than equal ones of the same sum; kind 2, 1k and 7k, a little more: its end is what it was when
+ * a part of 128 rows cost more, that of equal ones is earlier. */
 static void test_lanes_are_filled(void **state)
 {
     (void)state;
     for (int32_t heads = 16; heads <= 128; heads *= 8) {
         const double equal = mla_lanes_end(heads, 0, 0);
-        for (int32_t kind = 1; kind <= 3; kind++) assert_true(mla_lanes_end(heads, kind, 0) <= 1.04 * equal);
-        for (uint32_t seed = 1; seed <= 20; seed++) assert_true(mla_lanes_end(heads, 4, seed) <= 1.04 * equal);
+        for (int32_t kind = 1; kind <= 3; kind++)
+            assert_true(mla_lanes_end(heads, kind, 0) <= (kind == 2 ? 1.04 : 1.03) * equal);
+        for (uint32_t seed = 1; seed <= 20; seed++) assert_true(mla_lanes_end(heads, 4, seed) <= 1.03 * equal);
     }
 }
 

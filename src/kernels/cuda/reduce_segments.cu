@@ -434,8 +434,8 @@ static __global__ void __launch_bounds__(THREADS, IS_LONG ? 8 : 5)
         has_item = find_grid_reduce_item(&item, &params, (int32_t)blockIdx.x);
     const int32_t step = params.num_heads / (int32_t)gridDim.y + (params.num_heads % (int32_t)gridDim.y > 0);
     const int32_t first = (int32_t)blockIdx.y * step, end = fv_min_i32(params.num_heads, first + step);
-    const bool is_odd = !IS_LONG && params.v_head_size % 4 != 0,
-               is_pair = item.num_segments == 2 && !is_odd && (IS_LONG || params.v_head_size <= SPAN);
+    const bool is_odd = !IS_LONG && params.v_head_size % 4 != 0;
+    const bool is_pair = item.num_segments == 2 && !is_odd && (IS_LONG || params.v_head_size <= SPAN);
     const int32_t own = first + (is_pair ? (int32_t)threadIdx.x / 32 : 0);
     const bool has_rows = has_item && item.num_tokens > 0 && own < end && (!is_pair || blockIdx.z == 0);
     if (!has_rows || is_odd) overlap_begin();
