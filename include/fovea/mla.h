@@ -32,7 +32,8 @@ typedef struct fv_mla_layer {
     fv_tensor q_down;     /* [Lq, N]; data NULL: none */
     fv_tensor q_norm;     /* [Lq], fp32, fp16 or bf16; data NULL: no norm. Only with q_down */
     fv_tensor q_up;       /* [H (P + R), Lq], or [H (P + R), N]: of each head the P plain outputs, then the R rotated */
-    fv_tensor kv_down;    /* [L + R, N]: the latent, then the rotated key part */
+    fv_tensor kv_down;    /* [L + R, N]: the latent, then the rotated key part. Where its rows follow those of q_down in
+                           * memory, and Lq is a multiple of 256 bytes, one product makes both */
     fv_tensor kv_norm;    /* [L], as q_norm */
     fv_tensor kv_up;      /* [H, P + V, L]: fv_layer.kv_up */
     fv_tensor o;          /* [N, H V] */

@@ -1,8 +1,9 @@
 /* The MLA layer around a plan: products by the caller's GEMM, norms and rotations by the plan's kernels.
  *
- *   workspace   the plan's | q_latent [T, Lq] | q [T, H (P + R)] | latent [T, L + R] | attended [T, H V]
+ *   workspace   the plan's | down [T, q_latent Lq, latent L + R] | q [T, H (P + R)] | attended [T, H V]
  *
- * q and latent are rotated in place, each in its last R elements of a head. */
+ * q_latent and latent share rows, so that one product makes both where q_down and kv_down lie together. q and latent are
+ * rotated in place, each in its last R elements of a head. */
 #include "fovea/mla.h"
 
 #include "core/error.h"
@@ -12,7 +13,8 @@
 #define ALIGNMENT 256
 
 typedef struct mla_buffers {
-    size_t q_latent, q, latent, attended;
+    size_t down, q, attended;
+    int64_t latent_column; /* where latents begin in a row of down: Lq, or more, a multiple of ALIGNMENT bytes */
     size_t bytes;
 } mla_buffers;
 
@@ -37,9 +39,9 @@ static mla_buffers lay_out(const fv_plan *plan, int64_t q_lora_rank)
     const int64_t rows = plan->bounds.max_num_tokens;
     size_t at = (size_t)fv_round_up((int64_t)plan->workspace.bytes, ALIGNMENT);
     mla_buffers buffers;
-    buffers.q_latent = take(&at, rows, q_lora_rank, problem->q_dtype);
+    buffers.latent_column = fv_round_up(q_lora_rank, ALIGNMENT / (int64_t)fv_dtype_bytes(problem->q_dtype));
+    buffers.down = take(&at, rows, buffers.latent_column + entry_size(mla), problem->q_dtype);
     buffers.q = take(&at, rows, q_size(mla), problem->q_dtype);
-    buffers.latent = take(&at, rows, entry_size(mla), problem->q_dtype);
     buffers.attended = take(&at, rows, (int64_t)mla->num_heads * mla->v_head_dim, problem->out_dtype);
     buffers.bytes = at;
     return buffers;
@@ -198,6 +200,7 @@ static fv_status check_layer(const fv_plan *plan, const fv_mla_layer *layer, int
 typedef struct mla_run {
     fv_plan *plan;
     const fv_mla_layer *layer;
+    fv_tensor down;                          /* q_latent and latent */
     fv_tensor q_latent, q, latent, attended; /* [num_rows, ...] in the workspace */
     int64_t num_rows;
     fv_launch launch;
@@ -210,18 +213,30 @@ static int64_t launch_rows(const fv_plan *plan)
     return sized_by_bounds ? plan->bounds.max_num_tokens : plan->batch.num_tokens;
 }
 
+/* `columns` of the rows of `matrix`, from `first` on. */
+static fv_tensor columns_of(const fv_tensor *matrix, int64_t first, int64_t columns)
+{
+    fv_tensor part = *matrix;
+    part.data = (char *)part.data + first * part.stride_bytes[1];
+    part.shape[1] = columns;
+    return part;
+}
+
 static mla_run make_run(fv_plan *plan, const fv_mla_layer *layer, char *workspace, fv_stream stream)
 {
     const fv_problem *problem = &plan->problem;
     const fv_mla_shape *mla = &problem->mla;
     const int64_t rows = launch_rows(plan), q_lora = layer->q_down.data ? layer->q_down.shape[0] : 0;
     const mla_buffers buffers = lay_out(plan, q_lora);
+    const int64_t width = buffers.latent_column + entry_size(mla);
+    const fv_tensor down = fv_tensor_2d(workspace + buffers.down, problem->q_dtype, rows, width);
     return (mla_run){
         .plan = plan,
         .layer = layer,
-        .q_latent = fv_tensor_2d(workspace + buffers.q_latent, problem->q_dtype, rows, q_lora),
+        .down = down,
+        .q_latent = columns_of(&down, 0, q_lora),
         .q = fv_tensor_2d(workspace + buffers.q, problem->q_dtype, rows, q_size(mla)),
-        .latent = fv_tensor_2d(workspace + buffers.latent, problem->q_dtype, rows, entry_size(mla)),
+        .latent = columns_of(&down, buffers.latent_column, entry_size(mla)),
         .attended = fv_tensor_2d(workspace + buffers.attended, problem->out_dtype, rows,
                                  (int64_t)mla->num_heads * mla->v_head_dim),
         .num_rows = rows,
@@ -269,25 +284,44 @@ static fv_status norm_rows(const mla_run *run, const fv_tensor *rows, const fv_t
     return run->plan->kernels->rms_norm(&run->launch, &params);
 }
 
-static fv_status make_queries(const mla_run *run)
+/* The rows of kv_down follow those of q_down, and so do their outputs in a row of `down`. */
+static int32_t is_joined(const mla_run *run)
 {
-    const fv_mla_layer *layer = run->layer;
-    if (!layer->q_down.data) return multiply(run, &run->q, &layer->x, &layer->q_up);
-    fv_status status = multiply(run, &run->q_latent, &layer->x, &layer->q_down);
-    if (status == FV_OK) status = norm_rows(run, &run->q_latent, &layer->q_norm);
-    return status == FV_OK ? multiply(run, &run->q, &run->q_latent, &layer->q_up) : status;
+    const fv_tensor *q_down = &run->layer->q_down, *kv_down = &run->layer->kv_down;
+    return q_down->data && q_down->dtype == kv_down->dtype && q_down->stride_bytes[0] == kv_down->stride_bytes[0] &&
+           (char *)q_down->data + q_down->shape[0] * q_down->stride_bytes[0] == kv_down->data &&
+           q_down->shape[0] + kv_down->shape[0] == run->down.shape[1];
 }
 
-static fv_status make_latents(const mla_run *run)
+/* Both latents of x. */
+static fv_status project_down(const mla_run *run)
 {
-    const fv_status status = multiply(run, &run->latent, &run->layer->x, &run->layer->kv_down);
-    return status == FV_OK ? norm_rows(run, &run->latent, &run->layer->kv_norm) : status;
+    const fv_mla_layer *layer = run->layer;
+    fv_status status = FV_OK;
+    if (is_joined(run)) {
+        fv_tensor weights = layer->q_down;
+        weights.shape[0] += layer->kv_down.shape[0];
+        status = multiply(run, &run->down, &layer->x, &weights);
+    } else {
+        if (layer->q_down.data) status = multiply(run, &run->q_latent, &layer->x, &layer->q_down);
+        if (status == FV_OK) status = multiply(run, &run->latent, &layer->x, &layer->kv_down);
+    }
+    if (status == FV_OK) status = norm_rows(run, &run->q_latent, &layer->q_norm);
+    return status == FV_OK ? norm_rows(run, &run->latent, &layer->kv_norm) : status;
+}
+
+static fv_status project_up(const mla_run *run)
+{
+    const fv_mla_layer *layer = run->layer;
+    return multiply(run, &run->q, layer->q_down.data ? &run->q_latent : &layer->x, &layer->q_up);
 }
 
 /* `rows` as [num_rows, num_heads, head_size]. */
 static fv_tensor heads_of(const fv_tensor *rows, int64_t num_heads)
 {
-    return fv_tensor_3d(rows->data, rows->dtype, rows->shape[0], num_heads, rows->shape[1] / num_heads);
+    fv_tensor heads = fv_tensor_3d(rows->data, rows->dtype, rows->shape[0], num_heads, rows->shape[1] / num_heads);
+    heads.stride_bytes[0] = rows->stride_bytes[0];
+    return heads;
 }
 
 /* The last rope_dim elements of each head. */
@@ -347,8 +381,8 @@ fv_status fv_mla_run(fv_plan *plan, const fv_mla_layer *layer, void *workspace, 
     if (status != FV_OK) return status;
 
     const mla_run run = make_run(plan, layer, workspace, stream);
-    status = make_queries(&run);
-    if (status == FV_OK) status = make_latents(&run);
+    status = project_down(&run);
+    if (status == FV_OK) status = project_up(&run);
     if (status == FV_OK) status = rotate(&run);
     if (status == FV_OK) status = attend(&run, workspace);
     if (layer->attended.data) return status;

@@ -162,9 +162,10 @@ static void fill_weights(mla_layer_scene *s)
     const fv_mla_shape *mla = &s->set.mla;
     const int64_t hidden = s->set.hidden, q_lora = s->set.q_lora;
     s->x = random_array((int64_t)s->num_tokens * (hidden + MLA_LAYER_PADDING), 1, s->set.dtype);
-    if (q_lora) s->q_down = random_weights(s, q_lora, hidden);
+    const int64_t between = s->set.joins_down ? 0 : 1; /* rows */
+    s->q_down = random_weights(s, q_lora + between + mla_layer_entry_size(s), hidden);
+    s->kv_down = s->q_down + (q_lora + between) * hidden * (int64_t)fv_dtype_bytes(s->set.dtype);
     s->q_up = random_weights(s, (int64_t)mla->num_heads * mla_layer_query_size(s), q_lora ? q_lora : hidden);
-    s->kv_down = random_weights(s, mla_layer_entry_size(s), hidden);
     s->kv_up = random_weights(s, (int64_t)mla->num_heads * (mla->qk_nope_head_dim + mla->v_head_dim),
                               mla->kv_lora_rank);
     s->o = random_weights(s, hidden, (int64_t)mla->num_heads * mla->v_head_dim);
@@ -342,9 +343,8 @@ void mla_layer_scene_init(mla_layer_scene *s, const mla_layer_setting *set)
 void mla_layer_scene_deinit(mla_layer_scene *s)
 {
     fv_plan_destroy(s->plan);
-    void *const memory[] = {s->block_table, s->positions, s->slots,     s->cos,    s->sin,  s->x,
-                            s->out,         s->cache,     s->workspace, s->q_down, s->q_up, s->kv_up,
-                            s->o,           s->kv_down,   s->q_norm,    s->kv_norm};
+    void *const memory[] = {s->block_table, s->positions, s->slots, s->cos,   s->sin, s->x,      s->out,    s->cache,
+                            s->workspace,   s->q_down,    s->q_up,  s->kv_up, s->o,   s->q_norm, s->kv_norm};
     for (int32_t i = 0; i < FV_ARRAY_LEN(memory); i++) free(memory[i]);
     for (int32_t seq = 0; seq < s->set.num_seqs; seq++) free(s->keys[seq]);
     fv_context_destroy(s->context);

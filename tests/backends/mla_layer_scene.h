@@ -19,6 +19,7 @@ typedef struct mla_layer_lens {
 typedef struct mla_layer_setting {
     fv_mla_shape mla;
     int32_t hidden, q_lora;
+    int32_t joins_down; /* 1: the rows of kv_down follow those of q_down */
     int32_t has_norms;
     fv_rope_style style;
     fv_dtype dtype, kv_dtype; /* of activations and weights; of the cache */
@@ -44,8 +45,8 @@ typedef struct mla_layer_scene {
     float *cos, *sin;                 /* [MLA_LAYER_MAX_POSITIONS, R / 2] */
     double *keys[MLA_LAYER_MAX_SEQS]; /* [seq_len, L + R], not rotated; after read_back as the cache has them */
     int32_t keys_are_rotated;
-    char *x, *out, *cache, *workspace; /* x and out [num_tokens, N + MLA_LAYER_PADDING] */
-    char *q_down, *q_up, *kv_down, *kv_up, *o;
+    char *x, *out, *cache, *workspace;         /* x and out [num_tokens, N + MLA_LAYER_PADDING] */
+    char *q_down, *q_up, *kv_down, *kv_up, *o; /* kv_down: of the memory of q_down */
     float *q_norm, *kv_norm;
     size_t entry_bytes;
     fv_kv_view view;

@@ -104,6 +104,39 @@ static void test_queries_without_latents(void **state)
     check_backends(set);
 }
 
+static fv_status count_products(void *user, const fv_gemm *gemm, fv_stream stream)
+{
+    ++*(int32_t *)user;
+    return mla_layer_gemm(NULL, gemm, stream);
+}
+
+static int32_t products_of(const mla_layer_setting *set)
+{
+    mla_layer_scene s;
+    mla_layer_scene_init(&s, set);
+    int32_t count = 0;
+    s.layer.gemm = count_products;
+    s.layer.gemm_user = &count;
+    mla_layer_must(fv_mla_run(s.plan, &s.layer, s.workspace, NULL));
+    mla_layer_scene_deinit(&s);
+    return count;
+}
+
+/* One product instead of two, where the queries' latents end at 256 bytes. */
+static void test_down_matrices_that_lie_together(void **state)
+{
+    (void)state;
+    for (int32_t q_lora = 48; q_lora <= 64; q_lora += 16) {
+        mla_layer_setting set = small;
+        set.q_lora = q_lora;
+        set.has_norms = 1;
+        const int32_t apart = products_of(&set);
+        set.joins_down = 1;
+        assert_int_equal(products_of(&set), q_lora == 64 ? apart - 1 : apart);
+        check_backends(set);
+    }
+}
+
 static void test_prefill_and_extend(void **state)
 {
     (void)state;
@@ -338,6 +371,7 @@ int main(void)
         cmocka_unit_test(test_rotated_keys_and_norms),
         cmocka_unit_test(test_norms_over_raw_keys),
         cmocka_unit_test(test_queries_without_latents),
+        cmocka_unit_test(test_down_matrices_that_lie_together),
         cmocka_unit_test(test_prefill_and_extend),
         cmocka_unit_test(test_fp8_latents),
         cmocka_unit_test(test_entries_of_656_bytes),

@@ -41,7 +41,8 @@ static void print_help(void)
 {
     printf("usage: fovea bench mla-layer [OPTION...]\n\n"
            "Times an attention layer with DeepSeek-V3's sizes: one new token for each sequence, queries through\n"
-           "Q_down and Q_up, latents through KV_down, absorbed attention over a cache of unrotated keys, W_o.\n"
+           "Q_down and Q_up, latents through KV_down (one product with Q_down), absorbed attention over a cache of\n"
+           "unrotated keys, W_o.\n"
            "Each stage stands beside its ceiling: the larger of its bytes over the read bandwidth and its\n"
            "operations over the peak of the multiply-add units, both measured in the same run.\n\n"
            "  --batch N         sequences (128)\n"

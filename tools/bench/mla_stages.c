@@ -10,9 +10,8 @@
 const char *fv_mla_stage_name(fv_mla_stage stage)
 {
     static const char *const names[] = {
-        [FV_MLA_Q_DOWN] = "Q_down", [FV_MLA_Q_UP] = "Q_up",           [FV_MLA_KV_DOWN] = "KV_down",
-        [FV_MLA_ABSORB] = "absorb", [FV_MLA_ATTENTION] = "attention", [FV_MLA_PROJECT] = "project",
-        [FV_MLA_W_O] = "W_o",
+        [FV_MLA_DOWN] = "QKV_down",       [FV_MLA_UP] = "Q_up",         [FV_MLA_ABSORB] = "absorb",
+        [FV_MLA_ATTENTION] = "attention", [FV_MLA_PROJECT] = "project", [FV_MLA_W_O] = "W_o",
     };
     return names[stage];
 }
@@ -42,9 +41,8 @@ fv_mla_work fv_mla_stage_work(const fv_mla_sizes *sizes, fv_mla_stage stage, int
     const double batch = sizes->batch, heads = mla->num_heads, lora = mla->kv_lora_rank;
     const double entry = lora + mla->qk_rope_head_dim, head = mla->qk_nope_head_dim + mla->qk_rope_head_dim;
     switch (stage) {
-    case FV_MLA_Q_DOWN: return product(sizes, 1, batch, sizes->q_lora, sizes->dim);
-    case FV_MLA_Q_UP: return product(sizes, 1, batch, heads * head, sizes->q_lora);
-    case FV_MLA_KV_DOWN: return product(sizes, 1, batch, entry, sizes->dim);
+    case FV_MLA_DOWN: return product(sizes, 1, batch, sizes->q_lora + entry, sizes->dim);
+    case FV_MLA_UP: return product(sizes, 1, batch, heads * head, sizes->q_lora);
     case FV_MLA_ABSORB: return product(sizes, heads, batch, lora, mla->qk_nope_head_dim);
     case FV_MLA_ATTENTION: return attention(sizes, num_keys);
     case FV_MLA_PROJECT: return product(sizes, heads, batch, mla->v_head_dim, lora);
@@ -57,9 +55,8 @@ fv_mla_work fv_mla_stage_work(const fv_mla_sizes *sizes, fv_mla_stage stage, int
 /* kv_up is read by both of its products, as it lies and transposed. */
 static fv_mla_stage stage_of(const fv_mla_layer *layer, const fv_gemm *gemm)
 {
-    if (gemm->b == layer->q_down.data) return FV_MLA_Q_DOWN;
-    if (gemm->b == layer->q_up.data) return FV_MLA_Q_UP;
-    if (gemm->b == layer->kv_down.data) return FV_MLA_KV_DOWN;
+    if (gemm->b == layer->q_down.data) return FV_MLA_DOWN; /* with kv_down, whose rows follow */
+    if (gemm->b == layer->q_up.data) return FV_MLA_UP;
     if (gemm->b == layer->o.data) return FV_MLA_W_O;
     return gemm->b_is_transposed ? FV_MLA_PROJECT : FV_MLA_ABSORB;
 }

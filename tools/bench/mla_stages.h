@@ -8,9 +8,8 @@
 #include "fovea/mla.h"
 
 typedef enum fv_mla_stage {
-    FV_MLA_Q_DOWN = 0,
-    FV_MLA_Q_UP,
-    FV_MLA_KV_DOWN,
+    FV_MLA_DOWN = 0, /* of queries and latents */
+    FV_MLA_UP,
     FV_MLA_ABSORB,
     FV_MLA_ATTENTION,
     FV_MLA_PROJECT,
@@ -18,7 +17,7 @@ typedef enum fv_mla_stage {
     FV_MLA_NUM_STAGES,
 } fv_mla_stage;
 
-/* "Q_down", "absorb" and so on. */
+/* "QKV_down", "absorb" and so on. */
 const char *fv_mla_stage_name(fv_mla_stage stage);
 
 /* The sizes of the problem; the rest of the shape is in `mla`. */

@@ -69,10 +69,14 @@ static fv_status make_tensors(fv_mla_workload *w)
     fv_mla_layer *layer = &w->layer;
     fv_status status = make_matrix(&layer->x, w, sizes->batch, sizes->dim, 1);
     if (status == FV_OK) status = make_matrix(&layer->out, w, sizes->batch, sizes->dim, 1);
-    if (status == FV_OK) status = make_weights(&layer->q_down, w, sizes->q_lora, sizes->dim);
-    if (status == FV_OK) status = make_weights(&layer->q_up, w, heads * head, sizes->q_lora);
+    const int64_t entry = mla->kv_lora_rank + mla->qk_rope_head_dim;
+    fv_tensor down; /* q_down, then kv_down: engines keep them as one matrix */
+    if (status == FV_OK) status = make_weights(&down, w, sizes->q_lora + entry, sizes->dim);
     if (status == FV_OK) {
-        status = make_weights(&layer->kv_down, w, mla->kv_lora_rank + mla->qk_rope_head_dim, sizes->dim);
+        char *kv_down = (char *)down.data + sizes->q_lora * down.stride_bytes[0];
+        layer->q_down = fv_tensor_2d(down.data, sizes->dtype, sizes->q_lora, sizes->dim);
+        layer->kv_down = fv_tensor_2d(kv_down, sizes->dtype, entry, sizes->dim);
+        status = make_weights(&layer->q_up, w, heads * head, sizes->q_lora);
     }
     fv_tensor kv_up;
     const int64_t up_rows = mla->qk_nope_head_dim + mla->v_head_dim;
