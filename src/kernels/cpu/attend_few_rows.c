@@ -356,7 +356,7 @@ int32_t FV_ISA_SYMBOL(fv_attend_few_serves)(const fv_attend_job *job)
 int32_t FV_ISA_SYMBOL(fv_attend_few_serves)(const fv_attend_job *job) { return job != NULL; }
 #endif
 
-void FV_ISA_SYMBOL(fv_attend_few_rows)(const fv_attend_job *job, void *memory)
+void FV_ISA_SYMBOL(fv_attend_few_rows)(const fv_attend_job *job, const fv_attend_job *next_job, void *memory)
 {
     const fv_attend_params *params = job->params;
     const int32_t num_rows = fv_few_rows_in_group(job->num_rows);
@@ -367,6 +367,8 @@ void FV_ISA_SYMBOL(fv_attend_few_rows)(const fv_attend_job *job, void *memory)
         .num_rows = num_rows,
         .tile_keys = few_tile_keys(params, job->lane_dtype),
     };
+    few_item next_few = few;
+    next_few.job = next_job;
     const int32_t num_heads = job->item->num_kv_heads;
     for (int32_t head = 0; head < num_heads; head++) head_init(&few, head);
 
@@ -374,7 +376,13 @@ void FV_ISA_SYMBOL(fv_attend_few_rows)(const fv_attend_job *job, void *memory)
     fv_prefetch_portion last = fv_prefetch_nothing(few.scratch.q).last;
     while (tile.first < tile.end) {
         const tile_rows next = tile_from(&few, tile.first_key + tile.end, !tile.turn);
-        fv_prefetch_stream ahead = stream_of(&few, &next);
+        fv_prefetch_stream ahead;
+        if (next.first < next.end || next_job->keys.first >= next_job->keys.end) {
+            ahead = stream_of(&few, &next);
+        } else {
+            const tile_rows of_next_item = tile_from(&next_few, next_job->keys.first, !tile.turn);
+            ahead = stream_of(&next_few, &of_next_item);
+        }
         fv_prefetch_sparsely(ahead);
         ahead.last = last;
         tile.rows.ahead = &ahead;

@@ -338,12 +338,14 @@ static inline void *fv_scratch_take(void *base, size_t *used, size_t bytes)
 
 /* FV_DECODE_ROWS and below: few. An item has at most the larger of that and block_q tokens of rows. */
 size_t FV_ISA_SYMBOL(fv_attend_few_scratch)(const fv_attend_params *params);
-void FV_ISA_SYMBOL(fv_attend_few_rows)(const fv_attend_job *job, void *scratch);
+
+/* `next`: whose first keys are prefetched at the end, that of the worker's next item; without keys there is none. */
+void FV_ISA_SYMBOL(fv_attend_few_rows)(const fv_attend_job *job, const fv_attend_job *next, void *scratch);
 
 /* 0: not by this level, whose base takes the item. */
 int32_t FV_ISA_SYMBOL(fv_attend_few_serves)(const fv_attend_job *job);
 size_t FV_BASE_SYMBOL(fv_attend_few_scratch)(const fv_attend_params *params);
-void FV_BASE_SYMBOL(fv_attend_few_rows)(const fv_attend_job *job, void *scratch);
+void FV_BASE_SYMBOL(fv_attend_few_rows)(const fv_attend_job *job, const fv_attend_job *next, void *scratch);
 
 size_t FV_BASE_SYMBOL(fv_attend_many_scratch)(const fv_attend_params *params);
 void FV_BASE_SYMBOL(fv_attend_many_rows)(const fv_attend_job *job, void *scratch);
