@@ -342,8 +342,8 @@ static void prefetch_scales(const few_item *few, const tile_rows *tile, const fv
     }
 }
 
-/* Asks for what the arithmetic of a tile should find in the cache: its scales at once, its rows little by little, by the
- * stream. */
+/* Asks for what the arithmetic of a tile should find in the cache: its scales at once, its rows little by little,
+ * by the stream. */
 static fv_prefetch_stream prefetch_tile(const few_item *few, const tile_rows *tile)
 {
     prefetch_scales(few, tile, &few->job->params->cache.k_scales);

@@ -50,7 +50,7 @@ typedef struct item_list {
     int32_t num_workers;
 } item_list;
 
-/* Workers take items in order, each about as long: the next one of this worker is as many further as there are workers. */
+/* Workers take items in order, each about as long: a worker's next one is as many further as there are workers. */
 static void list_task(void *user, int64_t index, int32_t worker)
 {
     const item_list *list = user;
