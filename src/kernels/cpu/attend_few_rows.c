@@ -321,6 +321,38 @@ static fv_prefetch_stream stream_of(const few_item *few, const tile_rows *tile)
     return stream;
 }
 
+/* Scales of a block lie in a few lines, of all heads; where they lie in the rows, the stream has them. */
+#define MAX_SCALE_BYTES 1024
+
+static void prefetch_scales(const few_item *few, const tile_rows *tile, const fv_scale_plane *plane)
+{
+    const fv_attend_job *job = few->job;
+    const int32_t block_size = job->params->cache.block_size;
+    const int32_t first_head = job->item->first_kv_head, last_head = first_head + job->item->num_kv_heads - 1;
+    if (!plane->data || tile->source != &job->cache) return;
+    for (int32_t i = tile->first, num; i < tile->end; i += num) {
+        const int32_t key = tile->first_key + i, slot = key % block_size;
+        num = fv_min_i32(block_size - slot, tile->end - i);
+        const int64_t block = job->table[key / block_size];
+        const char *at = fv_scale_address(plane, block, slot, first_head);
+        const char *last = fv_scale_address(plane, block, slot + num - 1, last_head);
+        if (last < at || last - at > MAX_SCALE_BYTES) return;
+        for (; at < last; at += FV_CACHE_LINE) __builtin_prefetch(at, 0, 2);
+        __builtin_prefetch(last, 0, 2);
+    }
+}
+
+/* Asks for what the arithmetic of a tile should find in the cache: its scales at once, its rows little by little,
+ * by the stream. */
+static fv_prefetch_stream prefetch_tile(const few_item *few, const tile_rows *tile)
+{
+    prefetch_scales(few, tile, &few->job->params->cache.k_scales);
+    prefetch_scales(few, tile, &few->job->params->cache.v_scales);
+    const fv_prefetch_stream stream = stream_of(few, tile);
+    fv_prefetch_sparsely(stream);
+    return stream;
+}
+
 static void finish_head(const few_item *few, int32_t head)
 {
     const fv_attend_params *params = few->job->params;
@@ -356,7 +388,7 @@ int32_t FV_ISA_SYMBOL(fv_attend_few_serves)(const fv_attend_job *job)
 int32_t FV_ISA_SYMBOL(fv_attend_few_serves)(const fv_attend_job *job) { return job != NULL; }
 #endif
 
-void FV_ISA_SYMBOL(fv_attend_few_rows)(const fv_attend_job *job, void *memory)
+void FV_ISA_SYMBOL(fv_attend_few_rows)(const fv_attend_job *job, const fv_attend_job *next_job, void *memory)
 {
     const fv_attend_params *params = job->params;
     const int32_t num_rows = fv_few_rows_in_group(job->num_rows);
@@ -367,6 +399,8 @@ void FV_ISA_SYMBOL(fv_attend_few_rows)(const fv_attend_job *job, void *memory)
         .num_rows = num_rows,
         .tile_keys = few_tile_keys(params, job->lane_dtype),
     };
+    few_item next_few = few;
+    next_few.job = next_job;
     const int32_t num_heads = job->item->num_kv_heads;
     for (int32_t head = 0; head < num_heads; head++) head_init(&few, head);
 
@@ -374,8 +408,13 @@ void FV_ISA_SYMBOL(fv_attend_few_rows)(const fv_attend_job *job, void *memory)
     fv_prefetch_portion last = fv_prefetch_nothing(few.scratch.q).last;
     while (tile.first < tile.end) {
         const tile_rows next = tile_from(&few, tile.first_key + tile.end, !tile.turn);
-        fv_prefetch_stream ahead = stream_of(&few, &next);
-        fv_prefetch_sparsely(ahead);
+        fv_prefetch_stream ahead;
+        if (next.first < next.end || next_job->keys.first >= next_job->keys.end) {
+            ahead = prefetch_tile(&few, &next);
+        } else {
+            const tile_rows of_next_item = tile_from(&next_few, next_job->keys.first, !tile.turn);
+            ahead = prefetch_tile(&next_few, &of_next_item);
+        }
         ahead.last = last;
         tile.rows.ahead = &ahead;
         for (int32_t head = 0; head < num_heads; head++) attend_tile_head(&few, &tile, head);

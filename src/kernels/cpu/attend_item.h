@@ -233,6 +233,15 @@ static inline void fv_attend_copy_key(void *to, const char *row, const fv_attend
     fv_row_load_lanes(natural, natural, head_size, FV_DTYPE_F32, job->lane_dtype);
 }
 
+/* Those of four slots. */
+static inline fv_f32x4 fv_scales_at4(const fv_scale_plane *plane, int64_t block, int64_t slot, int64_t head)
+{
+    const char *at = fv_scale_address(plane, block, slot, head);
+    float scales[4];
+    for (int32_t i = 0; i < 4; i++) memcpy(&scales[i], at + i * plane->slot_stride, sizeof(float));
+    return (fv_f32x4){scales[0], scales[1], scales[2], scales[3]};
+}
+
 /* Scales of the keys [first, end) of one head where the job has such: those of `plane`, times that of
  * the head if only a part of the keys has scales; 1 for dense rows. */
 static inline void fv_attend_find_scales(float *scales, const fv_attend_job *job, const fv_scale_plane *plane,
@@ -247,7 +256,12 @@ static inline void fv_attend_find_scales(float *scales, const fv_attend_job *job
         const int32_t slot = key % block_size;
         num = fv_min_i32(block_size - slot, cache_end - key);
         const int64_t block = plane->data ? job->table[key / block_size] : 0;
-        for (int32_t i = 0; i < num; i++) *scales++ = of_head * fv_scale_at(plane, block, slot + i, kv_head);
+        int32_t i = 0;
+        for (; plane->data && i + 4 <= num; i += 4, scales += 4) {
+            const fv_f32x4 of_keys = of_head * fv_scales_at4(plane, block, slot + i, kv_head);
+            memcpy(scales, &of_keys, sizeof(of_keys));
+        }
+        for (; i < num; i++) *scales++ = of_head * fv_scale_at(plane, block, slot + i, kv_head);
     }
     for (; key < end; key++) *scales++ = 1.0f;
 }
@@ -338,12 +352,14 @@ static inline void *fv_scratch_take(void *base, size_t *used, size_t bytes)
 
 /* FV_DECODE_ROWS and below: few. An item has at most the larger of that and block_q tokens of rows. */
 size_t FV_ISA_SYMBOL(fv_attend_few_scratch)(const fv_attend_params *params);
-void FV_ISA_SYMBOL(fv_attend_few_rows)(const fv_attend_job *job, void *scratch);
+
+/* `next`: whose first keys are prefetched at the end, that of the worker's next item; without keys there is none. */
+void FV_ISA_SYMBOL(fv_attend_few_rows)(const fv_attend_job *job, const fv_attend_job *next, void *scratch);
 
 /* 0: not by this level, whose base takes the item. */
 int32_t FV_ISA_SYMBOL(fv_attend_few_serves)(const fv_attend_job *job);
 size_t FV_BASE_SYMBOL(fv_attend_few_scratch)(const fv_attend_params *params);
-void FV_BASE_SYMBOL(fv_attend_few_rows)(const fv_attend_job *job, void *scratch);
+void FV_BASE_SYMBOL(fv_attend_few_rows)(const fv_attend_job *job, const fv_attend_job *next, void *scratch);
 
 size_t FV_BASE_SYMBOL(fv_attend_many_scratch)(const fv_attend_params *params);
 void FV_BASE_SYMBOL(fv_attend_many_rows)(const fv_attend_job *job, void *scratch);

@@ -16,32 +16,54 @@
 #include "kernels/cpu/attend_packed_rows.h"
 #include "kernels/cpu/kernels.h"
 
-static void attend_item(const fv_attend_params *params, const fv_work_item *item, int32_t worker)
+static int32_t has_few_rows(const fv_attend_params *params, const fv_work_item *item)
+{
+    const int32_t query_len = params->query_start[item->seq + 1] - params->query_start[item->seq];
+    const int64_t group = params->num_heads / params->num_kv_heads;
+    return fv_max_i32(query_len, item->num_tokens) * group <= FV_DECODE_ROWS;
+}
+
+/* `next`: the item that the worker will probably take up afterwards, or NULL. */
+static void attend_item(const fv_attend_params *params, const fv_work_item *item, const fv_work_item *next,
+                        int32_t worker)
 {
     void *scratch = (char *)params->scratch + (size_t)worker * params->scratch_bytes;
     const fv_attend_job job = fv_attend_job_of(params, item);
-    const int32_t query_len = params->query_start[item->seq + 1] - params->query_start[item->seq];
-    if ((int64_t)fv_max_i32(query_len, item->num_tokens) * job.group > FV_DECODE_ROWS)
+    if (!has_few_rows(params, item)) {
         FV_BASE_SYMBOL(fv_attend_many_rows)(&job, scratch);
-    else if (FV_BASE_SYMBOL(fv_attend_packed_serves)(params))
+        return;
+    }
+    if (FV_BASE_SYMBOL(fv_attend_packed_serves)(params)) {
         FV_BASE_SYMBOL(fv_attend_packed_rows)(&job, scratch);
-    else if (FV_ISA_SYMBOL(fv_attend_few_serves)(&job))
-        FV_ISA_SYMBOL(fv_attend_few_rows)(&job, scratch);
+        return;
+    }
+    fv_attend_job next_job = {0};
+    if (next && has_few_rows(params, next)) next_job = fv_attend_job_of(params, next);
+    if (FV_ISA_SYMBOL(fv_attend_few_serves)(&job))
+        FV_ISA_SYMBOL(fv_attend_few_rows)(&job, &next_job, scratch);
     else
-        FV_BASE_SYMBOL(fv_attend_few_rows)(&job, scratch);
+        FV_BASE_SYMBOL(fv_attend_few_rows)(&job, &next_job, scratch);
 }
 
+typedef struct item_list {
+    const fv_attend_params *params;
+    int32_t num_workers;
+} item_list;
+
+/* Workers take items in order, each about as long: a worker's next one is as many further as there are workers. */
 static void list_task(void *user, int64_t index, int32_t worker)
 {
-    const fv_attend_params *params = user;
-    attend_item(params, &params->items[index], worker);
+    const item_list *list = user;
+    const fv_attend_params *params = list->params;
+    const int64_t next = index + list->num_workers;
+    attend_item(params, &params->items[index], next < params->num_items ? &params->items[next] : NULL, worker);
 }
 
 static void grid_task(void *user, int64_t index, int32_t worker)
 {
     const fv_attend_params *params = user;
     fv_work_item item;
-    if (fv_attend_cell_item(&item, params, index)) attend_item(params, &item, worker);
+    if (fv_attend_cell_item(&item, params, index)) attend_item(params, &item, NULL, worker);
 }
 
 static fv_status launch(const fv_launch *launch_at, const fv_attend_params *params)
@@ -51,7 +73,8 @@ static fv_status launch(const fv_launch *launch_at, const fv_attend_params *para
     }
     assert(params->scratch);
     if (params->items) {
-        fv_executor_run(launch_at->executor, params->num_items, list_task, (void *)params);
+        item_list list = {params, fv_max_i32(1, launch_at->executor->num_workers)};
+        fv_executor_run(launch_at->executor, params->num_items, list_task, &list);
         return FV_OK;
     }
     const int64_t num_cells = (int64_t)params->num_q_blocks * params->num_kv_heads * params->num_segments;

@@ -136,6 +136,27 @@ typedef enum fv_softmax_form {
     FV_SOFTMAX_ANY,
 } fv_softmax_form;
 
+/* `num` vectors of scores to weights; returns `sum` and them. */
+FV_ALWAYS_INLINE fv_f32x8 fv_row_group_weigh(float *scores, const float *v_scales, fv_f32x8 sum, fv_f32x8 base,
+                                             float weight_factor, const int32_t num_rows, const int32_t num)
+{
+    fv_f32x8 weights[4];
+    FV_UNROLL
+    for (int32_t i = 0; i < num; i++) weights[i] = fv_load_f32(scores + i * FV_LANES) - base;
+    fv_exp2_each(weights, num);
+    FV_UNROLL
+    for (int32_t i = 0; i < num; i++) {
+        fv_f32x8 weight = weights[i];
+        sum += weight;
+        if (v_scales) {
+            const fv_f32x8 scaled = weight * fv_lane_values(v_scales + i * (FV_LANES / num_rows), num_rows);
+            weight = fv_select((fv_i32x8)(weight == 0.0f), weight, scaled);
+        }
+        fv_store_f32(scores + i * FV_LANES, weight * weight_factor);
+    }
+    return sum;
+}
+
 FV_ALWAYS_INLINE int32_t fv_row_group_softmax_as(fv_row_group *group, float *scores, float rescale[FV_LANES],
                                                  const fv_softmax_span *span, const int32_t num_rows,
                                                  const fv_softmax_form form)
@@ -163,15 +184,14 @@ FV_ALWAYS_INLINE int32_t fv_row_group_softmax_as(fv_row_group *group, float *sco
     const fv_f32x8 base = fv_select((fv_i32x8)(max == -INFINITY), fv_splat(0.0f), max);
     const fv_f32x8 shrink = fv_exp2(group->max - base);
     fv_f32x8 sum = group->sum * shrink;
-    for (int32_t key = first; key < end; key += num_keys) {
-        float *at = scores + key * num_rows;
-        fv_f32x8 weight = fv_exp2(fv_load_f32(at) - base);
-        sum += weight;
-        if (v_scales) {
-            const fv_f32x8 scaled = weight * fv_lane_values(v_scales + key, num_rows);
-            weight = fv_select((fv_i32x8)(weight == 0.0f), weight, scaled);
-        }
-        fv_store_f32(at, weight * weight_factor);
+    int32_t key = first;
+    for (; key + 4 * num_keys <= end; key += 4 * num_keys) {
+        sum = fv_row_group_weigh(scores + key * num_rows, v_scales ? v_scales + key : NULL, sum, base, weight_factor,
+                                 num_rows, 4);
+    }
+    for (; key < end; key += num_keys) {
+        sum = fv_row_group_weigh(scores + key * num_rows, v_scales ? v_scales + key : NULL, sum, base, weight_factor,
+                                 num_rows, 1);
     }
     group->max = max;
     group->sum = sum;
