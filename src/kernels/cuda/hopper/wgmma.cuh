@@ -95,7 +95,7 @@ __device__ __forceinline__ uint2 ptx_widen_e4m3(uint32_t four)
 
 /* "wgmma.mma_async": d = a b (+ d where adds), rows x columns 64 x N, 16 deep, fp32 sums. ss: a and b from shared
  * memory, rows of elements along the depth; rs: a from registers, as in mma.m16n8k16, warp w of the four has rows 16 w to
- * 16 w + 15; _nt: b's rows are the depth, its columns lie together; _tn: a's are. Lane l, d[i]: row l / 4 + 8 (i / 2 % 2),
+ * 16 w + 15; _nt: b's rows are the depth, columns lie together; _tn: a's are. Lane l, d[i]: row l / 4 + 8 (i / 2 % 2),
  * column 8 (i / 4) + 2 (l % 4) + i % 2.
  *
  * N, the registers of d, and the numbers of the operands behind them. */
