@@ -51,6 +51,8 @@ template <class Element, bool AMLA> struct latent_form {
 };
 
 struct latent_memory { /* of the 227 KiB that a block can have, all */
+    static constexpr int32_t SLOTS = 2 * LATENT_PANELS;
+    static constexpr bool IS_RING = false;
     alignas(1024) char q[LATENT_PANELS][LATENT_PANEL_BYTES];
     alignas(1024) char tiles[2][LATENT_PANELS][LATENT_PANEL_BYTES];
     alignas(1024) char p[LATENT_PANEL_BYTES];
@@ -123,6 +125,38 @@ static __device__ __forceinline__ int32_t count_latent_tiles(const attend_keys *
     return uniform((keys->end - first_latent_key(keys) + LATENT_TILE - 1) / LATENT_TILE);
 }
 
+/* --- where panels lie ------------------------------------------------------------------------------------------ */
+
+/* Panels come to Memory::SLOTS slots, one after the other; the first one of a tile, and how often it was filled before. */
+typedef struct latent_place {
+    int32_t first, phase;
+} latent_place;
+
+template <class Memory> static __device__ __forceinline__ latent_place place_of_tile(int32_t tile)
+{
+    if constexpr (Memory::SLOTS % LATENT_PANELS == 0) {
+        constexpr int32_t TILES = Memory::SLOTS / LATENT_PANELS;
+        return {tile % TILES * LATENT_PANELS, tile / TILES};
+    }
+    const int32_t phase = (int32_t)((uint32_t)(tile * LATENT_PANELS) / (uint32_t)Memory::SLOTS);
+    return {tile * LATENT_PANELS - phase * Memory::SLOTS, phase};
+}
+
+/* Does a tile's panel lie at the start of the slots again? */
+template <class Memory> static __device__ __forceinline__ bool has_wrapped(latent_place place, int32_t panel)
+{
+    return Memory::SLOTS % LATENT_PANELS != 0 && place.first + panel >= Memory::SLOTS;
+}
+template <class Memory> static __device__ __forceinline__ int32_t slot_of_panel(latent_place place, int32_t panel)
+{
+    return place.first + panel - (has_wrapped<Memory>(place, panel) ? Memory::SLOTS : 0);
+}
+
+template <class Memory> static __device__ __forceinline__ char *panel_in_slot(Memory *memory, int32_t slot)
+{
+    return memory->tiles[0][0] + slot * LATENT_PANEL_BYTES;
+}
+
 /* --- producers ------------------------------------------------------------------------------------------------- */
 
 /* Where a key lies, known before it is asked for. */
@@ -149,11 +183,21 @@ static __device__ __forceinline__ bool comes_in_boxes(const Memory *memory, cons
 /* The row of a tile that a loader looks up; a warp's 32 are those that it brings. */
 static __device__ __forceinline__ int32_t row_of_loader(void) { return threadIdx.x % LATENT_LOADERS; }
 
-/* Half a tile may be overwritten. */
-template <class Memory>
-static __device__ __forceinline__ void wait_for_space(Memory *memory, int32_t tile, int32_t side)
+/* Panels FIRST .. END - 1, half a tile, may be written: by whole warps. Of a ring each panel is released by itself, and
+ * lanes wait for one each. */
+template <int FIRST, int END, class Memory>
+static __device__ __forceinline__ void wait_for_space(Memory *memory, int32_t tile)
 {
-    ptx_mbarrier_wait(&memory->empty[tile % 2][side], (tile / 2 + 1) % 2);
+    if constexpr (Memory::IS_RING) {
+        const latent_place place = place_of_tile<Memory>(tile);
+        const int32_t panel = FIRST + (int32_t)(threadIdx.x % 32);
+        if (panel < END)
+            ptx_mbarrier_wait(&memory->empty[slot_of_panel<Memory>(place, panel)],
+                              (place.phase + has_wrapped<Memory>(place, panel) + 1) % 2);
+        __syncwarp();
+    } else {
+        ptx_mbarrier_wait(&memory->empty[tile % 2][FIRST > 0], (tile / 2 + 1) % 2);
+    }
 }
 
 /* Where box `box` of the warp's lies: the same in all lanes. */
@@ -169,24 +213,28 @@ template <int FIRST, int END, class Memory>
 static __device__ __forceinline__ void load_box_panels(Memory *memory, const attend_args *args, int32_t tile,
                                                        latent_slot at, int32_t num_boxes)
 {
-    const int32_t buffer = uniform(tile % 2), row = uniform(row_of_loader() / 32 * 32), box_rows = args->map_rows;
+    const latent_place place = place_of_tile<Memory>(uniform(tile));
+    const int32_t row = uniform(row_of_loader() / 32 * 32), box_rows = args->map_rows;
     latent_slot of_box = slot_of_box(args, at, 0);
-    wait_for_space(memory, tile, FIRST > 0);
+    wait_for_space<FIRST, END>(memory, tile);
 #pragma unroll 1
     for (int32_t box = 0; box < num_boxes; box++) {
         const int32_t offset = (row + box * box_rows) * FV_PANEL_ROW_BYTES;
         if (ptx_elect()) {
 #pragma unroll
-            for (int panel = FIRST; panel < END; panel++)
-                ptx_tensor_copy(memory->tiles[buffer][panel] + offset, &args->key_map, panel * 64, of_box.slot,
-                                of_box.page, &memory->full[buffer][panel]);
+            for (int panel = FIRST; panel < END; panel++) {
+                const int32_t slot = slot_of_panel<Memory>(place, panel);
+                ptx_tensor_copy(panel_in_slot(memory, slot) + offset, &args->key_map, panel * 64, of_box.slot,
+                                of_box.page, &memory->full[0][0] + slot);
+            }
         }
         of_box = slot_of_box(args, at, box + 1);
     }
     if (ptx_elect()) {
 #pragma unroll
         for (int panel = FIRST; panel < END; panel++)
-            ptx_mbarrier_expect(&memory->full[buffer][panel], num_boxes * box_rows * FV_PANEL_ROW_BYTES);
+            ptx_mbarrier_expect(&memory->full[0][0] + slot_of_panel<Memory>(place, panel),
+                                num_boxes * box_rows * FV_PANEL_ROW_BYTES);
     }
     __syncwarp();
 }
@@ -205,22 +253,25 @@ static __device__ __forceinline__ void load_latent_boxes(Memory *memory, const a
 /* Panels FIRST .. END - 1 of the warp's rows, eight lanes to each: asked for. L2 takes 256 bytes at a time from memory, as
  * for boxes, which a row's first and last panel may share with other rows. */
 template <int FIRST, int END, class Memory>
-static __device__ __forceinline__ void load_latent_panels(Memory *memory, int32_t buffer, const char *const (&rows)[8])
+static __device__ __forceinline__ void load_latent_panels(Memory *memory, int32_t tile, const char *const (&rows)[8])
 {
+    const latent_place place = place_of_tile<Memory>(uniform(tile));
     const int32_t row = row_of_loader() / 32 * 32 + threadIdx.x % 32 / 8;
-    const uint32_t to = ptx_shared_address(memory->tiles[buffer]) + panel_offset(LATENT_TILE, row, threadIdx.x % 8);
+    const uint32_t to = ptx_shared_address(memory->tiles) + panel_offset(LATENT_TILE, row, threadIdx.x % 8);
+    wait_for_space<FIRST, END>(memory, tile);
 #pragma unroll
     for (int panel = FIRST; panel < END; panel++) {
+        const int32_t slot = slot_of_panel<Memory>(place, panel);
 #pragma unroll
         for (int i = 0; i < 8; i++) { /* every fourth row: the swizzle has two forms */
-            const uint32_t at = panel * LATENT_PANEL_BYTES + i * 4 * FV_PANEL_ROW_BYTES;
+            const uint32_t at = slot * LATENT_PANEL_BYTES + i * 4 * FV_PANEL_ROW_BYTES;
             const char *from = rows[i] + panel * FV_PANEL_ROW_BYTES;
             if (panel > 0 && panel + 1 < LATENT_PANELS)
                 ptx_cp_async_16_of_256((to ^ (i % 2 << 6)) + at, from);
             else
                 ptx_cp_async_16((to ^ (i % 2 << 6)) + at, from);
         }
-        ptx_cp_async_arrive(&memory->landed[buffer][panel]);
+        ptx_cp_async_arrive(&memory->landed[0][0] + slot);
     }
 }
 
@@ -231,16 +282,13 @@ static __device__ __forceinline__ void load_latent_rows(Memory *memory, const at
 {
     const fv_kv_plane *plane = &args->k[0].plane;
     const int64_t own = at.page * plane->block_stride + at.slot * plane->slot_stride;
-    const int32_t buffer = uniform(tile % 2);
     const char *rows[8];
 #pragma unroll
     for (int i = 0; i < 8; i++)
         rows[i] = (const char *)plane->data + __shfl_sync(~0u, own, i * 4 + threadIdx.x % 32 / 8) +
                   threadIdx.x % 8 * 16;
-    wait_for_space(memory, tile, 0);
-    load_latent_panels<0, LATENT_LOW_PANELS>(memory, buffer, rows);
-    wait_for_space(memory, tile, 1);
-    load_latent_panels<LATENT_LOW_PANELS, LATENT_PANELS>(memory, buffer, rows);
+    load_latent_panels<0, LATENT_LOW_PANELS>(memory, tile, rows);
+    load_latent_panels<LATENT_LOW_PANELS, LATENT_PANELS>(memory, tile, rows);
 }
 
 /* The first two warps: they ask for latents, and wait for nothing but space. */
@@ -270,18 +318,21 @@ static __device__ __forceinline__ void announce_latents(Memory *memory, const at
                                                         int32_t num_tiles)
 {
     const int32_t first_panel = threadIdx.x / 32 % 2;
-    uint32_t parities = 0; /* a bit for each buffer */
+    uint32_t parities = 0; /* a bit for each slot */
 #pragma unroll 1
     for (int32_t tile = 0; tile < num_tiles; tile++) {
         if (comes_in_boxes(memory, args, origin + tile * LATENT_TILE)) continue;
-        const int32_t buffer = tile % 2;
+        const latent_place place = place_of_tile<Memory>(tile);
 #pragma unroll 1
-        for (int32_t panel = first_panel; panel < LATENT_PANELS; panel += 2) {
-            ptx_mbarrier_wait(&memory->landed[buffer][panel], parities >> buffer & 1);
+        for (int32_t panel = 0; panel < LATENT_PANELS; panel++) {
+            const int32_t slot = slot_of_panel<Memory>(place, panel);
+            const uint32_t parity = parities >> slot & 1;
+            parities ^= 1u << slot;
+            if (panel % 2 != first_panel) continue;
+            ptx_mbarrier_wait(&memory->landed[0][0] + slot, parity);
             ptx_fence_proxy_async();
-            if (threadIdx.x % 32 < LATENT_LOADERS / 32) ptx_mbarrier_arrive(&memory->full[buffer][panel]);
+            if (threadIdx.x % 32 < LATENT_LOADERS / 32) ptx_mbarrier_arrive(&memory->full[0][0] + slot);
         }
-        parities ^= 1u << buffer;
     }
 }
 
