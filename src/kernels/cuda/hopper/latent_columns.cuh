@@ -76,11 +76,11 @@ static __device__ __forceinline__ void multiply_key_panel(float (&s)[ROWS / 2], 
     }
 }
 
-/* O^T += V^T P^T of a tile, the four panels of a warpgroup, LATENT_PANEL_BYTES apart: issued, as a group. P's panels
- * for each two of them lie p_bytes apart; 0: they share one. */
+/* O^T += V^T P^T of a tile, a warpgroup's four panels, which lie at v_at: issued, as a group. P's panels for each two of
+ * them lie p_bytes apart; 0: they share one. */
 template <class T, int ROWS>
-static __device__ __forceinline__ void multiply_value_panels(float (&out)[4][ROWS / 2], uint64_t v_at, uint64_t p_at,
-                                                             uint32_t p_bytes)
+static __device__ __forceinline__ void multiply_value_panels(float (&out)[4][ROWS / 2], const uint64_t (&v_at)[4],
+                                                             uint64_t p_at, uint32_t p_bytes)
 {
 #pragma unroll
     for (int panel = 0; panel < 4; panel++) ptx_wgmma_settle(out[panel]);
@@ -89,7 +89,7 @@ static __device__ __forceinline__ void multiply_value_panels(float (&out)[4][ROW
     for (int key = 0; key < LATENT_TILE; key += 16) {
 #pragma unroll
         for (int panel = 0; panel < 4; panel++) {
-            const uint64_t v = ptx_descriptor_at(v_at, panel * LATENT_PANEL_BYTES + key * FV_PANEL_ROW_BYTES);
+            const uint64_t v = ptx_descriptor_at(v_at[panel], key * FV_PANEL_ROW_BYTES);
             const uint64_t p = ptx_descriptor_at(p_at, panel / 2 * p_bytes + key * 2);
             if constexpr (ROWS == 16)
                 ptx_wgmma_m64n16k16_ss_tn<T>(out[panel], v, p, 1);
@@ -98,6 +98,17 @@ static __device__ __forceinline__ void multiply_value_panels(float (&out)[4][ROW
         }
     }
     ptx_wgmma_commit();
+}
+
+/* The same with panels LATENT_PANEL_BYTES apart. */
+template <class T, int ROWS>
+static __device__ __forceinline__ void multiply_value_panels(float (&out)[4][ROWS / 2], uint64_t v_at, uint64_t p_at,
+                                                             uint32_t p_bytes)
+{
+    const uint64_t panels[4] = {v_at, ptx_descriptor_at(v_at, LATENT_PANEL_BYTES),
+                                ptx_descriptor_at(v_at, 2 * LATENT_PANEL_BYTES),
+                                ptx_descriptor_at(v_at, 3 * LATENT_PANEL_BYTES)};
+    multiply_value_panels<T, ROWS>(out, panels, p_at, p_bytes);
 }
 
 template <int ROWS> static __device__ __forceinline__ void await_value_panels(float (&out)[4][ROWS / 2])
