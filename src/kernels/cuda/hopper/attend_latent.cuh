@@ -311,14 +311,14 @@ static __device__ __forceinline__ void load_latents(Memory *memory, const attend
     }
 }
 
-/* The other two take turns: what landed row by row is announced, in place of the boxes' two arrivals, behind the fence
+/* The other two share the slots: what landed row by row is announced, in place of two arrivals of boxes, behind the fence
  * that products need. It may wait for copies under way, so it is not for those who ask for them. */
 template <class Memory>
 static __device__ __forceinline__ void announce_latents(Memory *memory, const attend_args *args, int32_t origin,
                                                         int32_t num_tiles)
 {
-    const int32_t first_panel = threadIdx.x / 32 % 2;
-    uint32_t parities = 0; /* a bit for each slot */
+    const int32_t warp = threadIdx.x / 32 % 2;
+    uint32_t parities = 0; /* a bit for each slot, which is always the same warp's: none waits ahead of a phase */
 #pragma unroll 1
     for (int32_t tile = 0; tile < num_tiles; tile++) {
         if (comes_in_boxes(memory, args, origin + tile * LATENT_TILE)) continue;
@@ -326,10 +326,9 @@ static __device__ __forceinline__ void announce_latents(Memory *memory, const at
 #pragma unroll 1
         for (int32_t panel = 0; panel < LATENT_PANELS; panel++) {
             const int32_t slot = slot_of_panel<Memory>(place, panel);
-            const uint32_t parity = parities >> slot & 1;
+            if (slot % 2 != warp) continue;
+            ptx_mbarrier_wait(&memory->landed[0][0] + slot, parities >> slot & 1);
             parities ^= 1u << slot;
-            if (panel % 2 != first_panel) continue;
-            ptx_mbarrier_wait(&memory->landed[0][0] + slot, parity);
             ptx_fence_proxy_async();
             if (threadIdx.x % 32 < LATENT_LOADERS / 32) ptx_mbarrier_arrive(&memory->full[0][0] + slot);
         }
