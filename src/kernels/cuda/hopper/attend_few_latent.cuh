@@ -18,6 +18,8 @@ static constexpr int few_latent_slots(int rows) { return rows <= 16 ? 25 : 22; }
 template <int NUM_ROWS> struct few_latent_memory {
     static constexpr int32_t ROWS = NUM_ROWS;
     static constexpr int32_t SLOTS = few_latent_slots(ROWS);
+    /* What a ring holds beside whole tiles goes to panels that are free a tile before the others. */
+    static constexpr int32_t FIRST_PANELS = SLOTS % LATENT_PANELS > 0 ? SLOTS % LATENT_PANELS : LATENT_LOW_PANELS;
     static constexpr bool IS_RING = true;
     alignas(1024) char q[LATENT_PANELS][ROWS * FV_PANEL_ROW_BYTES];
     alignas(1024) char tiles[1][SLOTS][LATENT_PANEL_BYTES];

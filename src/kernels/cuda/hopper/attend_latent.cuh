@@ -52,7 +52,8 @@ template <class Element, bool AMLA> struct latent_form {
 
 struct latent_memory { /* of the 227 KiB that a block can have, all */
     static constexpr int32_t SLOTS = 2 * LATENT_PANELS;
-    static constexpr bool IS_RING = false;
+    static constexpr int32_t FIRST_PANELS = LATENT_LOW_PANELS; /* that are asked for together, before the others */
+    static constexpr bool IS_RING = false;                     /* panels are released by themselves */
     alignas(1024) char q[LATENT_PANELS][LATENT_PANEL_BYTES];
     alignas(1024) char tiles[2][LATENT_PANELS][LATENT_PANEL_BYTES];
     alignas(1024) char p[LATENT_PANEL_BYTES];
@@ -246,8 +247,8 @@ static __device__ __forceinline__ void load_latent_boxes(Memory *memory, const a
 {
     const int32_t box_rows = args->map_rows;
     const int32_t num_boxes = uniform(box_rows < LATENT_TILE ? 32 / box_rows : row_of_loader() < 32 ? 1 : 0);
-    load_box_panels<0, LATENT_LOW_PANELS>(memory, args, tile, at, num_boxes);
-    load_box_panels<LATENT_LOW_PANELS, LATENT_PANELS>(memory, args, tile, at, num_boxes);
+    load_box_panels<0, Memory::FIRST_PANELS>(memory, args, tile, at, num_boxes);
+    load_box_panels<Memory::FIRST_PANELS, LATENT_PANELS>(memory, args, tile, at, num_boxes);
 }
 
 /* Panels FIRST .. END - 1 of the warp's rows, eight lanes to each: asked for. L2 takes 256 bytes at a time from memory, as
@@ -287,8 +288,8 @@ static __device__ __forceinline__ void load_latent_rows(Memory *memory, const at
     for (int i = 0; i < 8; i++)
         rows[i] = (const char *)plane->data + __shfl_sync(~0u, own, i * 4 + threadIdx.x % 32 / 8) +
                   threadIdx.x % 8 * 16;
-    load_latent_panels<0, LATENT_LOW_PANELS>(memory, tile, rows);
-    load_latent_panels<LATENT_LOW_PANELS, LATENT_PANELS>(memory, tile, rows);
+    load_latent_panels<0, Memory::FIRST_PANELS>(memory, tile, rows);
+    load_latent_panels<Memory::FIRST_PANELS, LATENT_PANELS>(memory, tile, rows);
 }
 
 /* The first two warps: they ask for latents, and wait for nothing but space. */
