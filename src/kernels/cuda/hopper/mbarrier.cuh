@@ -51,6 +51,16 @@ __device__ __forceinline__ void ptx_tensor_copy(void *shared, const fv_tensor_ma
                  : "memory");
 }
 
+/* "cp.async.bulk": bytes, a multiple of 16, from global to shared memory, both at multiples of 16; they arrive at the
+ * barrier. */
+__device__ __forceinline__ void ptx_bulk_load(void *shared, const void *global, int32_t bytes, uint64_t *barrier)
+{
+    asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(
+                     ptx_shared_address(shared)),
+                 "l"(global), "r"(bytes), "r"(ptx_shared_address(barrier))
+                 : "memory");
+}
+
 /* "cp.async.bulk": bytes, a multiple of 16, from shared to global memory, both at multiples of 16. What was written there
  * before is seen behind a fence (ptx_fence_proxy_async). */
 __device__ __forceinline__ void ptx_bulk_store(void *global, const void *shared, int32_t bytes)
