@@ -219,7 +219,7 @@ static const fv_cuda_attend_kernel *find_hopper_kernel(const attend_args *args, 
     return head_size <= 64 ? &fv_cuda_hopper.rows_64[is_half] : &fv_cuda_hopper.rows_128[is_half];
 }
 
-/* Does Hopper's kernel of the 656-byte entry serve the call? */
+/* Do Hopper's kernels of the 656-byte entry serve the call? */
 static bool takes_entries(const attend_args *args)
 {
     const fv_attend_params *params = &args->params;
@@ -230,6 +230,14 @@ static bool takes_entries(const attend_args *args)
     return args->q_vectors && plane->slot_chunk <= 0 && all_multiples(places, 3, 16);
 }
 
+/* The one of the fewest rows that an item fits in, else of 64. */
+static const fv_cuda_attend_kernel *find_entry_kernel(const attend_args *args)
+{
+    for (const fv_cuda_attend_kernel &kernel : fv_cuda_hopper.few_entries)
+        if (most_rows(&args->params) <= kernel.block_m) return &kernel;
+    return &fv_cuda_hopper.entries;
+}
+
 static fv_cuda_attend_kernel choose_kernel(const fv_launch *launch, const attend_args *args, int32_t block_m,
                                            bool may_be_hopper)
 {
@@ -237,7 +245,7 @@ static fv_cuda_attend_kernel choose_kernel(const fv_launch *launch, const attend
     fv_cuda_attend_kernel kernel = fv_cuda_attend_f32;
     kernel.shared_bytes = (int32_t)fv_cuda_attend_f32_bytes(params);
     const fv_cuda_state *state = fv_cuda_state_of(launch->device);
-    const fv_cuda_attend_kernel *entries = &fv_cuda_hopper.entries;
+    const fv_cuda_attend_kernel *entries = find_entry_kernel(args);
     if (may_be_hopper && takes_entries(args) && entries->shared_bytes <= state->max_shared) return *entries;
     const fv_cuda_attend_kernels *kernels = needs_f32(params) ? NULL : kernels_of(params);
     if (!kernels) return kernel;
@@ -320,6 +328,9 @@ extern "C" fv_status fv_cuda_attend_open(const fv_device *device)
     }
     if (status == FV_OK && fv_cuda_state_of(device)->is_hopper)
         status = allow_shared(device, &fv_cuda_hopper.entries, fv_cuda_hopper.entries.shared_bytes);
+    for (const fv_cuda_attend_kernel &kernel : fv_cuda_hopper.few_entries)
+        if (status == FV_OK && fv_cuda_state_of(device)->is_hopper)
+            status = allow_shared(device, &kernel, kernel.shared_bytes);
     if (status == FV_OK && fv_cuda_state_of(device)->is_hopper) fv_cuda_find_encode_map(fv_cuda_state_of(device));
     fv_cuda_leave(device, previous);
     return status;

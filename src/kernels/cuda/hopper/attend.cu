@@ -1,6 +1,7 @@
 /* The instances of Hopper's attention kernels. */
 #include "kernels/cuda/hopper/attend.cuh"
 #include "kernels/cuda/hopper/attend_entry.cuh"
+#include "kernels/cuda/hopper/attend_few_entries.cuh"
 #include "kernels/cuda/hopper/attend_few_latent.cuh"
 #include "kernels/cuda/hopper/attend_latent.cuh"
 #include "kernels/cuda/hopper/attend_rows.cuh"
@@ -16,4 +17,5 @@ const fv_cuda_hopper_kernels fv_cuda_hopper = {
     {wgmma_few_latent_of<few_latent_form<__nv_bfloat16, 16>>(), wgmma_few_latent_of<few_latent_form<__half, 16>>()},
     {wgmma_few_latent_of<few_latent_form<__nv_bfloat16, 32>>(), wgmma_few_latent_of<few_latent_form<__half, 32>>()},
     wgmma_entry(),
+    {wgmma_few_entries_of<16>(), wgmma_few_entries_of<32>()},
 };
