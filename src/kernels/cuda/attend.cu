@@ -187,6 +187,23 @@ static const fv_cuda_attend_kernel *find_few_kernel(const attend_args *args)
     return NULL;
 }
 
+/* Rows of an item, at most, whatever the batch is. */
+static int32_t most_rows(const fv_attend_params *params)
+{
+    const int32_t group = params->num_heads / params->num_kv_heads;
+    return fv_max_i32(FV_DECODE_ROWS, fv_max_i32(1, params->block_q) * group);
+}
+
+/* Hopper's kernel of the fewest rows that an item fits in, else of 64. */
+static const fv_cuda_attend_kernel *find_latent_kernel(const attend_args *args, int32_t is_half)
+{
+    const int32_t rows = most_rows(&args->params);
+    if (args->rescaling != FV_RESCALING_MULTIPLY) return &fv_cuda_hopper.amla[is_half];
+    if (rows <= fv_cuda_hopper.latent_16[is_half].block_m) return &fv_cuda_hopper.latent_16[is_half];
+    if (rows <= fv_cuda_hopper.latent_32[is_half].block_m) return &fv_cuda_hopper.latent_32[is_half];
+    return &fv_cuda_hopper.latent[is_half];
+}
+
 /* The Hopper kernel that serves the call, or NULL: latents with any number of rows, all else with many. */
 static const fv_cuda_attend_kernel *find_hopper_kernel(const attend_args *args, int32_t block_m)
 {
@@ -195,16 +212,14 @@ static const fv_cuda_attend_kernel *find_hopper_kernel(const attend_args *args, 
     const int32_t is_half = params->q_dtype == FV_DTYPE_F16;
     if (args->is_latent) {
         const bool is_whole = params->head_size == 576 && params->v_head_size == 512 && !params->dense.k;
-        if (!is_whole) return NULL;
-        return args->rescaling == FV_RESCALING_MULTIPLY ? &fv_cuda_hopper.latent[is_half]
-                                                        : &fv_cuda_hopper.amla[is_half];
+        return is_whole ? find_latent_kernel(args, is_half) : NULL;
     }
     const int32_t head_size = fv_max_i32(params->head_size, params->v_head_size);
     if (block_m <= FV_CUDA_FEW_ROWS || head_size > 128) return NULL;
     return head_size <= 64 ? &fv_cuda_hopper.rows_64[is_half] : &fv_cuda_hopper.rows_128[is_half];
 }
 
-/* Does Hopper's kernel of the 656-byte entry serve the call? */
+/* Do Hopper's kernels of the 656-byte entry serve the call? */
 static bool takes_entries(const attend_args *args)
 {
     const fv_attend_params *params = &args->params;
@@ -215,6 +230,14 @@ static bool takes_entries(const attend_args *args)
     return args->q_vectors && plane->slot_chunk <= 0 && all_multiples(places, 3, 16);
 }
 
+/* The one of the fewest rows that an item fits in, else of 64. */
+static const fv_cuda_attend_kernel *find_entry_kernel(const attend_args *args)
+{
+    for (const fv_cuda_attend_kernel &kernel : fv_cuda_hopper.few_entries)
+        if (most_rows(&args->params) <= kernel.block_m) return &kernel;
+    return &fv_cuda_hopper.entries;
+}
+
 static fv_cuda_attend_kernel choose_kernel(const fv_launch *launch, const attend_args *args, int32_t block_m,
                                            bool may_be_hopper)
 {
@@ -222,7 +245,7 @@ static fv_cuda_attend_kernel choose_kernel(const fv_launch *launch, const attend
     fv_cuda_attend_kernel kernel = fv_cuda_attend_f32;
     kernel.shared_bytes = (int32_t)fv_cuda_attend_f32_bytes(params);
     const fv_cuda_state *state = fv_cuda_state_of(launch->device);
-    const fv_cuda_attend_kernel *entries = &fv_cuda_hopper.entries;
+    const fv_cuda_attend_kernel *entries = find_entry_kernel(args);
     if (may_be_hopper && takes_entries(args) && entries->shared_bytes <= state->max_shared) return *entries;
     const fv_cuda_attend_kernels *kernels = needs_f32(params) ? NULL : kernels_of(params);
     if (!kernels) return kernel;
@@ -263,11 +286,7 @@ fv_status fv_cuda_attend_launch(const fv_launch *launch, const fv_attend_params 
                                 "%s: attention over heads of %d needs %d bytes of shared memory; the GPU has %d",
                                 launch->device->name, params->head_size, kernel.shared_bytes, state->max_shared);
     }
-    const int32_t group = params->num_heads / params->num_kv_heads;
-    if (kernel.takes_row_parts) {
-        const int32_t most_rows = fv_max_i32(FV_DECODE_ROWS, fv_max_i32(1, params->block_q) * group); /* of an item */
-        args.row_parts = (int32_t)fv_ceil_div(most_rows, kernel.block_m);
-    }
+    if (kernel.takes_row_parts) args.row_parts = (int32_t)fv_ceil_div(most_rows(params), kernel.block_m);
     const dim3 grid = grid_of(&args, &kernel, launch->device->num_workers);
     return fv_cuda_launch_overlapped(launch, "attend_paged", kernel.kernel, grid, (uint32_t)kernel.num_threads,
                                      (size_t)kernel.shared_bytes, args);
@@ -300,14 +319,18 @@ extern "C" fv_status fv_cuda_attend_open(const fv_device *device)
             status = allow_shared(device, kernel, kernel->shared_bytes);
         }
     }
-    const fv_cuda_attend_kernel *hopper[] = {fv_cuda_hopper.rows_64, fv_cuda_hopper.rows_128, fv_cuda_hopper.latent,
-                                             fv_cuda_hopper.amla};
+    const fv_cuda_attend_kernel *hopper[] = {fv_cuda_hopper.rows_64,   fv_cuda_hopper.rows_128,
+                                             fv_cuda_hopper.latent,    fv_cuda_hopper.amla,
+                                             fv_cuda_hopper.latent_16, fv_cuda_hopper.latent_32};
     for (const fv_cuda_attend_kernel *kernels : hopper) {
         for (int32_t i = 0; i < 2 && status == FV_OK && fv_cuda_state_of(device)->is_hopper; i++)
             status = allow_shared(device, &kernels[i], kernels[i].shared_bytes);
     }
     if (status == FV_OK && fv_cuda_state_of(device)->is_hopper)
         status = allow_shared(device, &fv_cuda_hopper.entries, fv_cuda_hopper.entries.shared_bytes);
+    for (const fv_cuda_attend_kernel &kernel : fv_cuda_hopper.few_entries)
+        if (status == FV_OK && fv_cuda_state_of(device)->is_hopper)
+            status = allow_shared(device, &kernel, kernel.shared_bytes);
     if (status == FV_OK && fv_cuda_state_of(device)->is_hopper) fv_cuda_find_encode_map(fv_cuda_state_of(device));
     fv_cuda_leave(device, previous);
     return status;

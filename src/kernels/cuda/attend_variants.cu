@@ -81,7 +81,7 @@ static const char *why_not_mla(const fv_problem *problem)
     return NULL;
 }
 
-static const char *why_not_mla_64(const fv_problem *problem)
+static const char *why_not_mla_many(const fv_problem *problem)
 {
     const char *reason = why_not_mla(problem);
     if (reason) return reason;
@@ -138,23 +138,24 @@ static constexpr fv_attend_variant amla(const char *name, const char *(*reason)(
 }
 
 /* "amla_multiply" is the paper's Base, to compare with, chosen by name only. */
-#define FV_CUDA_VARIANTS(PREFIX, IS_HOPPER)                                                    \
-    const fv_attend_variant PREFIX##_mla_decode[FV_CUDA_NUM_MLA_DECODE] = {                    \
-        paged<FV_CUDA_FEW_ROWS, IS_HOPPER>("rows16_keys64", why_not_mla, one_at_once),         \
-        paged<FV_CUDA_MANY_ROWS, IS_HOPPER>("rows64_keys64", why_not_mla_64, one_at_once),     \
-        amla<FV_RESCALING_ADD, IS_HOPPER>("amla", amla_why_not),                               \
-        amla<FV_RESCALING_ADD_UNCOMPENSATED, IS_HOPPER>("amla_uncompensated", amla_why_not),   \
-        amla<FV_RESCALING_MULTIPLY_BF16, IS_HOPPER>("amla_multiply", why_not_mla),             \
-    };                                                                                         \
-    const fv_attend_variant PREFIX##_attend_paged[FV_CUDA_NUM_ATTEND] = {                      \
-        paged<FV_CUDA_FEW_ROWS, IS_HOPPER>("rows16_keys64", why_not, few_at_once),             \
-        paged<FV_CUDA_MANY_ROWS, IS_HOPPER>("rows64_keys64", why_not_64, one_at_once),         \
-        paged<FV_CUDA_MANY_SHORT_ROWS, IS_HOPPER>("rows128_keys64", why_not_128, one_at_once), \
-    };                                                                                         \
-    const fv_attend_variant PREFIX##_attend_dense[FV_CUDA_NUM_ATTEND] = {                      \
-        dense<FV_CUDA_FEW_ROWS, IS_HOPPER>("rows16_keys64", why_not, few_at_once),             \
-        dense<FV_CUDA_MANY_ROWS, IS_HOPPER>("rows64_keys64", why_not_64, one_at_once),         \
-        dense<FV_CUDA_MANY_SHORT_ROWS, IS_HOPPER>("rows128_keys64", why_not_128, one_at_once), \
+#define FV_CUDA_VARIANTS(PREFIX, IS_HOPPER)                                                        \
+    const fv_attend_variant PREFIX##_mla_decode[FV_CUDA_NUM_MLA_DECODE] = {                        \
+        paged<FV_CUDA_FEW_ROWS, IS_HOPPER>("rows16_keys64", why_not_mla, one_at_once),             \
+        paged<FV_CUDA_FEW_LATENT_ROWS, IS_HOPPER>("rows32_keys64", why_not_mla_many, one_at_once), \
+        paged<FV_CUDA_MANY_ROWS, IS_HOPPER>("rows64_keys64", why_not_mla_many, one_at_once),       \
+        amla<FV_RESCALING_ADD, IS_HOPPER>("amla", amla_why_not),                                   \
+        amla<FV_RESCALING_ADD_UNCOMPENSATED, IS_HOPPER>("amla_uncompensated", amla_why_not),       \
+        amla<FV_RESCALING_MULTIPLY_BF16, IS_HOPPER>("amla_multiply", why_not_mla),                 \
+    };                                                                                             \
+    const fv_attend_variant PREFIX##_attend_paged[FV_CUDA_NUM_ATTEND] = {                          \
+        paged<FV_CUDA_FEW_ROWS, IS_HOPPER>("rows16_keys64", why_not, few_at_once),                 \
+        paged<FV_CUDA_MANY_ROWS, IS_HOPPER>("rows64_keys64", why_not_64, one_at_once),             \
+        paged<FV_CUDA_MANY_SHORT_ROWS, IS_HOPPER>("rows128_keys64", why_not_128, one_at_once),     \
+    };                                                                                             \
+    const fv_attend_variant PREFIX##_attend_dense[FV_CUDA_NUM_ATTEND] = {                          \
+        dense<FV_CUDA_FEW_ROWS, IS_HOPPER>("rows16_keys64", why_not, few_at_once),                 \
+        dense<FV_CUDA_MANY_ROWS, IS_HOPPER>("rows64_keys64", why_not_64, one_at_once),             \
+        dense<FV_CUDA_MANY_SHORT_ROWS, IS_HOPPER>("rows128_keys64", why_not_128, one_at_once),     \
     };
 
 extern "C" {

@@ -2,7 +2,7 @@
  * the third warpgroup widens. Why: docs/cuda/mla_decode.md.
  *
  *   entry   512 e4m3 | 4 scales, one for 128 elements each | 64 bf16 for RoPE
- *   bytes   as they come by cp.async: where Q would have more than 32 rows, if there are none, else in the tile itself
+ *   bytes   as they come by cp.async, in the tile itself
  *   tile    eight panels of fp16, in which e4m3 is exact; the ninth as it was stored
  *
  * Latents meet the tensor cores without their scales, which are fp32 and exact nowhere else:
@@ -22,8 +22,7 @@ enum {
     ENTRY_CONSUMER_REGISTERS = 200,
     ENTRY_PRODUCER_REGISTERS = 104,
     ENTRY_GROUPS = FV_DS_LATENT / FV_DS_TILE, /* of elements that share a scale: two panels each */
-    ENTRY_PARTS = ENTRY_GROUPS + 1,           /* of a tile, each announced apart: its groups, and RoPE */
-    ENTRY_FEW_ROWS = LATENT_ROWS / 2
+    ENTRY_PARTS = ENTRY_GROUPS + 1            /* of a tile, each announced apart: its groups, and RoPE */
 };
 
 static_assert(2 * ENTRY_CONSUMER_REGISTERS + ENTRY_PRODUCER_REGISTERS <= 3 * 168,
@@ -41,11 +40,6 @@ static_assert(2 * ENTRY_CONSUMER_REGISTERS + ENTRY_PRODUCER_REGISTERS <= 3 * 168
 #define ENTRY_LARGEST_SCALE 8.0f
 
 typedef latent_form<__half, false> entry_form;
-
-static __device__ __forceinline__ int32_t count_entry_rows(const latent_memory *memory, const attend_args *args)
-{
-    return uniform(memory->job.num_rows - (int32_t)blockIdx.x % args->row_parts * LATENT_ROWS);
-}
 
 /* --- producers ------------------------------------------------------------------------------------------------- */
 
@@ -90,16 +84,6 @@ static __device__ __forceinline__ char *bytes_in_place(latent_memory *memory, in
 {
     return memory->tiles[buffer][1] + first_entry_of_warp() * FV_DS_TILE;
 }
-
-/* Ahead: to the second halves of Q's panels, one for two warps. What products read there as rows of Q ends in sums of
- * warps that have no rows. */
-static __device__ __forceinline__ char *bytes_ahead(latent_memory *memory)
-{
-    const int32_t warp = first_entry_of_warp() / 16;
-    return memory->q[warp / 2] + (ENTRY_FEW_ROWS + warp % 2 * 16) * FV_PANEL_ROW_BYTES;
-}
-static_assert((int32_t)FV_DS_TILE == (int32_t)FV_PANEL_ROW_BYTES && ENTRY_FEW_ROWS == 2 * 16,
-              "a group's bytes are a row of a panel");
 
 /* Bytes of groups GROUP and the next: asked for. */
 template <int GROUP> static __device__ __forceinline__ void copy_entry_groups(char *bytes, const entry_places *places)
@@ -219,42 +203,6 @@ static __device__ __forceinline__ void store_entry_scales(latent_memory *memory,
     if (GROUP > 0 && lane == 0) memory->largest_scale[buffer][entry / 16] = scales->largest;
 }
 
-/* Few rows: bytes come to the place that Q leaves free, a tile before they are widened. */
-static __device__ __forceinline__ void produce_entries_ahead(latent_memory *memory, const attend_args *args,
-                                                             int32_t origin, int32_t num_tiles)
-{
-    char *bytes = bytes_ahead(memory);
-    entry_places places = find_entries(args, find_entry_slot(memory, args, origin, 0));
-    latent_slot next = find_entry_slot(memory, args, origin, 1);
-    copy_entry_groups<0>(bytes, &places);
-    ptx_cp_async_commit();
-    copy_entry_groups<2>(bytes, &places);
-    ptx_cp_async_commit();
-#pragma unroll 1
-    for (int32_t tile = 0; tile < num_tiles; tile++) {
-        const int32_t buffer = tile % 2, parity = (tile / 2 + 1) % 2;
-        const bool is_last = tile + 1 == num_tiles;
-        const entry_scales scales = relate_scales(places.scales);
-        const entry_places places_ahead = find_entries(args, next);
-        next = find_entry_slot(memory, args, origin, tile + 2);
-        entry_chunks chunks;
-        read_entries<0, 1>(&chunks, bytes);
-        if (!is_last) copy_entry_groups<0>(bytes, &places_ahead);
-        ptx_cp_async_commit();
-        ptx_mbarrier_wait(&memory->empty[buffer][0], parity);
-        store_entry_scales<0>(memory, buffer, &scales);
-        widen_entries<0>(memory, buffer, &chunks);
-        read_entries<2, 1>(&chunks, bytes);
-        if (!is_last) copy_entry_groups<2>(bytes, &places_ahead);
-        ptx_cp_async_commit();
-        ptx_mbarrier_wait(&memory->empty[buffer][1], parity);
-        copy_entry_rope(memory, buffer, &places); /* of the next group of copies, which is waited for late */
-        store_entry_scales<2>(memory, buffer, &scales);
-        widen_entries<2>(memory, buffer, &chunks);
-        places = places_ahead;
-    }
-}
-
 /* Copies of a tile to its own place, each half as soon as that is free: two groups of them. */
 static __device__ __forceinline__ void ask_for_entries(latent_memory *memory, int32_t buffer, int32_t parity,
                                                        const entry_places *places)
@@ -282,11 +230,13 @@ static __device__ __forceinline__ void widen_in_place(latent_memory *memory, int
     widen_entries<2>(memory, buffer, &chunks);
 }
 
-/* Many rows: Q needs all of its place. Bytes come to the panels that they are widened to, for two tiles at a time: what
- * frees the high half of an even tile comes after the scores of the odd one. */
-static __device__ __forceinline__ void produce_entries_in_place(latent_memory *memory, const attend_args *args,
-                                                                int32_t origin, int32_t num_tiles)
+/* Bytes come to the panels that they are widened to, for two tiles at a time: what frees the high half of an even tile
+ * comes after the scores of the odd one. */
+static __device__ __forceinline__ void produce_entries(latent_memory *memory, const attend_args *args)
 {
+    ptx_bar_sync(LATENT_BARRIER_KEYS, LATENT_THREADS);
+    const int32_t origin = first_latent_key(&memory->keys), num_tiles = count_latent_tiles(&memory->keys);
+    if (num_tiles == 0) return;
     latent_slot even = find_entry_slot(memory, args, origin, 0), odd = find_entry_slot(memory, args, origin, 1);
 #pragma unroll 1
     for (int32_t tile = 0; tile < num_tiles; tile += 2) {
@@ -306,24 +256,12 @@ static __device__ __forceinline__ void produce_entries_in_place(latent_memory *m
     }
 }
 
-static __device__ __forceinline__ void produce_entries(latent_memory *memory, const attend_args *args)
-{
-    ptx_bar_sync(LATENT_BARRIER_KEYS, LATENT_THREADS);
-    const int32_t origin = first_latent_key(&memory->keys), num_tiles = count_latent_tiles(&memory->keys);
-    if (num_tiles == 0) return;
-    if (count_entry_rows(memory, args) <= ENTRY_FEW_ROWS)
-        produce_entries_ahead(memory, args, origin, num_tiles);
-    else
-        produce_entries_in_place(memory, args, origin, num_tiles);
-}
-
 /* --- consumers ------------------------------------------------------------------------------------------------- */
 
 typedef struct entry_state {
     latent_state of_rows;
     float scale;        /* of scores, in base 2 */
     float inverse_unit; /* of P times scale: what they are multiplied by */
-    bool has_rows;      /* the warp: else it only takes part in products */
 } entry_state;
 
 /* The largest magnitude of bf16 in a thread's part of a row, as its bits. */
@@ -352,8 +290,7 @@ template <class T> static __device__ __forceinline__ uint4 scale_chunk(uint4 chu
 
 /* Queries into panels, times the power of two that brings the largest element of all rows to 2^14 and above: what is
  * 2^31 below that is exact. Returns its inverse. */
-static __device__ __forceinline__ float load_entry_queries(latent_memory *memory, const attend_args *args,
-                                                           int32_t num_rows)
+static __device__ __forceinline__ float load_entry_queries(latent_memory *memory, const attend_args *args)
 {
     uint4 chunks[2][LATENT_PANELS];
     const int32_t first_row = threadIdx.x / 8, chunk = threadIdx.x % 8;
@@ -375,7 +312,6 @@ static __device__ __forceinline__ float load_entry_queries(latent_memory *memory
     const float factor = __uint_as_float((127 + 141 - biased) << 23);
 #pragma unroll
     for (int i = 0; i < 2; i++) {
-        if (i > 0 && num_rows <= ENTRY_FEW_ROWS) break; /* bytes_ahead() */
         char *to = memory->q[0] + panel_offset(LATENT_ROWS, first_row + i * (LATENT_CONSUMERS / 8), chunk);
 #pragma unroll
         for (int panel = 0; panel < LATENT_PANELS; panel++)
@@ -385,14 +321,13 @@ static __device__ __forceinline__ float load_entry_queries(latent_memory *memory
     }
     return __uint_as_float((127 + biased - 141) << 23);
 }
-static_assert(LATENT_ROWS == 2 * LATENT_CONSUMERS / 8 && ENTRY_FEW_ROWS == LATENT_CONSUMERS / 8,
-              "two rows of each eight threads, one where they are few");
+static_assert(LATENT_ROWS == 2 * LATENT_CONSUMERS / 8, "two rows of each eight threads");
 
 /* Dot products of part PART of a tile, when it is there, added to those of the parts before, which are multiplied by a
  * quotient of scales: issued. All that can be done while the part before is under way is. */
 template <int PART>
-static __device__ __forceinline__ void multiply_entry_part(float (&s)[LATENT_TILE / 2], const entry_state *state,
-                                                           latent_memory *memory, int32_t buffer, uint32_t parity)
+static __device__ __forceinline__ void multiply_entry_part(float (&s)[LATENT_TILE / 2], latent_memory *memory,
+                                                           int32_t buffer, uint32_t parity)
 {
     constexpr int PANEL = 2 * PART, SIZE = PART < ENTRY_GROUPS ? FV_DS_TILE : FV_DS_ROPE;
     const uint64_t q_at = ptx_anew(ptx_matrix_descriptor(memory->q[PANEL], 16, 1024));
@@ -400,9 +335,9 @@ static __device__ __forceinline__ void multiply_entry_part(float (&s)[LATENT_TIL
     ptx_mbarrier_wait(&memory->full[buffer][PART], parity);
     if (PART == ENTRY_GROUPS) ptx_fence_proxy_async(); /* what came by cp.async; of groups the producers have passed it */
     if (PART > 0) {
-        float2 scales[LATENT_TILE / 8] = {};
+        float2 scales[LATENT_TILE / 8];
 #pragma unroll
-        for (int n = 0; n < LATENT_TILE / 8 && state->has_rows; n++)
+        for (int n = 0; n < LATENT_TILE / 8; n++)
             scales[n] = *(const float2 *)&memory->scales[buffer][PART - 1][n * 8 + threadIdx.x % 4 * 2];
         ptx_wgmma_wait<0>();
         ptx_wgmma_settle(s);
@@ -429,14 +364,14 @@ static __device__ __forceinline__ void multiply_entry_part(float (&s)[LATENT_TIL
 }
 
 /* S of a tile. */
-static __device__ __forceinline__ void multiply_entry_keys(float (&s)[LATENT_TILE / 2], const entry_state *state,
-                                                           latent_memory *memory, int32_t buffer, uint32_t parity)
+static __device__ __forceinline__ void multiply_entry_keys(float (&s)[LATENT_TILE / 2], latent_memory *memory,
+                                                           int32_t buffer, uint32_t parity)
 {
-    multiply_entry_part<0>(s, state, memory, buffer, parity);
-    multiply_entry_part<1>(s, state, memory, buffer, parity);
-    multiply_entry_part<2>(s, state, memory, buffer, parity);
-    multiply_entry_part<3>(s, state, memory, buffer, parity);
-    multiply_entry_part<4>(s, state, memory, buffer, parity);
+    multiply_entry_part<0>(s, memory, buffer, parity);
+    multiply_entry_part<1>(s, memory, buffer, parity);
+    multiply_entry_part<2>(s, memory, buffer, parity);
+    multiply_entry_part<3>(s, memory, buffer, parity);
+    multiply_entry_part<4>(s, memory, buffer, parity);
     ptx_wgmma_wait<0>();
     ptx_wgmma_settle(s);
 }
@@ -517,7 +452,6 @@ static __device__ __forceinline__ bool weigh_entry_keys(float (&s)[LATENT_TILE /
                                                         const attend_args *args, int32_t row0, int32_t tile_first)
 {
     latent_state *rows = &state->of_rows;
-    if (!state->has_rows) return false;
 #pragma unroll
     for (int i = 0; i < LATENT_TILE / 2; i++) s[i] *= state->scale;
     if (tile_first < memory->keys.full_first || tile_first + LATENT_TILE > memory->keys.full_end) {
@@ -552,7 +486,7 @@ static __device__ __forceinline__ void hand_over_entry_weights(uint4 (&weights)[
         weights[i] = make_uint4(
             fv_narrow_pair<__half>(s[8 * i], s[8 * i + 1]), fv_narrow_pair<__half>(s[8 * i + 2], s[8 * i + 3]),
             fv_narrow_pair<__half>(s[8 * i + 4], s[8 * i + 5]), fv_narrow_pair<__half>(s[8 * i + 6], s[8 * i + 7]));
-        if (state->has_rows) *((uint4 *)memory->p + threadIdx.x % 128 + i * 128) = weights[i];
+        *((uint4 *)memory->p + threadIdx.x % 128 + i * 128) = weights[i];
     }
     /* Of the sums nothing is stored, but they have to be there: else the compiler leaves their additions for later, and
      * the registers of S with them. */
@@ -564,13 +498,10 @@ static __device__ __forceinline__ void hand_over_entry_weights(uint4 (&weights)[
     ptx_bar_arrive(barrier, LATENT_CONSUMERS);
 }
 
-static __device__ __forceinline__ void load_entry_weights(uint4 (&weights)[4], const entry_state *state,
-                                                          const latent_memory *memory)
+static __device__ __forceinline__ void load_entry_weights(uint4 (&weights)[4], const latent_memory *memory)
 {
 #pragma unroll
-    for (int i = 0; i < 4; i++)
-        weights[i] = state->has_rows ? *((const uint4 *)memory->p + threadIdx.x % 128 + i * 128)
-                                     : make_uint4(0, 0, 0, 0);
+    for (int i = 0; i < 4; i++) weights[i] = *((const uint4 *)memory->p + threadIdx.x % 128 + i * 128);
 }
 
 /* The other warpgroup's tile: the maxima that its P is relative to; true where the output has to be moved to them. */
@@ -580,7 +511,6 @@ static __device__ __forceinline__ bool take_over_entry_maxima(latent_move *move,
 {
     latent_state *rows = &state->of_rows;
     ptx_bar_sync(barrier, LATENT_CONSUMERS);
-    if (!state->has_rows) return false;
     const float max[2] = {memory->row_max[rows->row], memory->row_max[rows->row + 8]};
     return move_latent_maxima<entry_form>(move, rows, max, args);
 }
@@ -591,16 +521,14 @@ static __device__ __forceinline__ void attend_entries(float (&out)[LATENT_VALUE 
                                                       latent_move *move, bool moves, entry_state *state,
                                                       const latent_memory *memory, int32_t buffer)
 {
-    uint32_t p[2][LATENT_TILE / 4] = {};
-    if (state->has_rows) {
-        moves = raise_entry_unit(move, state, memory, buffer) || moves;
-        if (moves) rescale_values(out, move->by);
+    uint32_t p[2][LATENT_TILE / 4];
+    moves = raise_entry_unit(move, state, memory, buffer) || moves;
+    if (moves) rescale_values(out, move->by);
 #pragma unroll
-        for (int i = 0; i < 4; i++) {
-            const uint4 of = weights[i];
-            scale_entry_weights<WARPGROUP>(p, of.x, of.y, 2 * i, memory, buffer, state->inverse_unit);
-            scale_entry_weights<WARPGROUP>(p, of.z, of.w, 2 * i + 1, memory, buffer, state->inverse_unit);
-        }
+    for (int i = 0; i < 4; i++) {
+        const uint4 of = weights[i];
+        scale_entry_weights<WARPGROUP>(p, of.x, of.y, 2 * i, memory, buffer, state->inverse_unit);
+        scale_entry_weights<WARPGROUP>(p, of.z, of.w, 2 * i + 1, memory, buffer, state->inverse_unit);
     }
     multiply_entry_values(out, p, memory, buffer, WARPGROUP);
     ptx_wgmma_wait<0>();
@@ -617,14 +545,14 @@ static __device__ __forceinline__ void attend_even_entries(float (&out)[LATENT_V
     latent_move move;
 #pragma unroll 1
     for (int32_t tile = 0; tile < num_tiles; tile += 2) {
-        multiply_entry_keys(s, state, memory, 0, tile / 2 % 2);
+        multiply_entry_keys(s, memory, 0, tile / 2 % 2);
         bool moves = weigh_entry_keys(s, &move, state, memory, args, row0, origin + tile * LATENT_TILE);
         hand_over_entry_weights(weights, s, state, memory, LATENT_BARRIER_EVEN);
         attend_entries<0>(out, weights, &move, moves, state, memory, 0);
         release_latents(memory, 0, 0);
         if (tile + 1 >= num_tiles) return;
         moves = take_over_entry_maxima(&move, state, memory, args, LATENT_BARRIER_ODD);
-        load_entry_weights(weights, state, memory);
+        load_entry_weights(weights, memory);
         attend_entries<0>(out, weights, &move, moves, state, memory, 1);
         release_latents(memory, 1, 0);
     }
@@ -641,20 +569,20 @@ static __device__ __forceinline__ void attend_odd_entries(float (&out)[LATENT_VA
     latent_move other_move, move;
 #pragma unroll 1
     for (int32_t tile = 1; tile < num_tiles; tile += 2) {
-        multiply_entry_keys(s, state, memory, 1, tile / 2 % 2);
+        multiply_entry_keys(s, memory, 1, tile / 2 % 2);
         const bool moves = take_over_entry_maxima(&other_move, state, memory, args, LATENT_BARRIER_EVEN);
         const bool moves_again = weigh_entry_keys(s, &move, state, memory, args, row0, origin + tile * LATENT_TILE);
-        load_entry_weights(other_weights, state, memory);
+        load_entry_weights(other_weights, memory);
         hand_over_entry_weights(weights, s, state, memory, LATENT_BARRIER_ODD);
         attend_entries<1>(out, other_weights, &other_move, moves, state, memory, 0);
-        load_entry_weights(weights, state, memory);
+        load_entry_weights(weights, memory);
         release_latents(memory, 0, 1);
         attend_entries<1>(out, weights, &move, moves_again, state, memory, 1);
         release_latents(memory, 1, 1);
     }
     if (num_tiles % 2 == 0) return;
     const bool moves = take_over_entry_maxima(&move, state, memory, args, LATENT_BARRIER_EVEN);
-    load_entry_weights(weights, state, memory);
+    load_entry_weights(weights, memory);
     attend_entries<1>(out, weights, &move, moves, state, memory, 0);
 }
 
@@ -662,15 +590,13 @@ static __device__ __forceinline__ void consume_entries(latent_memory *memory, co
 {
     const attend_job *job = &memory->job;
     const int32_t row0 = (int32_t)blockIdx.x % args->row_parts * LATENT_ROWS, group = warpgroup_of_thread();
-    find_latent_rows(memory, args, row0);
-    const int32_t num_rows = count_entry_rows(memory, args);
-    const float inverse = load_entry_queries(memory, args, num_rows);
+    find_latent_rows<LATENT_ROWS>(memory, args, row0);
+    const float inverse = load_entry_queries(memory, args);
     float out[LATENT_VALUE / 4];
 #pragma unroll
     for (int i = 0; i < LATENT_VALUE / 4; i++) out[i] = 0;
     entry_state state;
     latent_state *rows = &state.of_rows;
-    state.has_rows = uniform((int32_t)threadIdx.x / 32 % 4) * 16 < num_rows;
     clear_row_sums(&rows->sums);
     rows->row = threadIdx.x / 32 % 4 * 16 + threadIdx.x % 32 / 4;
     state.scale = args->params.scale * job->k_head_scale * FV_LOG2E * inverse;

@@ -51,6 +51,16 @@ __device__ __forceinline__ void ptx_tensor_copy(void *shared, const fv_tensor_ma
                  : "memory");
 }
 
+/* "cp.async.bulk": bytes, a multiple of 16, from global to shared memory, both at multiples of 16; they arrive at the
+ * barrier. */
+__device__ __forceinline__ void ptx_bulk_load(void *shared, const void *global, int32_t bytes, uint64_t *barrier)
+{
+    asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(
+                     ptx_shared_address(shared)),
+                 "l"(global), "r"(bytes), "r"(ptx_shared_address(barrier))
+                 : "memory");
+}
+
 /* "cp.async.bulk": bytes, a multiple of 16, from shared to global memory, both at multiples of 16. What was written there
  * before is seen behind a fence (ptx_fence_proxy_async). */
 __device__ __forceinline__ void ptx_bulk_store(void *global, const void *shared, int32_t bytes)
@@ -87,12 +97,33 @@ __device__ __forceinline__ void ptx_bar_arrive(int32_t id, int32_t threads)
     asm volatile("bar.arrive %0, %1;" ::"r"(id), "r"(threads) : "memory");
 }
 
+/* "bar.red.or": the same wait; true in all of the threads where it is in one. */
+__device__ __forceinline__ bool ptx_bar_any(int32_t id, int32_t threads, bool is)
+{
+    uint32_t any;
+    asm volatile("{\n.reg .pred is, any;\nsetp.ne.b32 is, %3, 0;\nbar.red.or.pred any, %1, %2, is;\n"
+                 "selp.u32 %0, 1, 0, any;\n}\n"
+                 : "=r"(any)
+                 : "r"(id), "r"(threads), "r"((uint32_t)is)
+                 : "memory");
+    return any != 0;
+}
+
 /* "Warp-level matrix store: stmatrix": four 8x8 matrices of 16-bit elements; lane l gives the shared address of row
  * l % 8 of matrix l / 8, and of each matrix elements 2 (l % 4) and the next of row l / 4. */
 __device__ __forceinline__ void ptx_stmatrix_x4(uint32_t address, uint32_t r0, uint32_t r1, uint32_t r2, uint32_t r3)
 {
     asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(address), "r"(r0), "r"(r1),
                  "r"(r2), "r"(r3)
+                 : "memory");
+}
+
+/* The same, each matrix transposed. */
+__device__ __forceinline__ void ptx_stmatrix_x4_trans(uint32_t address, uint32_t r0, uint32_t r1, uint32_t r2,
+                                                      uint32_t r3)
+{
+    asm volatile("stmatrix.sync.aligned.m8n8.x4.trans.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(address), "r"(r0),
+                 "r"(r1), "r"(r2), "r"(r3)
                  : "memory");
 }
 

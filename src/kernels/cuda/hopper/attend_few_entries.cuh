@@ -1,0 +1,763 @@
+/* MLA decode of few rows (N: 16 or 32) over the 656-byte entry on Hopper (wgmma): keys, and then columns of the values,
+ * are the 64 rows of a product, the queries its N columns, so no tensor core multiplies empty rows. Why:
+ * docs/cuda/mla_decode.md.
+ *
+ *   entry   512 e4m3 | 4 scales, one for 128 elements each | 64 bf16 for RoPE; in shared memory as in the cache
+ *   S^T     = s0 (K0 Q0^T) + s1 (K1 Q1^T) + s2 (K2 Q2^T) + s3 (K3 Q3^T) + Kr Qr^T
+ *   O^T_g  += V_g^T (s_g P)^T
+ *
+ * The left operand comes from registers, so entries go from their bytes to the tensor cores without panels in between:
+ * e4m3 is exact in fp16, and nothing but bytes is written to shared memory. Roles:
+ *
+ *   a warp                 brings tiles of 64 entries by the copy engine, as far ahead as four tiles hold
+ *   two warpgroups         S^T and softmax, of every second tile each; P, times scales, to shared memory
+ *   two more               O^T, half of the columns each: 64 of them for N / 2 registers of a thread
+ *
+ * What a row's sums are relative to, and the unit of P times scale (attend_entry.cuh), are chosen tile by tile, so the
+ * warpgroups of the scores pass them on to each other; most tiles change neither, which a barrier's vote says. */
+#ifndef FV_KERNELS_CUDA_HOPPER_ATTEND_FEW_ENTRIES_CUH
+#define FV_KERNELS_CUDA_HOPPER_ATTEND_FEW_ENTRIES_CUH
+
+#include "kernels/cuda/hopper/attend_entry.cuh"
+#include "kernels/cuda/hopper/latent_columns.cuh"
+
+enum {
+    FEW_TILES = 4,
+    FEW_TILE_BYTES = (int32_t)LATENT_TILE * (int32_t)FV_DS_ENTRY_BYTES,
+    FEW_SCORERS = 256, /* threads; two warpgroups, the first of a block */
+    FEW_VALUERS = 256, /* two more */
+    FEW_CONSUMERS = FEW_SCORERS + FEW_VALUERS,
+    FEW_THREADS = FEW_CONSUMERS + 128, /* of the last warpgroup, one warp has work */
+    FEW_SCORER_REGISTERS = 104,
+    FEW_VALUER_REGISTERS = 120,
+    FEW_PRODUCER_REGISTERS = 24,
+    FEW_ROPE_STEPS = FV_DS_ROPE / 16, /* products 16 deep, of S^T */
+    FEW_GROUP_STEPS = FV_DS_TILE / 16,
+    FEW_CHUNK_STEPS = 4 /* for which a chunk of 16 e4m3 is enough */
+};
+
+/* Barriers of threads, by their numbers; 0 is __syncthreads(). */
+enum {
+    FEW_BARRIER_EVEN = 1, /* the first warpgroup has chosen what its tile's P is relative to */
+    FEW_BARRIER_ODD,      /* the second */
+    FEW_BARRIER_GROUP,    /* of the threads of the first, the next number of those of the second */
+    FEW_BARRIER_SCORERS = FEW_BARRIER_GROUP + 2,
+    FEW_BARRIER_CONSUMERS
+};
+
+/* What the output moves by before a tile is added. */
+template <int N> struct few_move {
+    float by[N];
+    int32_t is_needed;
+};
+
+template <int N> struct few_memory {
+    static constexpr int NUM_P = N <= 16 ? 2 : 1;
+    alignas(1024) char q[LATENT_PANELS][N * FV_PANEL_ROW_BYTES];
+    alignas(1024) char p[NUM_P][ENTRY_GROUPS][N * FV_PANEL_ROW_BYTES];
+    alignas(128) char tiles[FEW_TILES][FEW_TILE_BYTES];
+    attend_row rows[N];
+    alignas(16) float max[N];                         /* what the sums of a row are relative to */
+    alignas(16) float known_max[FEW_SCORERS / 32][N]; /* by the warps of the scorers: what theirs are */
+    few_move<N> move[NUM_P];
+    alignas(16) float found_max[2][4][N]; /* by the warps of a warpgroup, in a tile */
+    alignas(16) float found_scale[2][4];
+    alignas(16) float sums[FEW_SCORERS / 32][N];
+    uint64_t full[FEW_TILES], empty[FEW_TILES];
+    uint64_t p_full[NUM_P], p_empty[NUM_P];
+    float inverse_unit;
+    uint32_t largest_query;
+    attend_keys keys;
+    int32_t has_item;
+    attend_job job;
+};
+static_assert(sizeof(few_memory<16>) <= 227 * 1024 && sizeof(few_memory<32>) <= 227 * 1024,
+              "the shared memory of a block");
+
+static __device__ __forceinline__ int32_t warp_of_group(void) { return uniform((int32_t)threadIdx.x / 32 % 4); }
+
+template <class T>
+static __device__ __forceinline__ void multiply_few(float (&d)[8], const uint32_t (&a)[4], uint64_t b, int32_t adds)
+{
+    ptx_wgmma_m64n16k16_rs<T>(d, a, b, adds);
+}
+template <class T>
+static __device__ __forceinline__ void multiply_few(float (&d)[16], const uint32_t (&a)[4], uint64_t b, int32_t adds)
+{
+    ptx_wgmma_m64n32k16_rs<T>(d, a, b, adds);
+}
+
+/* --- the producer ---------------------------------------------------------------------------------------------- */
+
+/* A lane for each row of the block, and the keys that they have. */
+template <int N>
+static __device__ __forceinline__ void find_few_rows(few_memory<N> *memory, const attend_args *args, int32_t row0)
+{
+    const int32_t r = (int32_t)threadIdx.x % 32;
+    const attend_row row = row_of(args, &memory->job, r < N ? row0 + r : INT32_MAX);
+    const bool is_row = r < N && row0 + r < memory->job.num_rows, has_keys = row.first < row.end;
+    attend_keys keys;
+    keys.first = __reduce_min_sync(~0u, has_keys ? row.first : INT32_MAX);
+    keys.end = __reduce_max_sync(~0u, has_keys ? row.end : 0);
+    keys.full_first = __reduce_max_sync(~0u, is_row ? row.first : 0);
+    keys.full_end = __reduce_min_sync(~0u, is_row ? row.end : INT32_MAX);
+    if (r < N) memory->rows[r] = row;
+    if (r == 0) memory->keys = keys;
+    __syncwarp();
+}
+
+/* A copy is of so many entries, where a tile has no keys that no row sees: they lie together in a page. */
+static __device__ __forceinline__ int32_t find_run_keys(const attend_args *args)
+{
+    const int32_t page = args->params.cache.block_size;
+    return args->k[0].plane.slot_stride == FV_DS_ENTRY_BYTES ? fv_min_i32(page & -page, LATENT_TILE) : 1;
+}
+
+/* Where a lane's copies of a tile begin, known before they are asked for. */
+typedef struct few_runs {
+    const char *from[2];
+    int32_t keys; /* of a run */
+} few_runs;
+
+/* Keys that no row sees are a neighbour's, which weigh nothing there: one by one. */
+template <int N>
+static __device__ __forceinline__ few_runs find_few_runs(const few_memory<N> *memory, const attend_args *args,
+                                                         int32_t tile_first, int32_t run_keys)
+{
+    const attend_keys *keys = &memory->keys;
+    const fv_kv_plane *plane = &args->k[0].plane;
+    const bool is_inside = tile_first >= keys->first && tile_first + LATENT_TILE <= keys->end;
+    few_runs runs = {{NULL, NULL}, is_inside ? run_keys : 1};
+#pragma unroll
+    for (int i = 0; i < 2; i++) {
+        const int32_t key = tile_first + ((int32_t)threadIdx.x % 32 + i * 32) * runs.keys;
+        const int2 at = split_key(args, fv_max_i32(keys->first, fv_min_i32(key, keys->end - 1)));
+        if (i == 0 || runs.keys == 1)
+            runs.from[i] = (const char *)plane->data + memory->job.table[at.x] * plane->block_stride +
+                           at.y * plane->slot_stride;
+    }
+    return runs;
+}
+
+template <int N>
+static __device__ __forceinline__ void bring_few_entries(few_memory<N> *memory, const attend_args *args, int32_t origin,
+                                                         int32_t num_tiles)
+{
+    if (num_tiles == 0) return;
+    const int32_t lane = threadIdx.x % 32, run_keys = find_run_keys(args);
+    few_runs next = find_few_runs(memory, args, origin, run_keys);
+#pragma unroll 1
+    for (int32_t tile = 0; tile < num_tiles; tile++) {
+        const int32_t at = tile % FEW_TILES;
+        const few_runs runs = next;
+        next = find_few_runs(memory, args, origin + (tile + 1) * LATENT_TILE, run_keys);
+        ptx_mbarrier_wait(&memory->empty[at], (tile / FEW_TILES + 1) % 2);
+        if (lane == 0) ptx_mbarrier_expect(&memory->full[at], FEW_TILE_BYTES);
+        __syncwarp();
+#pragma unroll
+        for (int i = 0; i < 2; i++) {
+            const int32_t key = (lane + i * 32) * runs.keys;
+            if (key < LATENT_TILE)
+                ptx_bulk_load(memory->tiles[at] + key * FV_DS_ENTRY_BYTES, runs.from[i], runs.keys * FV_DS_ENTRY_BYTES,
+                              &memory->full[at]);
+        }
+        __syncwarp();
+    }
+}
+
+/* --- scores and softmax ---------------------------------------------------------------------------------------- */
+
+/* Of a warpgroup's scores a thread has those of two keys, 16 w + l / 4 of warp w and lane l and the eighth after it,
+ * with N / 4 rows: 8 i + 2 (l % 4) + c, element 4 i + 2 key + c. What belongs to a row is at 2 i + c here. */
+template <int N> struct few_state {
+    float sum[N / 4]; /* of the thread's keys */
+    float max[N / 4]; /* what they are relative to: known in between follow_few_maxima() and the tile's end */
+    float inverse_unit;
+};
+
+/* A chunk of each of the thread's two keys, as it is in the entry. */
+typedef struct key_chunks {
+    uint4 of[2];
+} key_chunks;
+
+static __device__ __forceinline__ key_chunks read_key_chunks(const char *at)
+{
+    return {*(const uint4 *)at, *(const uint4 *)(at + 8 * FV_DS_ENTRY_BYTES)};
+}
+
+static __device__ __forceinline__ uint32_t word_of(const uint4 &chunk, int word)
+{
+    return word == 0 ? chunk.x : word == 1 ? chunk.y : word == 2 ? chunk.z : chunk.w;
+}
+
+/* Operand of a product from four e4m3 of each key: the depth goes through the elements in the order that the four lanes of
+ * a key read them in, for sums have none; that of the queries is the same (store_few_chunk). */
+static __device__ __forceinline__ void widen_key_word(uint32_t (&a)[4], const key_chunks *chunks, int word)
+{
+    const uint2 first = ptx_widen_e4m3(word_of(chunks->of[0], word));
+    const uint2 second = ptx_widen_e4m3(word_of(chunks->of[1], word));
+    a[0] = first.x;
+    a[1] = second.x;
+    a[2] = first.y;
+    a[3] = second.y;
+}
+
+/* The same from RoPE's elements, of which a chunk is for two products. */
+static __device__ __forceinline__ void take_rope_words(uint32_t (&a)[4], const key_chunks *chunks, int which)
+{
+    a[0] = word_of(chunks->of[0], which * 2);
+    a[1] = word_of(chunks->of[1], which * 2);
+    a[2] = word_of(chunks->of[0], which * 2 + 1);
+    a[3] = word_of(chunks->of[1], which * 2 + 1);
+}
+
+/* Scores of a group's elements, which are done, times scales: of the key at `key`, and the eighth after it. */
+template <int N>
+static __device__ __forceinline__ void add_few_group(float (&s)[N / 2], float (&of_group)[N / 2], const char *key,
+                                                     int group, float scale)
+{
+    const float *scales = (const float *)(key + FV_DS_SCALES_AT) + group;
+    const float low = scales[0] * scale, high = scales[8 * FV_DS_ENTRY_BYTES / 4] * scale;
+    ptx_wgmma_settle(of_group);
+#pragma unroll
+    for (int i = 0; i < N / 2; i++) s[i] = fmaf(of_group[i], i / 2 % 2 ? high : low, s[i]);
+}
+
+/* S^T of a tile, in base 2: RoPE, then the groups, a few steps at a time. Their operands are made while those of the part
+ * before are multiplied, and take the registers of the part before that. 32 rows leave registers for the sums of one
+ * group, 16 for two. */
+template <int N>
+static __device__ __forceinline__ void multiply_few_keys(float (&s)[N / 2], const few_memory<N> *memory,
+                                                         const char *key, float scale)
+{
+    constexpr int PANEL_BYTES = N * FV_PANEL_ROW_BYTES, STEPS = N <= 16 ? 4 : 2 /* of a part */, SUMS = N <= 16 ? 2 : 1;
+    constexpr int ROPE_PARTS = FEW_ROPE_STEPS / STEPS, GROUP_PARTS = FEW_GROUP_STEPS / STEPS;
+    constexpr int PARTS = ROPE_PARTS + ENTRY_GROUPS * GROUP_PARTS;
+    const uint64_t q_at = ptx_anew(ptx_matrix_descriptor(memory->q[0], 16, 1024));
+    const char *own = key + threadIdx.x % 4 * 32; /* of a key's four lanes each has two of eight chunks: all banks */
+    key_chunks rope[2] = {read_key_chunks(own + FV_DS_ROPE_AT), read_key_chunks(own + FV_DS_ROPE_AT + 16)};
+    key_chunks chunks = read_key_chunks(own);
+    uint32_t a[2][STEPS][4];
+    float of_group[SUMS][N / 2];
+#pragma unroll
+    for (int part = 0; part < PARTS; part++) {
+        const int first = part * STEPS - FEW_ROPE_STEPS, group = first / FEW_GROUP_STEPS;
+        const int ended = part - ROPE_PARTS - SUMS; /* of the groups' parts, the last one whose sums are needed here */
+        const bool adds = ended >= 0 && ended % GROUP_PARTS == GROUP_PARTS - 1;
+        if (part >= 2) ptx_wgmma_wait<1>();
+        if (part == ROPE_PARTS + 1) {
+            ptx_wgmma_settle(s);
+#pragma unroll
+            for (int i = 0; i < N / 2; i++) s[i] *= scale;
+        }
+#pragma unroll
+        for (int i = 0; i < STEPS; i++) {
+            if (first < 0)
+                take_rope_words(a[part % 2][i], &rope[(part * STEPS + i) / 2], i % 2);
+            else
+                widen_key_word(a[part % 2][i], &chunks, (first + i) % FEW_CHUNK_STEPS);
+        }
+        const int next = (first + STEPS) / FEW_CHUNK_STEPS; /* chunk */
+        if (first >= 0 && (first + STEPS) % FEW_CHUNK_STEPS == 0 && next < ENTRY_GROUPS * 2)
+            chunks = read_key_chunks(own + next / 2 * FV_DS_TILE + next % 2 * 16);
+        if (adds) {
+            if (SUMS == 1) ptx_wgmma_wait<0>();
+            add_few_group<N>(s, of_group[ended / GROUP_PARTS % SUMS], key, ended / GROUP_PARTS, scale);
+        }
+        ptx_wgmma_fence();
+#pragma unroll
+        for (int i = 0; i < STEPS; i++) {
+            const int step = first + i;
+            if (step < 0)
+                multiply_few<__nv_bfloat16>(
+                    s, a[part % 2][i],
+                    ptx_descriptor_at(q_at, (LATENT_PANELS - 1) * PANEL_BYTES + (part * STEPS + i) * 32),
+                    part * STEPS + i > 0);
+            else
+                multiply_few<__half>(of_group[group % SUMS], a[part % 2][i],
+                                     ptx_descriptor_at(q_at, step / 4 * PANEL_BYTES + step % 4 * 32),
+                                     step % FEW_GROUP_STEPS > 0);
+        }
+        ptx_wgmma_commit();
+    }
+    ptx_wgmma_wait<0>();
+    add_few_group<N>(s, of_group[(ENTRY_GROUPS - 1) % SUMS], key, ENTRY_GROUPS - 1, scale);
+}
+
+/* Of the thread's two keys. */
+static __device__ __forceinline__ void read_few_scales(float (&scales)[2][ENTRY_GROUPS], const char *key)
+{
+#pragma unroll
+    for (int half = 0; half < 2; half++) {
+        const float4 of = *(const float4 *)(key + half * 8 * FV_DS_ENTRY_BYTES + FV_DS_SCALES_AT);
+        scales[half][0] = of.x;
+        scales[half][1] = of.y;
+        scales[half][2] = of.z;
+        scales[half][3] = of.w;
+    }
+}
+
+/* What the tiles before are relative to: the sums follow. What the warp knew lies in shared memory, for registers are full
+ * of products in between. */
+template <int N> static __device__ __forceinline__ void follow_few_maxima(few_state<N> *state, few_memory<N> *memory)
+{
+    float *known = memory->known_max[threadIdx.x / 32];
+    float before[N / 4];
+    bool moves = false;
+#pragma unroll
+    for (int i = 0; i < N / 4; i += 2) {
+        const float2 was = *(const float2 *)&known[column_of_thread(i)];
+        const float2 is = *(const float2 *)&memory->max[column_of_thread(i)];
+        before[i] = was.x;
+        before[i + 1] = was.y;
+        state->max[i] = is.x;
+        state->max[i + 1] = is.y;
+        moves = moves || was.x != is.x || was.y != is.y;
+    }
+    state->inverse_unit = memory->inverse_unit;
+    if (!__any_sync(~0u, moves)) return;
+#pragma unroll
+    for (int i = 0; i < N / 4; i++) {
+        if (state->max[i] != before[i]) state->sum[i] *= ptx_ex2(before[i] - state->max[i]);
+        if (threadIdx.x % 32 < 4) known[column_of_thread(i)] = state->max[i];
+    }
+    __syncwarp();
+}
+
+static __device__ __forceinline__ float find_largest_scale(const float (&scales)[2][ENTRY_GROUPS])
+{
+    float largest = 0;
+#pragma unroll
+    for (int i = 0; i < 2 * ENTRY_GROUPS; i++)
+        largest = fmaxf(largest, fabsf(scales[i / ENTRY_GROUPS][i % ENTRY_GROUPS]));
+    return largest;
+}
+
+/* Does a score pass what its row's sums are relative to by too much, or a scale the unit? */
+template <int N>
+static __device__ __forceinline__ bool exceeds_few_maxima(const float (&s)[N / 2], const few_state<N> *state,
+                                                          float largest_scale)
+{
+    bool exceeds = largest_scale * state->inverse_unit >= ENTRY_LARGEST_SCALE;
+#pragma unroll
+    for (int i = 0; i < N / 4; i++)
+        exceeds = exceeds || fmaxf(s[element_of_column(i, 0)], s[element_of_column(i, 1)]) >
+                                 state->max[i] + (ENTRY_HEADROOM + FV_MAX_SLACK);
+    return exceeds;
+}
+
+/* The largest score of each row in the tile, and the largest scale: from all threads of the warpgroup. */
+template <int N>
+static __device__ __forceinline__ float find_few_maxima(float (&max)[N / 4], const float (&s)[N / 2],
+                                                        float largest_scale, few_memory<N> *memory, int32_t group)
+{
+    const int32_t warp = warp_of_group(), lane = threadIdx.x % 32;
+    largest_scale = __uint_as_float(__reduce_max_sync(~0u, __float_as_uint(largest_scale)));
+#pragma unroll
+    for (int i = 0; i < N / 4; i++) {
+        float most = fmaxf(s[element_of_column(i, 0)], s[element_of_column(i, 1)]);
+#pragma unroll
+        for (int by = 4; by < 32; by *= 2) most = fmaxf(most, __shfl_xor_sync(~0u, most, by));
+        if (lane < 4) memory->found_max[group][warp][column_of_thread(i)] = most;
+    }
+    if (lane == 0) memory->found_scale[group][warp] = largest_scale;
+    ptx_bar_sync(FEW_BARRIER_GROUP + group, 128);
+#pragma unroll
+    for (int i = 0; i < N / 4; i++) {
+        max[i] = -INFINITY;
+#pragma unroll
+        for (int w = 0; w < 4; w++) max[i] = fmaxf(max[i], memory->found_max[group][w][column_of_thread(i)]);
+    }
+    const float4 of = *(const float4 *)memory->found_scale[group];
+    return fmaxf(fmaxf(of.x, of.y), fmaxf(of.z, of.w));
+}
+
+/* A unit for scales up to `largest`; returns what sums in units move by. */
+static __device__ __forceinline__ float raise_few_unit(float *inverse_unit, float largest)
+{
+    if (largest * *inverse_unit < ENTRY_LARGEST_SCALE) return 1.0f;
+    const uint32_t power = __float_as_uint(largest) & 0x7f800000u; /* at or below it */
+    const float inverse = __uint_as_float((254u << 23) - power),
+                unit = __uint_as_float((254u << 23) - __float_as_uint(*inverse_unit));
+    *inverse_unit = inverse;
+    return inverse * unit;
+}
+
+/* P's place is free for a tile. Where there is one for all tiles, the barrier may still be two tiles behind, which looks
+ * the same, until the tile before is there. */
+template <int N> static __device__ __forceinline__ void wait_for_few_space(few_memory<N> *memory, int32_t tile)
+{
+    constexpr int NUM_P = few_memory<N>::NUM_P;
+    if (NUM_P == 1 && tile > 0) ptx_mbarrier_wait(&memory->p_full[0], (tile - 1) % 2);
+    ptx_mbarrier_wait(&memory->p_empty[tile % NUM_P], (tile / NUM_P + 1) % 2);
+}
+
+/* New maxima, and a new unit, where the tile asks for them: to the other scorers, and what the output moves by to the
+ * valuers, when P's place is free. Rare. */
+template <int N>
+static __device__ __forceinline__ void raise_few_maxima(few_state<N> *state, const float (&s)[N / 2],
+                                                        float largest_scale, few_memory<N> *memory, int32_t group,
+                                                        int32_t tile)
+{
+    few_move<N> *output = &memory->move[tile % few_memory<N>::NUM_P];
+    float max[N / 4];
+    const float largest = find_few_maxima<N>(max, s, largest_scale, memory, group);
+    const float by_unit = raise_few_unit(&state->inverse_unit, largest);
+    const bool tells = threadIdx.x % 128 < 4;
+    wait_for_few_space(memory, tile);
+#pragma unroll
+    for (int i = 0; i < N / 4; i++) {
+        const float before = state->max[i], now = choose_entry_max(before, max[i]);
+        const float factor = now == before ? 1.0f : ptx_ex2(before - now);
+        state->max[i] = now;
+        state->sum[i] *= factor;
+        if (threadIdx.x % 32 < 4) memory->known_max[threadIdx.x / 32][column_of_thread(i)] = now;
+        if (tells) {
+            memory->max[column_of_thread(i)] = now;
+            output->by[column_of_thread(i)] = factor * by_unit;
+        }
+    }
+    if (threadIdx.x % 128 == 0) memory->inverse_unit = state->inverse_unit;
+    __syncwarp();
+}
+
+/* P in place of scores. */
+template <int N> static __device__ __forceinline__ void exponentiate_few(float (&s)[N / 2], few_state<N> *state)
+{
+#pragma unroll
+    for (int i = 0; i < N / 4; i++) {
+        const float max = state->max[i] == -INFINITY ? 0.0f : state->max[i];
+        float *low = &s[element_of_column(i, 0)], *high = low + 2;
+        *low = ptx_ex2(*low - max);
+        *high = ptx_ex2(*high - max);
+        state->sum[i] += *low + *high;
+    }
+}
+
+/* P times the scales of each group of columns, in units: to a panel of N rows each. */
+template <int N>
+static __device__ __forceinline__ void store_few_weights(few_memory<N> *memory, const float (&s)[N / 2],
+                                                         const float (&scales)[2][ENTRY_GROUPS], float inverse_unit,
+                                                         int32_t buffer)
+{
+#pragma unroll
+    for (int group = 0; group < ENTRY_GROUPS; group++) {
+        const float low = scales[0][group] * inverse_unit, high = scales[1][group] * inverse_unit;
+        uint32_t p[N / 4];
+#pragma unroll
+        for (int i = 0; i < N / 4; i++)
+            p[i] = fv_narrow_pair<__half>(s[2 * i] * (i % 2 ? high : low), s[2 * i + 1] * (i % 2 ? high : low));
+        store_columns<N>(memory->p[buffer][group], p);
+    }
+}
+
+/* Tiles group, group + 2, ... */
+template <int N>
+static __device__ __forceinline__ void weigh_few_entries(few_state<N> *state, few_memory<N> *memory, int32_t group,
+                                                         int32_t origin, int32_t num_tiles, float scale)
+{
+    constexpr int NUM_P = few_memory<N>::NUM_P;
+    const int32_t offset = key_of_thread() * (int32_t)FV_DS_ENTRY_BYTES;
+#pragma unroll 1
+    for (int32_t tile = group; tile < num_tiles; tile += 2) {
+        const int32_t buffer = tile % NUM_P;
+        float s[N / 2], scales[2][ENTRY_GROUPS];
+        ptx_mbarrier_wait(&memory->full[tile % FEW_TILES], tile / FEW_TILES % 2);
+        const char *key = memory->tiles[tile % FEW_TILES] + offset;
+        multiply_few_keys<N>(s, memory, key, scale);
+        const int32_t tile_first = origin + tile * LATENT_TILE;
+        if (tile_first < memory->keys.full_first || tile_first + LATENT_TILE > memory->keys.full_end)
+            mask_columns<N>(s, memory->rows, tile_first);
+        read_few_scales(scales, key);
+        const float largest_scale = find_largest_scale(scales);
+        if (tile > 0) ptx_bar_sync(FEW_BARRIER_ODD - group, FEW_SCORERS);
+        follow_few_maxima<N>(state, memory);
+        const bool raises = ptx_bar_any(FEW_BARRIER_GROUP + group, 128, exceeds_few_maxima<N>(s, state, largest_scale));
+        if (raises) raise_few_maxima<N>(state, s, largest_scale, memory, group, tile);
+        if (tile + 1 < num_tiles) ptx_bar_arrive(FEW_BARRIER_EVEN + group, FEW_SCORERS);
+        exponentiate_few<N>(s, state);
+        wait_for_few_space(memory, tile);
+        if (threadIdx.x % 128 == 0) memory->move[buffer].is_needed = raises;
+        store_few_weights<N>(memory, s, scales, state->inverse_unit, buffer);
+        ptx_fence_proxy_async();
+        __syncwarp();
+        if (threadIdx.x % 32 == 0) ptx_mbarrier_arrive(&memory->p_full[buffer]);
+    }
+}
+
+/* Chunk `chunk` of row `r` of the queries, of 16 bytes, to a panel, or two of a group, in the order of the keys' elements:
+ * of LANE_CHUNKS that a lane reads of a key, a word each to four steps' halves. */
+template <int N, int LANE_CHUNKS>
+static __device__ __forceinline__ void store_few_chunk(char *panels, int32_t r, int32_t chunk, uint4 of)
+{
+    const uint32_t words[4] = {of.x, of.y, of.z, of.w};
+#pragma unroll
+    for (int i = 0; i < 4; i++)
+        *(uint32_t *)(panels + panel_offset(N, r, chunk % LANE_CHUNKS * 4 + i) + chunk / LANE_CHUNKS * 4) = words[i];
+}
+
+/* As load_entry_queries: eight threads for a row. Returns what scores have to be multiplied by. */
+template <int N>
+static __device__ __forceinline__ float load_few_queries(few_memory<N> *memory, const attend_args *args)
+{
+    const int32_t r = (int32_t)threadIdx.x / 8, chunk = threadIdx.x % 8;
+    uint4 chunks[LATENT_PANELS];
+    if (r < N) {
+        const attend_row *row = &memory->rows[r];
+        const char *from = row->first < row->end ? query_row(&args->params, row) + chunk * 16 : NULL;
+#pragma unroll
+        for (int panel = 0; panel < LATENT_PANELS; panel++)
+            chunks[panel] = from ? *(const uint4 *)(from + panel * FV_PANEL_ROW_BYTES) : make_uint4(0, 0, 0, 0);
+        atomicMax(&memory->largest_query, __reduce_max_sync(~0u, largest_of_chunks(chunks)));
+    }
+    ptx_bar_sync(FEW_BARRIER_SCORERS, FEW_SCORERS);
+    const uint32_t biased = max(memory->largest_query >> 7, 15u); /* exponent; then all factors are normal */
+    const float factor = __uint_as_float((127 + 141 - biased) << 23);
+    if (r < N) {
+#pragma unroll
+        for (int panel = 0; panel < LATENT_PANELS - 1; panel++)
+            store_few_chunk<N, 4>(memory->q[panel / 2 * 2], r, panel % 2 * 8 + chunk,
+                                  scale_chunk<__half>(chunks[panel], factor));
+        store_few_chunk<N, 2>(memory->q[LATENT_PANELS - 1], r, chunk,
+                              scale_chunk<__nv_bfloat16>(chunks[LATENT_PANELS - 1], factor));
+    }
+    ptx_fence_proxy_async();
+    ptx_bar_sync(FEW_BARRIER_SCORERS, FEW_SCORERS);
+    return __uint_as_float((127 + biased - 141) << 23);
+}
+
+template <int N>
+static __device__ __forceinline__ void score_few_entries(few_memory<N> *memory, const attend_args *args, int32_t group,
+                                                         int32_t origin, int32_t num_tiles)
+{
+    const float inverse = load_few_queries<N>(memory, args);
+    const float scale = args->params.scale * memory->job.k_head_scale * FV_LOG2E * inverse; /* of scores, in base 2 */
+    few_state<N> state = {};
+    weigh_few_entries<N>(&state, memory, group, origin, num_tiles, scale);
+    ptx_bar_sync(FEW_BARRIER_SCORERS, FEW_SCORERS);
+    follow_few_maxima<N>(&state, memory);
+#pragma unroll
+    for (int i = 0; i < N / 4; i++) {
+        const float sum = sum_of_column(state.sum[i]);
+        if (threadIdx.x % 32 < 4) memory->sums[threadIdx.x / 32][column_of_thread(i)] = sum;
+    }
+    ptx_bar_arrive(FEW_BARRIER_CONSUMERS, FEW_CONSUMERS);
+}
+
+/* --- values ---------------------------------------------------------------------------------------------------- */
+
+enum { FEW_BLOCKS = LATENT_VALUE / 2 / 64 }; /* of a warpgroup's columns; two have a scale */
+
+/* Four elements of each of a thread's four keys of a step. */
+typedef struct value_words {
+    uint32_t of[4];
+} value_words;
+
+/* Keys 16 steps + 2 (l % 4), the next, and those eight further on: four rows of 32 bytes of each, all banks. */
+static __device__ __forceinline__ value_words read_value_words(const char *values)
+{
+    value_words words;
+#pragma unroll
+    for (int i = 0; i < 4; i++) words.of[i] = *(const uint32_t *)(values + (i / 2 * 8 + i % 2) * FV_DS_ENTRY_BYTES);
+    return words;
+}
+
+/* Operands of two blocks: rows l / 4 and the eighth after it of the first are the first and second element, those of the
+ * second the third and fourth. */
+static __device__ __forceinline__ void widen_value_words(uint32_t (&a)[2][4], const value_words *words)
+{
+#pragma unroll
+    for (int pair = 0; pair < 2; pair++) { /* of keys */
+        const uint32_t first = words->of[2 * pair], second = words->of[2 * pair + 1];
+        const uint2 low = ptx_widen_e4m3(__byte_perm(first, second, 0x5140));
+        const uint2 high = ptx_widen_e4m3(__byte_perm(first, second, 0x7362));
+        a[0][2 * pair] = low.x;
+        a[0][2 * pair + 1] = low.y;
+        a[1][2 * pair] = high.x;
+        a[1][2 * pair + 1] = high.y;
+    }
+}
+
+template <int N>
+static __device__ __forceinline__ void move_few_values(float (&out)[FEW_BLOCKS][N / 2], const few_move<N> *move)
+{
+#pragma unroll
+    for (int i = 0; i < N / 4; i++) {
+        const float by = move->by[column_of_thread(i)];
+#pragma unroll
+        for (int block = 0; block < FEW_BLOCKS; block++) {
+            out[block][element_of_column(i, 0)] *= by;
+            out[block][element_of_column(i, 1)] *= by;
+        }
+    }
+}
+
+/* O^T of columns 256 group .. of all tiles. Element 4 i + 2 half + c of block b: column 128 (b / 2) + 32 w + 4 (l / 4) +
+ * 2 (b % 2) + half of row 8 i + 2 (l % 4) + c. */
+template <int N>
+static __device__ __forceinline__ void attend_few_values(float (&out)[FEW_BLOCKS][N / 2], few_memory<N> *memory,
+                                                         int32_t group, int32_t num_tiles)
+{
+    constexpr int NUM_P = few_memory<N>::NUM_P, PANEL_BYTES = N * FV_PANEL_ROW_BYTES;
+    const int32_t lane = threadIdx.x % 32;
+    const int32_t offset = lane % 4 * 2 * FV_DS_ENTRY_BYTES + group * (LATENT_VALUE / 2) + warp_of_group() * 32 +
+                           lane / 4 * 4;
+#pragma unroll 1
+    for (int32_t tile = 0; tile < num_tiles; tile++) {
+        const int32_t at = tile % FEW_TILES, buffer = tile % NUM_P;
+        const char *values = memory->tiles[at] + offset;
+        const uint64_t p_at = ptx_anew(ptx_matrix_descriptor(memory->p[buffer][group * 2], 16, 1024));
+        uint32_t a[2][2][4]; /* of two parts: a group of columns, 16 keys */
+        ptx_mbarrier_wait(&memory->full[at], tile / FEW_TILES % 2);
+        value_words next = read_value_words(values);
+        ptx_mbarrier_wait(&memory->p_full[buffer], tile / NUM_P % 2);
+        if (memory->move[buffer].is_needed) move_few_values<N>(out, &memory->move[buffer]);
+#pragma unroll
+        for (int block = 0; block < FEW_BLOCKS; block++) ptx_wgmma_settle(out[block]);
+#pragma unroll
+        for (int part = 0; part < LATENT_TILE / 8; part++) {
+            const int columns = part % 2, step = part / 2;
+            if (part > 1) ptx_wgmma_wait<1>(); /* the part before the last one, of the same registers */
+            widen_value_words(a[part % 2], &next);
+            if (part + 1 < LATENT_TILE / 8)
+                next = read_value_words(values + (part + 1) / 2 * 16 * FV_DS_ENTRY_BYTES + (part + 1) % 2 * FV_DS_TILE);
+            ptx_wgmma_fence();
+#pragma unroll
+            for (int block = 0; block < 2; block++)
+                multiply_few<__half>(out[columns * 2 + block], a[part % 2][block],
+                                     ptx_descriptor_at(p_at, columns * PANEL_BYTES + step * 32), 1);
+            ptx_wgmma_commit();
+        }
+        ptx_wgmma_wait<0>();
+#pragma unroll
+        for (int block = 0; block < FEW_BLOCKS; block++) ptx_wgmma_settle(out[block]);
+        __syncwarp();
+        if (lane == 0) {
+            ptx_mbarrier_arrive(&memory->p_empty[buffer]);
+            ptx_mbarrier_arrive(&memory->empty[at]);
+        }
+    }
+}
+
+/* Four neighbouring elements, as T. */
+template <class T> static __device__ __forceinline__ void store_four(char *to, const float (&of)[4])
+{
+    if constexpr (sizeof(T) == 4)
+        *(float4 *)to = make_float4(of[0], of[1], of[2], of[3]);
+    else
+        *(uint2 *)to = make_uint2(fv_narrow_pair<T>(of[0], of[1]), fv_narrow_pair<T>(of[2], of[3]));
+}
+
+/* What a thread has of all rows, whose targets are by lanes; four elements at once where they are at multiples of them. */
+template <class T, bool FOUR, int N>
+static __device__ __forceinline__ void store_few_columns(const float (&out)[FEW_BLOCKS][N / 2],
+                                                         const attend_target *of_lane, int32_t first)
+{
+#pragma unroll
+    for (int i = 0; i < N / 4; i++) {
+        const int32_t row = column_of_thread(i);
+        attend_target target = *of_lane;
+        target.to = (char *)__shfl_sync(~0u, (uint64_t)of_lane->to, row);
+        target.out_factor = __shfl_sync(~0u, of_lane->out_factor, row);
+        if (!target.to) continue;
+#pragma unroll
+        for (int half = 0; half < 2; half++) { /* of the columns */
+            const float(&low)[N / 2] = out[2 * half], (&high)[N / 2] = out[2 * half + 1];
+            const int at = element_of_column(i, 0), next = element_of_column(i, 1), d = half * FV_DS_TILE;
+            float of[4] = {low[at], low[next], high[at], high[next]};
+#pragma unroll
+            for (int j = 0; j < 4; j++) {
+                if (!FOUR) store_element(&target, first + d + j, of[j]);
+                of[j] = target.out_factor == 0 ? 0.0f : of[j] * target.out_factor; /* no key: whatever the sums are */
+            }
+            if (FOUR) store_four<T>(target.to + (first + d) * (int32_t)sizeof(T), of);
+        }
+    }
+}
+
+/* A lane finds a row's end, and all write what they have of it: eight lanes 32 neighbouring elements. */
+template <int N>
+static __device__ __forceinline__ void store_few_values(const float (&out)[FEW_BLOCKS][N / 2],
+                                                        const few_memory<N> *memory, const attend_args *args,
+                                                        int32_t row0, int32_t group)
+{
+    const attend_job *job = &memory->job;
+    const int32_t lane = threadIdx.x % 32, warp = warp_of_group(), r = fv_min_i32(lane, N - 1);
+    const bool is_row = lane < N && row0 + lane < job->num_rows;
+    float sum = 0;
+    ptx_bar_sync(FEW_BARRIER_CONSUMERS, FEW_CONSUMERS);
+#pragma unroll
+    for (int i = 0; i < FEW_SCORERS / 32; i++) sum += memory->sums[i][r];
+    const attend_row *row = &memory->rows[r];
+    const attend_end end = end_row(args, job, row, memory->max[r], sum, job->v_head_scale / memory->inverse_unit);
+    attend_target target = target_of(args, row, &end);
+    if (!is_row) target.to = NULL;
+    if (is_row && group == 0 && warp == 0) store_sums(args, row, &end);
+    const int32_t first = group * (LATENT_VALUE / 2) + warp * 32 + lane / 4 * 4;
+    const fv_dtype dtype = job->item.partial >= 0 ? FV_DTYPE_F32 : args->params.out_dtype;
+    if (__any_sync(~0u, (uintptr_t)target.to % 16 != 0))
+        store_few_columns<float, false, N>(out, &target, first);
+    else if (dtype == FV_DTYPE_F32)
+        store_few_columns<float, true, N>(out, &target, first);
+    else if (dtype == FV_DTYPE_F16)
+        store_few_columns<__half, true, N>(out, &target, first);
+    else
+        store_few_columns<__nv_bfloat16, true, N>(out, &target, first);
+}
+
+template <int N> static __device__ __forceinline__ void init_few_memory(few_memory<N> *memory)
+{
+    for (int32_t i = 0; i < FEW_TILES; i++) {
+        ptx_mbarrier_init(&memory->full[i], 1);
+        ptx_mbarrier_init(&memory->empty[i], FEW_VALUERS / 32);
+    }
+    for (int32_t i = 0; i < few_memory<N>::NUM_P; i++) {
+        ptx_mbarrier_init(&memory->p_full[i], 4);
+        ptx_mbarrier_init(&memory->p_empty[i], FEW_VALUERS / 32);
+    }
+    ptx_fence_mbarrier_init();
+    memory->largest_query = 0;
+    memory->inverse_unit = 1.0f / ENTRY_FIRST_UNIT;
+}
+
+template <int N>
+static __global__ void __launch_bounds__(FEW_THREADS, 1)
+    wgmma_few_entries_kernel(const __grid_constant__ attend_args args)
+{
+#if FV_HAS_WGMMA
+    extern __shared__ __align__(1024) char shared[];
+    few_memory<N> *memory = (few_memory<N> *)shared;
+    const int32_t row0 = (int32_t)blockIdx.x % args.row_parts * N, group = warpgroup_of_thread();
+    if (threadIdx.x < N) memory->max[threadIdx.x] = -INFINITY;
+    if (threadIdx.x < FEW_SCORERS) {
+        for (int32_t r = threadIdx.x % 32; r < N; r += 32) memory->known_max[threadIdx.x / 32][r] = -INFINITY;
+    }
+    if (threadIdx.x == 0) init_few_memory<N>(memory);
+    overlap_begin();
+    if (threadIdx.x == 0) memory->has_item = find_job(&memory->job, &args);
+    __syncthreads();
+    if (!memory->has_item) return;
+    if (threadIdx.x < 32) find_few_rows<N>(memory, &args, row0);
+    __syncthreads();
+    const int32_t origin = first_latent_key(&memory->keys), num_tiles = count_latent_tiles(&memory->keys);
+    if (group == FEW_CONSUMERS / 128) {
+        ptx_give_registers<FEW_PRODUCER_REGISTERS>();
+        if (threadIdx.x < FEW_CONSUMERS + 32) bring_few_entries<N>(memory, &args, origin, num_tiles);
+    } else if (group < FEW_SCORERS / 128) {
+        ptx_take_registers<FEW_SCORER_REGISTERS>();
+        score_few_entries<N>(memory, &args, group, origin, num_tiles);
+    } else {
+        ptx_take_registers<FEW_VALUER_REGISTERS>();
+        float out[FEW_BLOCKS][N / 2] = {};
+        attend_few_values<N>(out, memory, group - FEW_SCORERS / 128, num_tiles);
+        store_few_values<N>(out, memory, &args, row0, group - FEW_SCORERS / 128);
+    }
+#endif
+}
+
+template <int N> constexpr fv_cuda_attend_kernel wgmma_few_entries_of(void)
+{
+    return {wgmma_few_entries_kernel<N>, (int32_t)sizeof(few_memory<N>), FEW_THREADS, N, 1};
+}
+
+#endif
