@@ -5,7 +5,8 @@
 #include "planner/query_block.h"
 
 #define LANE_BLOCKS 256 /* Q blocks that are weighed; where there are more, pieces taper */
-#define TAPER_KEYS 512  /* of the smallest piece that pieces taper to; what is shorter than four stays whole */
+#define TAPER_KEYS 512  /* of the smallest piece that pieces taper to */
+#define TAPER_END 0.2f  /* of the last piece: how long lanes wait for it */
 
 /* Equal Q blocks, neighbours in the pass, as the lanes see them: of one KV head. */
 typedef struct lane_block {
@@ -73,7 +74,7 @@ static float count_of(const lane_block *kind, int32_t *at, int32_t from, int32_t
 static float lane_time(const fv_split_rule *rule, const lane_blocks *blocks, int32_t from, int32_t end, float share)
 {
     const float per_share = 1.0f / share;
-    float total = 0, largest = 0, num_items = 0;
+    float total = 0, keys = 0, beside = 0, num_items = 0; /* of all; of the largest */
     int32_t at = 0;
     for (int32_t i = 0; i < blocks->num_kinds; i++) {
         const lane_block *block = &blocks->kinds[i];
@@ -82,15 +83,16 @@ static float lane_time(const fv_split_rule *rule, const lane_blocks *blocks, int
         const float wanted = block->cost * per_share, up = (float)(int32_t)wanted;
         const float rounded = up < wanted ? up + 1 : up;
         const float pieces = rounded < block->most ? rounded : block->most;
-        const float item = pieces > 1 ? block->cost / pieces + block->part : block->cost + block->whole;
-        total += item * pieces * count;
+        const float of_keys = block->cost / pieces, fixed = pieces > 1 ? block->part : block->whole;
+        total += (of_keys + fixed) * pieces * count;
         num_items += pieces * count;
-        largest = item > largest ? item : largest;
+        if (of_keys + fixed <= keys + beside) continue;
+        keys = of_keys;
+        beside = fixed;
     }
     const float num_kv_heads = (float)rule->problem->mha.num_kv_heads, lanes = (float)rule->num_lanes;
-    const float rounds = fv_lane_rounds(num_items * num_kv_heads, rule->num_lanes, rule->num_workers);
-    const float in_rounds = largest * rounds;                                         /* exact for equal items */
-    const float dealt_out = total * num_kv_heads / lanes + largest * (1 - 1 / lanes); /* never longer than this */
+    const float in_rounds = fv_lane_time_of_memory(rule, num_items * num_kv_heads, keys, beside);
+    const float dealt_out = total * num_kv_heads / lanes + (keys + beside) * (1 - 1 / lanes); /* never longer */
     return in_rounds < dealt_out ? in_rounds : dealt_out;
 }
 
@@ -125,8 +127,11 @@ static int64_t cost_from(const lane_blocks *blocks, int32_t from)
     return cost;
 }
 
-/* The share at which blocks from `from` on are as many pieces each as fill one round of the lanes, and a little more, for times
- * are floats; 0: there is none, or a worker has several lanes, to make up for a round that is not full. */
+/* And a little more, for times are floats. */
+static int64_t share_of(int64_t exact) { return exact + exact / 1024; }
+
+/* The share at which blocks from `from` on are as many pieces each as fill one round of the lanes; 0: there is none, or a worker
+ * has several lanes, to make up for a round that is not full. */
 static int64_t one_round_share(const fv_split_rule *rule, const lane_blocks *blocks, int32_t from)
 {
     const int32_t num_blocks = blocks->num_blocks - from;
@@ -137,54 +142,63 @@ static int64_t one_round_share(const fv_split_rule *rule, const lane_blocks *blo
     for (int32_t i = 0; i < blocks->num_kinds; i++)
         if (count_of(&blocks->kinds[i], &at, from, blocks->num_blocks) > 0)
             largest = fmaxf(largest, blocks->kinds[i].cost);
-    const int64_t share = fv_ceil_div((int64_t)largest, pieces);
-    return share + share / 1024;
+    return share_of(fv_ceil_div((int64_t)largest, pieces));
 }
 
-int64_t fv_lane_taper_share(const fv_split_rule *rule, int64_t rest, int64_t cost)
+/* The share of `rest` (of one KV head) at which 24 lanes get so many items. */
+static int64_t items_share(const fv_split_rule *rule, int64_t rest, int64_t items)
 {
-    const int64_t least = (int64_t)TAPER_KEYS * (FV_LANE_KEY_COST + FV_DECODE_ROWS);
-    return cost < 4 * least ? fv_max_i64(1, cost) : fv_max_i64(rest * 3 / (2 * (int64_t)rule->num_lanes), least);
+    const int64_t lanes = rule->num_lanes;
+    return fv_max_i64(1, share_of(fv_ceil_div(rest * rule->problem->mha.num_kv_heads * 24, lanes * items)));
 }
 
-/* How long the lanes would take with pieces that taper. */
-static float taper_time(const fv_split_rule *rule, const lane_blocks *blocks, int64_t total)
+static int64_t least_taper_share(void) { return (int64_t)TAPER_KEYS * (FV_LANE_KEY_COST + FV_DECODE_ROWS); }
+
+int64_t fv_lane_taper_share(const fv_split_rule *rule, const fv_lane_cut *cut, int64_t rest, int64_t cost)
+{
+    if (cost < cut->uncut) return fv_max_i64(1, cost);
+    return fv_max_i64(rest * 3 / (2 * (int64_t)rule->num_lanes), least_taper_share());
+}
+
+/* How long the lanes would take with pieces that taper, of which there have to be more than lanes. A worker's lanes go on together
+ * to the end. */
+static float taper_time(const fv_split_rule *rule, const fv_lane_cut *cut, const lane_blocks *blocks, int64_t total)
 {
     const float num_kv_heads = (float)rule->problem->mha.num_kv_heads;
-    float rest = (float)total, sum = 0, last = 0;
+    float rest = (float)total, sum = 0, last = 0, num_items = 0;
     for (int32_t i = 0; i < blocks->num_kinds; i++) {
         const lane_block *block = &blocks->kinds[i];
         for (int32_t k = 0; k < block->count; k++) {
-            const float share = (float)fv_lane_taper_share(rule, (int64_t)rest, (int64_t)block->cost);
+            const float share = (float)fv_lane_taper_share(rule, cut, (int64_t)rest, (int64_t)block->cost);
             const float wanted = ceilf(block->cost / share);
             const float pieces = fmaxf(1, fminf(wanted, block->most));
             last = block->cost / pieces + (pieces > 1 ? block->part : block->whole);
             sum += last * pieces;
+            num_items += pieces * num_kv_heads;
             rest = fmaxf(0, rest - block->cost * num_kv_heads);
         }
     }
-    return sum * num_kv_heads / (float)rule->num_lanes + last;
+    if (num_items <= (float)rule->num_lanes) return INFINITY;
+    return sum * num_kv_heads / (float)rule->num_lanes + last * (rule->num_workers < rule->num_lanes ? TAPER_END : 1);
 }
 
 fv_lane_cut fv_lane_cut_choose(const fv_split_rule *rule, const fv_step *step, const fv_pass *pass, int64_t total)
 {
-    static const uint8_t eighths[] = {4, 6, 7, 8, 10, 12, 14, 16, 20, 24, 28, 32}; /* of total / lanes: 8 / eighths */
-    fv_lane_cut best = {.share = fv_max_i64(1, total / rule->num_lanes), .tapers = 1};
+    static const uint8_t items[] = {8, 12, 16, 18, 21, 24, 30, 36, 42, 48, 60, 72, 84, 96}; /* for 24 lanes */
+    fv_lane_cut best = {.share = fv_max_i64(1, total / rule->num_lanes), .tapers = 1, .uncut = 4 * least_taper_share()};
     if (pass->num_runs * (int64_t)rule->problem->mha.num_kv_heads > 4 * (int64_t)rule->num_lanes) return best;
     lane_blocks blocks;
     const int32_t num_blocks = list_lane_blocks(&blocks, rule, step, pass);
     if (num_blocks == 0) return best;
-    float best_time = taper_time(rule, &blocks, total);
+    if (rule->num_workers < rule->num_lanes) best.uncut = least_taper_share();
+    float best_time = taper_time(rule, &best, &blocks, total);
     const int32_t whole[] = {0, count_whole_blocks(rule, pass, num_blocks)};
     for (int32_t w = 0; w < (whole[1] > 0 ? 2 : 1); w++) {
         const float before = whole_time(rule, &blocks, whole[w]);
         const int64_t rest = cost_from(&blocks, whole[w]);
         const int64_t one_round = one_round_share(rule, &blocks, whole[w]);
-        for (size_t i = 0; i < FV_ARRAY_LEN(eighths) + (one_round > 0); i++) {
-            const int64_t share = i == FV_ARRAY_LEN(eighths)
-                                      ? one_round
-                                      : fv_max_i64(1, rest * rule->problem->mha.num_kv_heads * 8 /
-                                                          ((int64_t)rule->num_lanes * eighths[i]));
+        for (size_t i = 0; i < FV_ARRAY_LEN(items) + (one_round > 0); i++) {
+            const int64_t share = i == FV_ARRAY_LEN(items) ? one_round : items_share(rule, rest, items[i]);
             const float time = before + lane_time(rule, &blocks, whole[w], num_blocks, (float)share);
             if (time >= best_time) continue;
             best_time = time;

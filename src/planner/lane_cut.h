@@ -29,19 +29,34 @@ static inline float fv_lane_item_cost(int32_t rows, int32_t is_part)
     return (float)fv_lane_item_keys(rows, is_part) * (float)(FV_LANE_KEY_COST + rows);
 }
 
-/* How long equal items take, in times of one. Where workers have several lanes, few items share the memory that all
- * lanes share otherwise, and so are done sooner (measured: two thirds of an H200's lanes in 0.76 of the time). */
-static inline float fv_lane_rounds(float num_items, int32_t num_lanes, int32_t num_workers)
+/* How long equal items take, each of `keys` and what it takes `beside` them. In further rounds the lanes that end first take
+ * more items than others. */
+static inline float fv_lane_time(const fv_split_rule *rule, float num_items, float keys, float beside)
 {
-    const float rounds = num_items / (float)num_lanes, whole = (float)(int32_t)rounds, rest = rounds - whole;
-    if (rest <= 0) return whole;
-    return num_workers < num_lanes ? whole + 0.4f + 0.6f * rest : whole + 1;
+    const float rounds = num_items / (float)rule->num_lanes, whole = (float)(int32_t)rounds, rest = rounds - whole;
+    if (rest <= 0) return (keys + beside) * whole;
+    return (keys + beside) * (rule->num_workers < rule->num_lanes ? whole + 0.4f + 0.6f * rest : whole + 1);
+}
+
+/* The same of entries of two bytes and more where workers have several lanes: those share the memory that all lanes share, and
+ * two of them take all of it. So one round takes as long as its workers are busy, and where one has an item more than others,
+ * it takes half of what they leave. Fitted to 40 measured cuts of 2 to 64 sequences on an H200 (docs/notes/cuda-hopper.md). */
+static inline float fv_lane_time_of_memory(const fv_split_rule *rule, float num_items, float keys, float beside)
+{
+    const float rounds = num_items / (float)rule->num_lanes, of_worker = num_items / (float)rule->num_workers;
+    const int32_t is_wide = fv_dtype_bytes(rule->problem->kv_dtype) > 1;
+    if (rule->num_workers >= rule->num_lanes || rounds > 1 || !is_wide)
+        return fv_lane_time(rule, num_items, keys, beside);
+    const float down = (float)(int32_t)of_worker, full = down < of_worker ? down : down - 1;
+    const float items = full < 1 ? 1.35f : full + 0.5f + 0.5f * (of_worker - full); /* one takes three quarters of it */
+    return keys * items * (float)rule->num_workers / (float)rule->num_lanes + beside * (0.7f + 0.3f * rounds);
 }
 
 /* How a pass is cut. */
 typedef struct fv_lane_cut {
     int64_t share;      /* cost of the largest piece, of one KV head */
-    int32_t tapers;     /* 1: fv_lane_taper_share() instead, run by run */
+    int32_t tapers;     /* 1: fv_lane_taper_share() instead, run by run ... */
+    int64_t uncut;      /* ... where blocks of less stay whole */
     int32_t whole_runs; /* the first ones, which are not cut */
     float time;         /* that the lanes take, in units of cost; 0: not known */
 } fv_lane_cut;
@@ -51,6 +66,6 @@ typedef struct fv_lane_cut {
 fv_lane_cut fv_lane_cut_choose(const fv_split_rule *rule, const fv_step *step, const fv_pass *pass, int64_t total);
 
 /* The largest piece of a block of that cost (of one KV head) where pieces taper and `rest` is left for all lanes. */
-int64_t fv_lane_taper_share(const fv_split_rule *rule, int64_t rest, int64_t cost);
+int64_t fv_lane_taper_share(const fv_split_rule *rule, const fv_lane_cut *cut, int64_t rest, int64_t cost);
 
 #endif

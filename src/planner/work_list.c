@@ -341,15 +341,13 @@ fv_status fv_work_list_append(fv_work_list *list, const fv_split_rule *rule, con
     const int64_t no_share = INT64_MAX / 2; /* whole */
     int64_t share = no_share, rest = 0;
     int64_t cost = 0;
-    int32_t tapers = 0, whole_runs = 0;
+    fv_lane_cut cut = {0};
     if (rule->num_lanes) {
         if (append_fill(list, rule, step, pass, 0)) return FV_OK; /* lengths differ: shares need not be weighed */
         rest = total_cost(rule, step, pass);
-        const fv_lane_cut cut = fv_lane_cut_choose(rule, step, pass, rest);
+        cut = fv_lane_cut_choose(rule, step, pass, rest);
         if (append_fill(list, rule, step, pass, cut.time)) return FV_OK;
         share = cut.share;
-        tapers = cut.tapers;
-        whole_runs = cut.whole_runs;
     } else if (rule->num_workers > 1) {
         share = fv_worker_cut_share(rule, step, pass, total_cost(rule, step, pass));
     }
@@ -362,9 +360,10 @@ fv_status fv_work_list_append(fv_work_list *list, const fv_split_rule *rule, con
             continue;
         }
         for (const int32_t until = i + (now ? now->num_runs : 1); i < until; i++) {
-            if (tapers && !fv_query_run_repeats(step, pass, i)) cost = fv_query_run_cost(rule, step, &pass->runs[i]);
-            if (tapers) share = fv_lane_taper_share(rule, rest, cost / rule->problem->mha.num_kv_heads);
-            const fv_status status = append_run(list, rule, step, &pass->runs[i], i < whole_runs ? no_share : share);
+            const fv_query_run *run = &pass->runs[i];
+            if (cut.tapers && !fv_query_run_repeats(step, pass, i)) cost = fv_query_run_cost(rule, step, run);
+            if (cut.tapers) share = fv_lane_taper_share(rule, &cut, rest, cost / rule->problem->mha.num_kv_heads);
+            const fv_status status = append_run(list, rule, step, run, i < cut.whole_runs ? no_share : share);
             rest -= cost;
             if (status != FV_OK) return status;
         }

@@ -36,7 +36,7 @@ layer() { # layer CHECK PATTERN OPTION...
     $check "$what" "$fovea" bench mla-layer --device null --batch 3 --dim 64 --heads 2 --length 70 --repeat 2 "$@"
 }
 layer prints '^  W_o '
-layer json_holds "d['device'].startswith('null device') and len(d['lengths'][0]['stages']) == 7" --json
+layer json_holds "d['device'].startswith('null device') and len(d['lengths'][0]['stages']) == 6" --json
 layer prints 'length 70: largest relative error .* 0\.0[01]' --check
 layer prints 'length 70: largest relative error .* 0\.0[01]' --check --rotated
 finish

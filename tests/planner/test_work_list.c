@@ -300,33 +300,36 @@ static void test_nothing_jumps(void **state)
     }
 }
 
-/* Segments of each of `batch` decodes over `keys` keys on a device of 132 workers with 3 lanes each. */
-static int32_t lane_segments(int32_t batch, int32_t keys)
+/* Items of `batch` decodes over `keys` keys on a device of 132 workers with 3 lanes each. */
+static int32_t lane_items(int32_t batch, int32_t keys)
 {
     fixture *f = make(32, 8, 132);
+    f->problem.kv_dtype = FV_DTYPE_BF16;
     f->rule.num_lanes = 3 * 132;
     allocate(f);
     for (int32_t i = 0; i < batch; i++) add(f, 1, keys);
     build(f);
     check_cover(f);
     for (int32_t i = 0; i < f->list.num_items; i++) assert_int_equal(f->list.items[i].num_kv_heads, 8);
-    const int32_t num_segments = f->list.num_items / batch;
-    assert_int_equal(f->list.num_items, num_segments * batch);
+    const int32_t num_items = f->list.num_items;
     destroy(f);
-    return num_segments;
+    return num_items;
 }
 
 /* Few sequences are cut for the lanes to have work, many are left whole. */
 static void test_lanes_have_work(void **state)
 {
     (void)state;
-    const int32_t one = lane_segments(1, 32768);
+    const int32_t one = lane_items(1, 32768);
     assert_true(one * 8 > 396 / 3 && one * 8 <= 396);
-    assert_true(lane_segments(1, 1024) <= 16); /* no piece below 64 keys */
-    assert_int_equal(lane_segments(48, 1024), 1);
+    assert_in_range(lane_items(1, 65536), 32, 33); /* two for each worker: as soon done as three, fewer to reduce */
+    assert_true(lane_items(1, 1024) <= 16);        /* no piece below 64 keys */
+    assert_int_equal(lane_items(48, 1024), 48);
+    assert_int_equal(lane_items(32, 8192), 32); /* two for each worker, and nothing to reduce */
     for (int32_t batch = 1; batch <= 48; batch++) {
-        const int32_t items = batch * 8 * lane_segments(batch, 4096);
-        assert_true(items >= 396 / 3);
+        const int32_t of_batch = lane_items(batch, 4096), items = 8 * of_batch;
+        assert_true(items >= 396 / 3 - 4);   /* 4: 128 of 132 */
+        if (of_batch % batch != 0) continue; /* pieces taper */
         assert_true(items <= 396 || items % 396 == 0 || items % 396 > 396 / 5 ||
                     items > 3 * 396); /* no round for a few */
     }
