@@ -8,7 +8,7 @@
 
 enum {
     FV_CUDA_FEW_ROWS = 16,
-    FV_CUDA_FEW_LATENT_ROWS = 32, /* latents */
+    FV_CUDA_FEW_LATENT_ROWS = 32, /* of the 656-byte entry */
     FV_CUDA_MANY_ROWS = 64,       /* head sizes above 128 */
     FV_CUDA_MANY_SHORT_ROWS = 128 /* head sizes up to 128 */
 };

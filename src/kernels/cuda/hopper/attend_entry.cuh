@@ -590,7 +590,7 @@ static __device__ __forceinline__ void consume_entries(latent_memory *memory, co
 {
     const attend_job *job = &memory->job;
     const int32_t row0 = (int32_t)blockIdx.x % args->row_parts * LATENT_ROWS, group = warpgroup_of_thread();
-    find_latent_rows<LATENT_ROWS>(memory, args, row0);
+    find_latent_rows(memory, args, row0);
     const float inverse = load_entry_queries(memory, args);
     float out[LATENT_VALUE / 4];
 #pragma unroll

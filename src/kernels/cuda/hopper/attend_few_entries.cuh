@@ -27,7 +27,8 @@ enum {
     FEW_SCORERS = 256, /* threads; two warpgroups, the first of a block */
     FEW_VALUERS = 256, /* two more */
     FEW_CONSUMERS = FEW_SCORERS + FEW_VALUERS,
-    FEW_THREADS = FEW_CONSUMERS + 128, /* of the last warpgroup, one warp has work */
+    FEW_PRODUCERS = 4, /* warps, the last warpgroup */
+    FEW_THREADS = FEW_CONSUMERS + FEW_PRODUCERS * 32,
     FEW_SCORER_REGISTERS = 104,
     FEW_VALUER_REGISTERS = 120,
     FEW_PRODUCER_REGISTERS = 24,
@@ -42,7 +43,8 @@ enum {
     FEW_BARRIER_ODD,      /* the second */
     FEW_BARRIER_GROUP,    /* of the threads of the first, the next number of those of the second */
     FEW_BARRIER_SCORERS = FEW_BARRIER_GROUP + 2,
-    FEW_BARRIER_CONSUMERS
+    FEW_BARRIER_CONSUMERS,
+    FEW_BARRIER_PRODUCERS
 };
 
 /* What the output moves by before a tile is added. */
@@ -113,54 +115,51 @@ static __device__ __forceinline__ int32_t find_run_keys(const attend_args *args)
     return args->k[0].plane.slot_stride == FV_DS_ENTRY_BYTES ? fv_min_i32(page & -page, LATENT_TILE) : 1;
 }
 
-/* Where a lane's copies of a tile begin, known before they are asked for. */
-typedef struct few_runs {
-    const char *from[2];
-    int32_t keys; /* of a run */
-} few_runs;
+/* A lane's copy of a tile, known before it is asked for. A copy is some hundred cycles of a warp, so where they are many
+ * all four warps ask for some. */
+typedef struct few_run {
+    const char *from;
+    int32_t key;  /* of the tile, its first; LATENT_TILE: none */
+    int32_t keys; /* that it has */
+} few_run;
 
 /* Keys that no row sees are a neighbour's, which weigh nothing there: one by one. */
 template <int N>
-static __device__ __forceinline__ few_runs find_few_runs(const few_memory<N> *memory, const attend_args *args,
-                                                         int32_t tile_first, int32_t run_keys)
+static __device__ __forceinline__ few_run find_few_run(const few_memory<N> *memory, const attend_args *args,
+                                                       int32_t tile_first, int32_t run_keys)
 {
     const attend_keys *keys = &memory->keys;
     const fv_kv_plane *plane = &args->k[0].plane;
     const bool is_inside = tile_first >= keys->first && tile_first + LATENT_TILE <= keys->end;
-    few_runs runs = {{NULL, NULL}, is_inside ? run_keys : 1};
-#pragma unroll
-    for (int i = 0; i < 2; i++) {
-        const int32_t key = tile_first + ((int32_t)threadIdx.x % 32 + i * 32) * runs.keys;
-        const int2 at = split_key(args, fv_max_i32(keys->first, fv_min_i32(key, keys->end - 1)));
-        if (i == 0 || runs.keys == 1)
-            runs.from[i] = (const char *)plane->data + memory->job.table[at.x] * plane->block_stride +
-                           at.y * plane->slot_stride;
-    }
-    return runs;
+    few_run run = {NULL, LATENT_TILE, is_inside ? run_keys : 1};
+    const int32_t of_warp = fv_max_i32(1, LATENT_TILE / FEW_PRODUCERS / run.keys), lane = threadIdx.x % 32;
+    if (lane < of_warp) run.key = (warp_of_group() * of_warp + lane) * run.keys;
+    const int32_t key = tile_first + fv_min_i32(run.key, LATENT_TILE - 1);
+    const int2 at = split_key(args, fv_max_i32(keys->first, fv_min_i32(key, keys->end - 1)));
+    run.from = (const char *)plane->data + memory->job.table[at.x] * plane->block_stride + at.y * plane->slot_stride;
+    return run;
 }
 
+/* Bytes of the other warps may be there before the first one has said how many are expected: the phase ends behind that. */
 template <int N>
 static __device__ __forceinline__ void bring_few_entries(few_memory<N> *memory, const attend_args *args, int32_t origin,
                                                          int32_t num_tiles)
 {
     if (num_tiles == 0) return;
-    const int32_t lane = threadIdx.x % 32, run_keys = find_run_keys(args);
-    few_runs next = find_few_runs(memory, args, origin, run_keys);
+    const int32_t run_keys = find_run_keys(args);
+    few_run next = find_few_run(memory, args, origin, run_keys);
 #pragma unroll 1
     for (int32_t tile = 0; tile < num_tiles; tile++) {
         const int32_t at = tile % FEW_TILES;
-        const few_runs runs = next;
-        next = find_few_runs(memory, args, origin + (tile + 1) * LATENT_TILE, run_keys);
+        const few_run run = next;
+        next = find_few_run(memory, args, origin + (tile + 1) * LATENT_TILE, run_keys);
+        ptx_bar_sync(FEW_BARRIER_PRODUCERS, FEW_PRODUCERS * 32); /* a warp without a copy neither lags nor leads by a phase */
         ptx_mbarrier_wait(&memory->empty[at], (tile / FEW_TILES + 1) % 2);
-        if (lane == 0) ptx_mbarrier_expect(&memory->full[at], FEW_TILE_BYTES);
+        if (threadIdx.x == FEW_CONSUMERS) ptx_mbarrier_expect(&memory->full[at], FEW_TILE_BYTES);
         __syncwarp();
-#pragma unroll
-        for (int i = 0; i < 2; i++) {
-            const int32_t key = (lane + i * 32) * runs.keys;
-            if (key < LATENT_TILE)
-                ptx_bulk_load(memory->tiles[at] + key * FV_DS_ENTRY_BYTES, runs.from[i], runs.keys * FV_DS_ENTRY_BYTES,
-                              &memory->full[at]);
-        }
+        if (run.key < LATENT_TILE)
+            ptx_bulk_load(memory->tiles[at] + run.key * FV_DS_ENTRY_BYTES, run.from, run.keys * FV_DS_ENTRY_BYTES,
+                          &memory->full[at]);
         __syncwarp();
     }
 }
@@ -742,7 +741,7 @@ static __global__ void __launch_bounds__(FEW_THREADS, 1)
     const int32_t origin = first_latent_key(&memory->keys), num_tiles = count_latent_tiles(&memory->keys);
     if (group == FEW_CONSUMERS / 128) {
         ptx_give_registers<FEW_PRODUCER_REGISTERS>();
-        if (threadIdx.x < FEW_CONSUMERS + 32) bring_few_entries<N>(memory, &args, origin, num_tiles);
+        bring_few_entries<N>(memory, &args, origin, num_tiles);
     } else if (group < FEW_SCORERS / 128) {
         ptx_take_registers<FEW_SCORER_REGISTERS>();
         score_few_entries<N>(memory, &args, group, origin, num_tiles);

@@ -51,9 +51,6 @@ template <class Element, bool AMLA> struct latent_form {
 };
 
 struct latent_memory { /* of the 227 KiB that a block can have, all */
-    static constexpr int32_t SLOTS = 2 * LATENT_PANELS;
-    static constexpr int32_t FIRST_PANELS = LATENT_LOW_PANELS; /* that are asked for together, before the others */
-    static constexpr bool IS_RING = false;                     /* panels are released by themselves */
     alignas(1024) char q[LATENT_PANELS][LATENT_PANEL_BYTES];
     alignas(1024) char tiles[2][LATENT_PANELS][LATENT_PANEL_BYTES];
     alignas(1024) char p[LATENT_PANEL_BYTES];
@@ -76,18 +73,17 @@ static_assert(LATENT_ROWS * LATENT_STAGED_BYTES <= LATENT_PANELS * LATENT_PANEL_
 
 /* --- the block's rows ------------------------------------------------------------------------------------------ */
 
-/* Rows row0 .. of the item, at most ROWS, and what keys they have: by the consumers. */
-template <int ROWS, class Memory>
-static __device__ __forceinline__ void find_latent_rows(Memory *memory, const attend_args *args, int32_t row0)
+/* Rows row0 .. of the item and what keys they have: by the consumers. */
+static __device__ __forceinline__ void find_latent_rows(latent_memory *memory, const attend_args *args, int32_t row0)
 {
     const attend_job *job = &memory->job;
-    if (threadIdx.x < (ROWS + 31) / 32 * 32) {
+    if (threadIdx.x < LATENT_ROWS) {
         const int32_t r = (int32_t)threadIdx.x;
         const attend_row row = row_of(args, job, row0 + r);
-        const bool is_row = r < ROWS && row0 + r < job->num_rows, has_keys = r < ROWS && row.first < row.end;
+        const bool is_row = row0 + r < job->num_rows, has_keys = row.first < row.end;
         const int32_t first = has_keys ? row.first : INT32_MAX, end = has_keys ? row.end : 0;
         const int32_t full_first = is_row ? row.first : 0, full_end = is_row ? row.end : INT32_MAX;
-        if (r < ROWS) memory->rows[r] = row;
+        memory->rows[r] = row;
         atomicMin(&memory->keys.first, __reduce_min_sync(~0u, first));
         atomicMax(&memory->keys.end, __reduce_max_sync(~0u, end));
         atomicMax(&memory->keys.full_first, __reduce_max_sync(~0u, full_first));
@@ -96,21 +92,19 @@ static __device__ __forceinline__ void find_latent_rows(Memory *memory, const at
     ptx_bar_sync(LATENT_BARRIER_CONSUMERS, LATENT_CONSUMERS);
 }
 
-/* Queries of ROWS rows into panels: asked for. */
-template <int ROWS, class Memory>
-static __device__ __forceinline__ void load_latent_queries(Memory *memory, const attend_args *args)
+/* Queries into panels: asked for. */
+static __device__ __forceinline__ void load_latent_queries(latent_memory *memory, const attend_args *args)
 {
 #pragma unroll
-    for (int i = 0; i < (ROWS * 8 + LATENT_CONSUMERS - 1) / LATENT_CONSUMERS; i++) {
+    for (int i = 0; i < LATENT_ROWS * 8 / LATENT_CONSUMERS; i++) {
         const int32_t r = threadIdx.x / 8 + i * (LATENT_CONSUMERS / 8), chunk = threadIdx.x % 8;
-        if (ROWS * 8 < LATENT_CONSUMERS && r >= ROWS) break;
         const attend_row *row = &memory->rows[r];
         const bool is_there = row->first < row->end;
         const char *from = is_there ? query_row(&args->params, row) + chunk * 16 : (const char *)args->params.q;
-        char *to = memory->q[0] + panel_offset(ROWS, r, chunk);
+        char *to = memory->q[0] + panel_offset(LATENT_ROWS, r, chunk);
 #pragma unroll
         for (int panel = 0; panel < LATENT_PANELS; panel++)
-            ptx_cp_async_16_or_zeros(to + panel * ROWS * FV_PANEL_ROW_BYTES,
+            ptx_cp_async_16_or_zeros(to + panel * LATENT_PANEL_BYTES,
                                      from + (is_there ? panel * FV_PANEL_ROW_BYTES : 0), is_there ? 16 : 0);
     }
 }
@@ -126,38 +120,6 @@ static __device__ __forceinline__ int32_t count_latent_tiles(const attend_keys *
     return uniform((keys->end - first_latent_key(keys) + LATENT_TILE - 1) / LATENT_TILE);
 }
 
-/* --- where panels lie ------------------------------------------------------------------------------------------ */
-
-/* Panels come to Memory::SLOTS slots, one after the other; the first one of a tile, and how often it was filled before. */
-typedef struct latent_place {
-    int32_t first, phase;
-} latent_place;
-
-template <class Memory> static __device__ __forceinline__ latent_place place_of_tile(int32_t tile)
-{
-    if constexpr (Memory::SLOTS % LATENT_PANELS == 0) {
-        constexpr int32_t TILES = Memory::SLOTS / LATENT_PANELS;
-        return {tile % TILES * LATENT_PANELS, tile / TILES};
-    }
-    const int32_t phase = (int32_t)((uint32_t)(tile * LATENT_PANELS) / (uint32_t)Memory::SLOTS);
-    return {tile * LATENT_PANELS - phase * Memory::SLOTS, phase};
-}
-
-/* Does a tile's panel lie at the start of the slots again? */
-template <class Memory> static __device__ __forceinline__ bool has_wrapped(latent_place place, int32_t panel)
-{
-    return Memory::SLOTS % LATENT_PANELS != 0 && place.first + panel >= Memory::SLOTS;
-}
-template <class Memory> static __device__ __forceinline__ int32_t slot_of_panel(latent_place place, int32_t panel)
-{
-    return place.first + panel - (has_wrapped<Memory>(place, panel) ? Memory::SLOTS : 0);
-}
-
-template <class Memory> static __device__ __forceinline__ char *panel_in_slot(Memory *memory, int32_t slot)
-{
-    return memory->tiles[0][0] + slot * LATENT_PANEL_BYTES;
-}
-
 /* --- producers ------------------------------------------------------------------------------------------------- */
 
 /* Where a key lies, known before it is asked for. */
@@ -166,8 +128,7 @@ typedef struct latent_slot {
 } latent_slot;
 
 /* Keys that no row sees are a neighbour's, whose latents weigh nothing there. */
-template <class Memory>
-static __device__ __forceinline__ latent_slot find_latent_slot(const Memory *memory, const attend_args *args,
+static __device__ __forceinline__ latent_slot find_latent_slot(const latent_memory *memory, const attend_args *args,
                                                                int32_t key)
 {
     const int2 at = split_key(args, fv_max_i32(memory->keys.first, fv_min_i32(key, memory->keys.end - 1)));
@@ -175,8 +136,8 @@ static __device__ __forceinline__ latent_slot find_latent_slot(const Memory *mem
 }
 
 /* A tile comes as boxes of the map where there is one, and no box has keys that no row sees. */
-template <class Memory>
-static __device__ __forceinline__ bool comes_in_boxes(const Memory *memory, const attend_args *args, int32_t tile_first)
+static __device__ __forceinline__ bool comes_in_boxes(const latent_memory *memory, const attend_args *args,
+                                                      int32_t tile_first)
 {
     return args->map_rows > 0 && tile_first >= memory->keys.first && tile_first + LATENT_TILE <= memory->keys.end;
 }
@@ -184,21 +145,10 @@ static __device__ __forceinline__ bool comes_in_boxes(const Memory *memory, cons
 /* The row of a tile that a loader looks up; a warp's 32 are those that it brings. */
 static __device__ __forceinline__ int32_t row_of_loader(void) { return threadIdx.x % LATENT_LOADERS; }
 
-/* Panels FIRST .. END - 1, half a tile, may be written: by whole warps. Of a ring each panel is released by itself, and
- * lanes wait for one each. */
-template <int FIRST, int END, class Memory>
-static __device__ __forceinline__ void wait_for_space(Memory *memory, int32_t tile)
+/* Half a tile may be overwritten. */
+static __device__ __forceinline__ void wait_for_space(latent_memory *memory, int32_t tile, int32_t side)
 {
-    if constexpr (Memory::IS_RING) {
-        const latent_place place = place_of_tile<Memory>(tile);
-        const int32_t panel = FIRST + (int32_t)(threadIdx.x % 32);
-        if (panel < END)
-            ptx_mbarrier_wait(&memory->empty[slot_of_panel<Memory>(place, panel)],
-                              (place.phase + has_wrapped<Memory>(place, panel) + 1) % 2);
-        __syncwarp();
-    } else {
-        ptx_mbarrier_wait(&memory->empty[tile % 2][FIRST > 0], (tile / 2 + 1) % 2);
-    }
+    ptx_mbarrier_wait(&memory->empty[tile % 2][side], (tile / 2 + 1) % 2);
 }
 
 /* Where box `box` of the warp's lies: the same in all lanes. */
@@ -210,91 +160,85 @@ static __device__ __forceinline__ latent_slot slot_of_box(const attend_args *arg
 /* Panels FIRST .. END - 1 of the boxes that begin at the warp's rows, when there is space, and how many bytes that is: the
  * phase of a panel's barrier ends when both warps have said so, and all bytes are there. By one lane, and from what is the
  * same in all: else a copy takes 40 instructions, and a tile longer to ask for than to multiply. */
-template <int FIRST, int END, class Memory>
-static __device__ __forceinline__ void load_box_panels(Memory *memory, const attend_args *args, int32_t tile,
+template <int FIRST, int END>
+static __device__ __forceinline__ void load_box_panels(latent_memory *memory, const attend_args *args, int32_t tile,
                                                        latent_slot at, int32_t num_boxes)
 {
-    const latent_place place = place_of_tile<Memory>(uniform(tile));
-    const int32_t row = uniform(row_of_loader() / 32 * 32), box_rows = args->map_rows;
+    const int32_t buffer = uniform(tile % 2), row = uniform(row_of_loader() / 32 * 32), box_rows = args->map_rows;
     latent_slot of_box = slot_of_box(args, at, 0);
-    wait_for_space<FIRST, END>(memory, tile);
+    wait_for_space(memory, tile, FIRST > 0);
 #pragma unroll 1
     for (int32_t box = 0; box < num_boxes; box++) {
         const int32_t offset = (row + box * box_rows) * FV_PANEL_ROW_BYTES;
         if (ptx_elect()) {
 #pragma unroll
-            for (int panel = FIRST; panel < END; panel++) {
-                const int32_t slot = slot_of_panel<Memory>(place, panel);
-                ptx_tensor_copy(panel_in_slot(memory, slot) + offset, &args->key_map, panel * 64, of_box.slot,
-                                of_box.page, &memory->full[0][0] + slot);
-            }
+            for (int panel = FIRST; panel < END; panel++)
+                ptx_tensor_copy(memory->tiles[buffer][panel] + offset, &args->key_map, panel * 64, of_box.slot,
+                                of_box.page, &memory->full[buffer][panel]);
         }
         of_box = slot_of_box(args, at, box + 1);
     }
     if (ptx_elect()) {
 #pragma unroll
         for (int panel = FIRST; panel < END; panel++)
-            ptx_mbarrier_expect(&memory->full[0][0] + slot_of_panel<Memory>(place, panel),
-                                num_boxes * box_rows * FV_PANEL_ROW_BYTES);
+            ptx_mbarrier_expect(&memory->full[buffer][panel], num_boxes * box_rows * FV_PANEL_ROW_BYTES);
     }
     __syncwarp();
 }
 
 /* The warp's part of a tile that comes in boxes of the map; the first warp's are all where one is a tile. */
-template <class Memory>
-static __device__ __forceinline__ void load_latent_boxes(Memory *memory, const attend_args *args, int32_t tile,
+static __device__ __forceinline__ void load_latent_boxes(latent_memory *memory, const attend_args *args, int32_t tile,
                                                          latent_slot at)
 {
     const int32_t box_rows = args->map_rows;
     const int32_t num_boxes = uniform(box_rows < LATENT_TILE ? 32 / box_rows : row_of_loader() < 32 ? 1 : 0);
-    load_box_panels<0, Memory::FIRST_PANELS>(memory, args, tile, at, num_boxes);
-    load_box_panels<Memory::FIRST_PANELS, LATENT_PANELS>(memory, args, tile, at, num_boxes);
+    load_box_panels<0, LATENT_LOW_PANELS>(memory, args, tile, at, num_boxes);
+    load_box_panels<LATENT_LOW_PANELS, LATENT_PANELS>(memory, args, tile, at, num_boxes);
 }
 
 /* Panels FIRST .. END - 1 of the warp's rows, eight lanes to each: asked for. L2 takes 256 bytes at a time from memory, as
  * for boxes, which a row's first and last panel may share with other rows. */
-template <int FIRST, int END, class Memory>
-static __device__ __forceinline__ void load_latent_panels(Memory *memory, int32_t tile, const char *const (&rows)[8])
+template <int FIRST, int END>
+static __device__ __forceinline__ void load_latent_panels(latent_memory *memory, int32_t buffer,
+                                                          const char *const (&rows)[8])
 {
-    const latent_place place = place_of_tile<Memory>(uniform(tile));
     const int32_t row = row_of_loader() / 32 * 32 + threadIdx.x % 32 / 8;
-    const uint32_t to = ptx_shared_address(memory->tiles) + panel_offset(LATENT_TILE, row, threadIdx.x % 8);
-    wait_for_space<FIRST, END>(memory, tile);
+    const uint32_t to = ptx_shared_address(memory->tiles[buffer]) + panel_offset(LATENT_TILE, row, threadIdx.x % 8);
 #pragma unroll
     for (int panel = FIRST; panel < END; panel++) {
-        const int32_t slot = slot_of_panel<Memory>(place, panel);
 #pragma unroll
         for (int i = 0; i < 8; i++) { /* every fourth row: the swizzle has two forms */
-            const uint32_t at = slot * LATENT_PANEL_BYTES + i * 4 * FV_PANEL_ROW_BYTES;
+            const uint32_t at = panel * LATENT_PANEL_BYTES + i * 4 * FV_PANEL_ROW_BYTES;
             const char *from = rows[i] + panel * FV_PANEL_ROW_BYTES;
             if (panel > 0 && panel + 1 < LATENT_PANELS)
                 ptx_cp_async_16_of_256((to ^ (i % 2 << 6)) + at, from);
             else
                 ptx_cp_async_16((to ^ (i % 2 << 6)) + at, from);
         }
-        ptx_cp_async_arrive(&memory->landed[0][0] + slot);
+        ptx_cp_async_arrive(&memory->landed[buffer][panel]);
     }
 }
 
 /* The warp's rows one by one: for pages of any size. */
-template <class Memory>
-static __device__ __forceinline__ void load_latent_rows(Memory *memory, const attend_args *args, int32_t tile,
+static __device__ __forceinline__ void load_latent_rows(latent_memory *memory, const attend_args *args, int32_t tile,
                                                         latent_slot at)
 {
     const fv_kv_plane *plane = &args->k[0].plane;
     const int64_t own = at.page * plane->block_stride + at.slot * plane->slot_stride;
+    const int32_t buffer = uniform(tile % 2);
     const char *rows[8];
 #pragma unroll
     for (int i = 0; i < 8; i++)
         rows[i] = (const char *)plane->data + __shfl_sync(~0u, own, i * 4 + threadIdx.x % 32 / 8) +
                   threadIdx.x % 8 * 16;
-    load_latent_panels<0, Memory::FIRST_PANELS>(memory, tile, rows);
-    load_latent_panels<Memory::FIRST_PANELS, LATENT_PANELS>(memory, tile, rows);
+    wait_for_space(memory, tile, 0);
+    load_latent_panels<0, LATENT_LOW_PANELS>(memory, buffer, rows);
+    wait_for_space(memory, tile, 1);
+    load_latent_panels<LATENT_LOW_PANELS, LATENT_PANELS>(memory, buffer, rows);
 }
 
 /* The first two warps: they ask for latents, and wait for nothing but space. */
-template <class Memory>
-static __device__ __forceinline__ void load_latents(Memory *memory, const attend_args *args, int32_t origin,
+static __device__ __forceinline__ void load_latents(latent_memory *memory, const attend_args *args, int32_t origin,
                                                     int32_t num_tiles)
 {
     latent_slot next = find_latent_slot(memory, args, origin + row_of_loader());
@@ -312,39 +256,35 @@ static __device__ __forceinline__ void load_latents(Memory *memory, const attend
     }
 }
 
-/* The other two share the slots: what landed row by row is announced, in place of two arrivals of boxes, behind the fence
+/* The other two take turns: what landed row by row is announced, in place of the boxes' two arrivals, behind the fence
  * that products need. It may wait for copies under way, so it is not for those who ask for them. */
-template <class Memory>
-static __device__ __forceinline__ void announce_latents(Memory *memory, const attend_args *args, int32_t origin,
+static __device__ __forceinline__ void announce_latents(latent_memory *memory, const attend_args *args, int32_t origin,
                                                         int32_t num_tiles)
 {
-    const int32_t warp = threadIdx.x / 32 % 2;
-    uint32_t parities = 0; /* a bit for each slot, which is always the same warp's: none waits ahead of a phase */
+    const int32_t first_panel = threadIdx.x / 32 % 2;
+    uint32_t parities = 0; /* a bit for each buffer */
 #pragma unroll 1
     for (int32_t tile = 0; tile < num_tiles; tile++) {
         if (comes_in_boxes(memory, args, origin + tile * LATENT_TILE)) continue;
-        const latent_place place = place_of_tile<Memory>(tile);
+        const int32_t buffer = tile % 2;
 #pragma unroll 1
-        for (int32_t panel = 0; panel < LATENT_PANELS; panel++) {
-            const int32_t slot = slot_of_panel<Memory>(place, panel);
-            if (slot % 2 != warp) continue;
-            ptx_mbarrier_wait(&memory->landed[0][0] + slot, parities >> slot & 1);
-            parities ^= 1u << slot;
+        for (int32_t panel = first_panel; panel < LATENT_PANELS; panel += 2) {
+            ptx_mbarrier_wait(&memory->landed[buffer][panel], parities >> buffer & 1);
             ptx_fence_proxy_async();
-            if (threadIdx.x % 32 < LATENT_LOADERS / 32) ptx_mbarrier_arrive(&memory->full[0][0] + slot);
+            if (threadIdx.x % 32 < LATENT_LOADERS / 32) ptx_mbarrier_arrive(&memory->full[buffer][panel]);
         }
+        parities ^= 1u << buffer;
     }
 }
 
 /* The table's entries for the first tile are near when the keys that rows see are known: most often all of the item's. */
-template <class Memory>
-static __device__ __forceinline__ void prefetch_latent_slots(const Memory *memory, const attend_args *args)
+static __device__ __forceinline__ void prefetch_latent_slots(const latent_memory *memory, const attend_args *args)
 {
     const int32_t key = memory->job.item.first_key + row_of_loader();
     if (key < memory->job.item.end_key) ptx_prefetch_l1(memory->job.table + split_key(args, key).x);
 }
 
-template <class Memory> static __device__ __forceinline__ void produce_latents(Memory *memory, const attend_args *args)
+static __device__ __forceinline__ void produce_latents(latent_memory *memory, const attend_args *args)
 {
     prefetch_latent_slots(memory, args);
     ptx_bar_sync(LATENT_BARRIER_KEYS, LATENT_THREADS);
@@ -390,8 +330,7 @@ static __device__ __forceinline__ void multiply_latent_panels(float (&s)[LATENT_
     }
 }
 
-template <class Memory>
-static __device__ __forceinline__ uint64_t latent_values_at(const Memory *memory, int32_t buffer, int32_t group)
+static __device__ __forceinline__ uint64_t latent_values_at(const latent_memory *memory, int32_t buffer, int32_t group)
 {
     return ptx_anew(ptx_matrix_descriptor(memory->tiles[buffer][group * LATENT_LOW_PANELS], LATENT_PANEL_BYTES, 1024));
 }
@@ -430,8 +369,7 @@ static __device__ __forceinline__ void multiply_other_values(float (&out)[LATENT
 }
 
 /* The products with half a tile have ended: it may be overwritten. */
-template <class Memory>
-static __device__ __forceinline__ void release_latents(Memory *memory, int32_t buffer, int32_t group)
+static __device__ __forceinline__ void release_latents(latent_memory *memory, int32_t buffer, int32_t group)
 {
     if (threadIdx.x % 32 == 0) ptx_mbarrier_arrive(&memory->empty[buffer][group]);
 }
@@ -733,9 +671,9 @@ static __device__ __forceinline__ void consume_latents(latent_memory *memory, co
 {
     const attend_job *job = &memory->job;
     const int32_t row0 = (int32_t)blockIdx.x % args->row_parts * LATENT_ROWS, group = warpgroup_of_thread();
-    find_latent_rows<LATENT_ROWS>(memory, args, row0);
+    find_latent_rows(memory, args, row0);
     ptx_bar_arrive(LATENT_BARRIER_KEYS, LATENT_THREADS);
-    load_latent_queries<LATENT_ROWS>(memory, args);
+    load_latent_queries(memory, args);
     ptx_cp_async_commit();
     float out[LATENT_VALUE / 4];
 #pragma unroll
@@ -753,7 +691,7 @@ static __device__ __forceinline__ void consume_latents(latent_memory *memory, co
     store_latent_rows<F>(out, &state, memory, args, group, fv_min_i32(LATENT_ROWS, job->num_rows - row0));
 }
 
-template <class Memory> static __device__ __forceinline__ void init_latent_memory(Memory *memory)
+static __device__ __forceinline__ void init_latent_memory(latent_memory *memory)
 {
     for (int32_t buffer = 0; buffer < 2; buffer++) {
         for (int32_t panel = 0; panel < LATENT_PANELS; panel++) {

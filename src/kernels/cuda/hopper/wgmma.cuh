@@ -95,24 +95,24 @@ __device__ __forceinline__ uint2 ptx_widen_e4m3(uint32_t four)
 
 /* "wgmma.mma_async": d = a b (+ d where adds), rows x columns 64 x N, 16 deep, fp32 sums. ss: a and b from shared
  * memory, rows of elements along the depth; rs: a from registers, as in mma.m16n8k16, warp w of the four has rows 16 w to
- * 16 w + 15; _nt: b's rows are the depth, columns lie together; _tn: a's are. Lane l, d[i]: row l / 4 + 8 (i / 2 % 2),
+ * 16 w + 15; _nt: b's rows are the depth, its columns lie together. Lane l, d[i]: row l / 4 + 8 (i / 2 % 2),
  * column 8 (i / 4) + 2 (l % 4) + i % 2.
  *
  * N, the registers of d, and the numbers of the operands behind them. */
-#define PTX_WGMMA_SS_OF(NAME, T, TYPE, N, REGISTERS, A, B, ADDS, A_IS_T, B_IS_T)                                    \
+#define PTX_WGMMA_SS_OF(NAME, T, TYPE, N, REGISTERS, A, B, ADDS, TRANSPOSED)                                        \
     template <> __device__ __forceinline__ void NAME<T>(float(&d)[REGISTERS], uint64_t a, uint64_t b, int32_t adds) \
     {                                                                                                               \
         asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, " ADDS ", 0;\n"                                              \
                      "wgmma.mma_async.sync.aligned.m64n" #N "k16.f32." TYPE "." TYPE " {" PTX_NAMES_##REGISTERS     \
-                     "}, " A ", " B ", p, 1, 1, " #A_IS_T ", " #B_IS_T ";\n}\n"                                     \
+                     "}, " A ", " B ", p, 1, 1, 0, " #TRANSPOSED ";\n}\n"                                           \
                      : PTX_OPERANDS_##REGISTERS(d)                                                                  \
                      : "l"(a), "l"(b), "r"(adds));                                                                  \
     }
-#define PTX_WGMMA_SS(NAME, N, REGISTERS, A, B, ADDS, A_IS_T, B_IS_T)                                  \
+#define PTX_WGMMA_SS(NAME, N, REGISTERS, A, B, ADDS, TRANSPOSED)                                      \
     template <class T>                                                                                \
     __device__ __forceinline__ void NAME(float(&d)[REGISTERS], uint64_t a, uint64_t b, int32_t adds); \
-    PTX_WGMMA_SS_OF(NAME, __nv_bfloat16, "bf16", N, REGISTERS, A, B, ADDS, A_IS_T, B_IS_T)            \
-    PTX_WGMMA_SS_OF(NAME, __half, "f16", N, REGISTERS, A, B, ADDS, A_IS_T, B_IS_T)
+    PTX_WGMMA_SS_OF(NAME, __nv_bfloat16, "bf16", N, REGISTERS, A, B, ADDS, TRANSPOSED)                \
+    PTX_WGMMA_SS_OF(NAME, __half, "f16", N, REGISTERS, A, B, ADDS, TRANSPOSED)
 
 #define PTX_WGMMA_RS_OF(NAME, T, TYPE, N, REGISTERS, A, B, ADDS, B_IS_T)                                           \
     template <>                                                                                                    \
@@ -130,14 +130,10 @@ __device__ __forceinline__ uint2 ptx_widen_e4m3(uint32_t four)
     PTX_WGMMA_RS_OF(NAME, __nv_bfloat16, "bf16", N, REGISTERS, A, B, ADDS, B_IS_T)                               \
     PTX_WGMMA_RS_OF(NAME, __half, "f16", N, REGISTERS, A, B, ADDS, B_IS_T)
 
-PTX_WGMMA_SS(ptx_wgmma_m64n16k16_ss, 16, 8, "%8", "%9", "%10", 0, 0)
-PTX_WGMMA_SS(ptx_wgmma_m64n16k16_ss_tn, 16, 8, "%8", "%9", "%10", 1, 0)
-PTX_WGMMA_SS(ptx_wgmma_m64n32k16_ss, 32, 16, "%16", "%17", "%18", 0, 0)
-PTX_WGMMA_SS(ptx_wgmma_m64n32k16_ss_tn, 32, 16, "%16", "%17", "%18", 1, 0)
-PTX_WGMMA_SS(ptx_wgmma_m64n64k16_ss, 64, 32, "%32", "%33", "%34", 0, 0)
-PTX_WGMMA_SS(ptx_wgmma_m64n96k16_ss, 96, 48, "%48", "%49", "%50", 0, 0)
-PTX_WGMMA_SS(ptx_wgmma_m64n128k16_ss, 128, 64, "%64", "%65", "%66", 0, 0)
-PTX_WGMMA_SS(ptx_wgmma_m64n256k16_ss_nt, 256, 128, "%128", "%129", "%130", 0, 1)
+PTX_WGMMA_SS(ptx_wgmma_m64n64k16_ss, 64, 32, "%32", "%33", "%34", 0)
+PTX_WGMMA_SS(ptx_wgmma_m64n96k16_ss, 96, 48, "%48", "%49", "%50", 0)
+PTX_WGMMA_SS(ptx_wgmma_m64n128k16_ss, 128, 64, "%64", "%65", "%66", 0)
+PTX_WGMMA_SS(ptx_wgmma_m64n256k16_ss_nt, 256, 128, "%128", "%129", "%130", 1)
 PTX_WGMMA_RS(ptx_wgmma_m64n16k16_rs, 16, 8, "%8, %9, %10, %11", "%12", "%13", 0)
 PTX_WGMMA_RS(ptx_wgmma_m64n32k16_rs, 32, 16, "%16, %17, %18, %19", "%20", "%21", 0)
 PTX_WGMMA_RS(ptx_wgmma_m64n64k16_rs_nt, 64, 32, "%32, %33, %34, %35", "%36", "%37", 1)
