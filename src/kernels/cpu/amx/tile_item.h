@@ -242,23 +242,20 @@ FV_ALWAYS_INLINE void fv_tile_call_ahead(fv_tile_item *item)
         fv_prefetch_bytes(fv_prefetch_take(&item->ahead, FV_AHEAD_BYTES), FV_AHEAD_BYTES);
 }
 
-/* The values of a step's keys; zeros outside of the item, so that garbage there meets no weight. */
-static inline void fv_tile_find_values(const char *rows[FV_STEP_KEYS], const fv_tile_item *item,
-                                       const fv_key_block *block, int32_t kv_head, int32_t first)
+/* Element 0 of a value, as bf16; zeros outside of the item, so that garbage there meets no weight. `copy` is a row of
+ * v_copies. */
+static inline const char *fv_tile_find_value(const fv_tile_item *item, const fv_key_block *block, int32_t kv_head,
+                                             int32_t key, int32_t copy)
 {
     const fv_attend_job *job = item->job;
+    if (key < block->first || key >= block->end) return item->scratch.zeros;
+    const fv_key_source *source = fv_attend_source_of(job, block->first_key + key);
+    const char *row = block->v_rows[key] + kv_head * source->v.head_stride;
+    if (fv_tile_reads_value(source)) return row;
     const int32_t size = job->params->v_head_size;
-    for (int32_t i = 0; i < FV_STEP_KEYS; i++) {
-        const int32_t key = first + i;
-        rows[i] = item->scratch.zeros;
-        if (key < block->first || key >= block->end) continue;
-        const fv_key_source *source = fv_attend_source_of(job, block->first_key + key);
-        rows[i] = block->v_rows[key] + kv_head * source->v.head_stride;
-        if (fv_tile_reads_value(source)) continue;
-        char *copy = item->scratch.v_copies + (int64_t)i * size * FV_BF16_BYTES;
-        fv_tile_convert(copy, rows[i], &source->v, size, source->stored, item->scratch.gathered);
-        rows[i] = copy;
-    }
+    char *to = item->scratch.v_copies + (int64_t)copy * size * FV_BF16_BYTES;
+    fv_tile_convert(to, row, &source->v, size, source->stored, item->scratch.gathered);
+    return to;
 }
 
 /* Pairs of V of the block's keys. Returns 1 if `looks` and some value is infinite or NaN. */
@@ -268,7 +265,8 @@ static inline int32_t fv_tile_pair_values(fv_tile_item *item, const fv_key_block
     int32_t not_finite = 0;
     for (int32_t step = block->first / FV_STEP_KEYS; step < fv_key_block_steps(block); step++) {
         const char *rows[FV_STEP_KEYS];
-        fv_tile_find_values(rows, item, block, kv_head, step * FV_STEP_KEYS);
+        for (int32_t i = 0; i < FV_STEP_KEYS; i++)
+            rows[i] = fv_tile_find_value(item, block, kv_head, step * FV_STEP_KEYS + i, i);
         char *to = item->scratch.pairs + (int64_t)step * FV_STEP_KEYS * size * FV_BF16_BYTES;
         for (int32_t i = 0; i < FV_STEP_KEYS; i += 2, to += FV_TILE_ROW_BYTES) {
             for (int32_t d = 0; d < size; d += 32) {
