@@ -21,9 +21,13 @@
  * While the scores of one pair of strips become weights, those of the next are computed and the values of the one before
  * are added: the tile unit and the vector units take turns in program order, four products and the exponentials of
  * eight keys, for a core looks no further ahead. Lines of the next block are asked for between, in the order in which
- * they lie. */
+ * they lie.
+ *
+ * Many strips with plain scores take the order of attend_many_tiles.c, few of large values that of
+ * attend_shared_tiles.c. */
 #include "kernels/cpu/amx/attend_tiles.h"
 
+#include "kernels/cpu/amx/attend_many_tiles.h"
 #include "kernels/cpu/amx/attend_shared_tiles.h"
 #include "kernels/cpu/amx/tile_products.h"
 
@@ -310,6 +314,7 @@ int32_t FV_ISA_SYMBOL(fv_attend_tiles)(const fv_attend_job *job, void *memory, f
     item.block_keys = is_few ? FV_TILE_FEW_KEYS : FV_TILE_MANY_KEYS;
     const int32_t in_place = job->keys.end <= job->dense_from && fv_tile_reads_value(&job->cache);
     const int32_t shared = in_place ? FV_ISA_SYMBOL(fv_shared_strips)(job->params, item.num_strips) : 0;
+    const int32_t many = !shared && FV_ISA_SYMBOL(fv_many_tiles_serve)(job, item.num_strips, rescaling);
     int32_t is_done = 1;
     fv_tiles_configure(&item.tiles, FV_TILE_ROWS);
     for (int32_t head = job->item->first_kv_head; head < end_head && is_done; head += run) {
@@ -317,7 +322,10 @@ int32_t FV_ISA_SYMBOL(fv_attend_tiles)(const fv_attend_job *job, void *memory, f
         item.num_heads = fv_min_i32(run, end_head - head);
         item.scratch = fv_tile_scratch_of(job->params, item.num_heads * item.num_strips, shared, item.block_keys,
                                           memory);
-        is_done = shared ? FV_ISA_SYMBOL(fv_attend_shared_tiles)(&item) : attend_heads(&item);
+        if (shared)
+            is_done = FV_ISA_SYMBOL(fv_attend_shared_tiles)(&item);
+        else
+            is_done = many ? FV_ISA_SYMBOL(fv_attend_many_tiles)(&item) : attend_heads(&item);
     }
     fv_tiles_release(&item.tiles);
     return is_done;
