@@ -96,6 +96,8 @@ static void pairs_come_back_in_order(void **state)
     }
     fv_lanes_store_natural(natural, of_low, of_high);
     for (int32_t i = 0; i < 32; i++) assert_true(natural[i] == (float)i);
+    fv_words_store_natural((char *)low, of_low, of_high, fv_lanes_splat(3.0f));
+    for (int32_t i = 0; i < 32; i++) assert_int_equal(low[i], fv_bf16_of_f32(3.0f * (float)i));
 }
 
 static void queries_are_transposed(void **state)
@@ -113,14 +115,15 @@ static void powers_are_right(void **state)
 {
     (void)state;
     for (int32_t i = 0; i < 20000; i++) {
-        const float x = 1.0f - (float)i * 0.00618f;
+        const float x = 127.9f - (float)i * 0.0126f;
         const double exact = exp2(x), error = fabs(fv_lanes_exp2(fv_lanes_splat(x))[i % 16] / exact - 1);
         assert_true(error <= 3 * 0x1p-24);
     }
-    const fv_lanes special = {0.0f, -INFINITY, NAN, -126.5f, -1e30f, -3.0f};
+    const fv_lanes special = {0.0f, -INFINITY, NAN, -126.5f, -1e30f, -3.0f, 128.0f, 1e30f};
     const fv_lanes powers = fv_lanes_exp2(special);
     assert_true(powers[0] == 1.0f && powers[1] == 0.0f && powers[3] < 0x1p-125f && powers[4] == 0.0f);
     assert_true(powers[2] != powers[2] && powers[5] == 0.125f);
+    assert_true(powers[6] == INFINITY && powers[7] == INFINITY);
 }
 
 static void overflows_are_seen(void **state)

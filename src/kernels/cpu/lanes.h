@@ -58,14 +58,15 @@ FV_ALWAYS_INLINE int32_t fv_lanes_all_below(fv_lanes value, float limit)
 #endif
 }
 
-/* 2^x within 3 units in the last place for x <= 1; 0 for -inf, NaN for NaN. x = n + f with n = floor(x): a minimax
- * polynomial in f (relative error 8.3e-8) with the constant 1, times 2^n. */
+/* 2^x within 3 units in the last place; 0 for -inf, infinity from 128 on, NaN for NaN. x = n + f with n = floor(x): a
+ * minimax polynomial in f (relative error 8.3e-8) with the constant 1, times 2^n. */
 FV_ALWAYS_INLINE fv_lanes fv_lanes_exp2(fv_lanes x)
 {
 #if defined(__AVX512DQ__)
     const fv_lanes f = (fv_lanes)_mm512_reduce_ps((__m512)x, 0x09); /* x - floor(x) */
 #else
-    const fv_lanes clamped = fv_lanes_select(x < -200.0f, fv_lanes_splat(-200.0f), x);
+    const fv_lanes capped = fv_lanes_select(x > 128.0f, fv_lanes_splat(128.0f), x);
+    const fv_lanes clamped = fv_lanes_select(x < -200.0f, fv_lanes_splat(-200.0f), capped);
     const fv_lanes nearer = __builtin_convertvector(__builtin_convertvector(clamped, fv_lane_ints), fv_lanes);
     const fv_lanes n = nearer + (fv_lanes)((fv_lane_ints)fv_lanes_splat(-1.0f) & (fv_lane_ints)(nearer > clamped));
     const fv_lanes f = clamped - n;
@@ -193,6 +194,24 @@ FV_ALWAYS_INLINE void fv_lanes_store_natural(float *to, const float *low, const 
         memcpy(to + 8 * i, low + 4 * i, 16);
         memcpy(to + 8 * i + 4, high + 4 * i, 16);
     }
+}
+
+/* The same as bf16, times `factor`. */
+FV_ALWAYS_INLINE void fv_words_store_natural(char *to, const float *low, const float *high, fv_lanes factor)
+{
+    const fv_words words = fv_words_of(fv_lanes_load(low) * factor, fv_lanes_load(high) * factor);
+#if defined(__AVX512F__)
+    const __m512i order = _mm512_set_epi64(7, 3, 6, 2, 5, 1, 4, 0);
+    _mm512_storeu_si512(to, _mm512_permutexvar_epi64(order, (__m512i)words));
+#else
+    uint64_t fours[8], ordered[8];
+    memcpy(fours, &words, sizeof(fours));
+    for (int32_t i = 0; i < 4; i++) {
+        ordered[2 * i] = fours[i];
+        ordered[2 * i + 1] = fours[4 + i];
+    }
+    memcpy(to, ordered, sizeof(ordered));
+#endif
 }
 
 /* 1: some of 32 bf16 is infinite or NaN. */

@@ -21,11 +21,15 @@
  * While the scores of one pair of strips become weights, those of the next are computed and the values of the one before
  * are added: the tile unit and the vector units take turns in program order, four products and the exponentials of
  * eight keys, for a core looks no further ahead. Lines of the next block are asked for between, in the order in which
- * they lie. */
+ * they lie.
+ *
+ * Many strips with plain scores take the order of attend_many_tiles.c, few of large values that of
+ * attend_shared_tiles.c. */
 #include "kernels/cpu/amx/attend_tiles.h"
 
+#include "kernels/cpu/amx/attend_many_tiles.h"
 #include "kernels/cpu/amx/attend_shared_tiles.h"
-#include "kernels/cpu/amx/tile_strips.h"
+#include "kernels/cpu/amx/tile_products.h"
 
 /* --- what is served ------------------------------------------------------------------------------------------- */
 
@@ -70,64 +74,7 @@ size_t FV_ISA_SYMBOL(fv_tiles_scratch)(const fv_attend_params *params)
     return in_pairs > in_common ? in_pairs : in_common;
 }
 
-/* --- the products ----------------------------------------------------------------------------------------------- */
-
-FV_ALWAYS_INLINE void dot_as(fv_tile_item *item, const fv_strip_pair *pair, int32_t first_step, int32_t end_step,
-                             const int32_t num)
-{
-    const int32_t depth = item->job->params->head_size / FV_TILE_DEPTH;
-    for (int32_t step = first_step; step < end_step; step++) {
-        const fv_step_keys keys = fv_step_keys_of(&item->scratch, step);
-        fv_pair_dot_begin(item, num);
-        fv_pair_dot_part(item, pair, &keys, 0, depth, num);
-        fv_pair_dot_end(item, pair, step, num);
-    }
-}
-
-static void dot(fv_tile_item *item, const fv_strip_pair *pair, int32_t first_step, int32_t end_step)
-{
-    if (pair->num == 2)
-        dot_as(item, pair, first_step, end_step, 2);
-    else
-        dot_as(item, pair, first_step, end_step, 1);
-}
-
-/* The tiles of the sums of two strips, 32 columns from `column` on. */
-FV_ALWAYS_INLINE void load_sums(fv_tile_item *item, const fv_strip_pair *pair, int32_t column)
-{
-    const float *low = pair->strips[0]->sums + column * FV_TILE_STRIP_ROWS;
-    const float *other_low = pair->strips[1]->sums + column * FV_TILE_STRIP_ROWS;
-    fv_tile_load(&item->tiles, 0, low, FV_TILE_ROW_BYTES);
-    fv_tile_load(&item->tiles, 1, low + FV_TILE_ROWS * FV_TILE_COLUMNS, FV_TILE_ROW_BYTES);
-    fv_tile_load(&item->tiles, 2, other_low, FV_TILE_ROW_BYTES);
-    fv_tile_load(&item->tiles, 3, other_low + FV_TILE_ROWS * FV_TILE_COLUMNS, FV_TILE_ROW_BYTES);
-}
-
-FV_ALWAYS_INLINE void store_sums(fv_tile_item *item, const fv_strip_pair *pair, int32_t column)
-{
-    float *low = pair->strips[0]->sums + column * FV_TILE_STRIP_ROWS;
-    float *other_low = pair->strips[1]->sums + column * FV_TILE_STRIP_ROWS;
-    fv_tile_store(&item->tiles, 0, low, FV_TILE_ROW_BYTES);
-    fv_tile_store(&item->tiles, 1, low + FV_TILE_ROWS * FV_TILE_COLUMNS, FV_TILE_ROW_BYTES);
-    fv_tile_store(&item->tiles, 2, other_low, FV_TILE_ROW_BYTES);
-    fv_tile_store(&item->tiles, 3, other_low + FV_TILE_ROWS * FV_TILE_COLUMNS, FV_TILE_ROW_BYTES);
-}
-
-/* The values of a step. */
-FV_ALWAYS_INLINE void add_step(fv_tile_item *item, const fv_strip_pair *pair, int32_t step, int32_t column)
-{
-    fv_tiles *tiles = &item->tiles;
-    const int64_t step_bytes = (int64_t)FV_STEP_KEYS * item->job->params->v_head_size * FV_BF16_BYTES;
-    const char *pairs = item->scratch.pairs + step * step_bytes + column * 64;
-    fv_tile_load(tiles, 6, pairs, FV_TILE_ROW_BYTES);
-    fv_tile_load(tiles, 4, pair->weights[0] + step * FV_TILE_BYTES, FV_TILE_ROW_BYTES);
-    fv_tile_dot(tiles, 0, 4, 6);
-    fv_tile_load(tiles, 7, pairs + FV_TILE_BYTES, FV_TILE_ROW_BYTES);
-    fv_tile_dot(tiles, 1, 4, 7);
-    fv_tile_load(tiles, 5, pair->weights[1] + step * FV_TILE_BYTES, FV_TILE_ROW_BYTES);
-    fv_tile_dot(tiles, 2, 5, 6);
-    fv_tile_dot(tiles, 3, 5, 7);
-}
+/* --- the sums of a strip without another -------------------------------------------------------------------------- */
 
 /* Of one: 64 columns at a time, or the last 32. */
 FV_ALWAYS_INLINE void add_columns(fv_tile_item *item, const fv_strip_pair *pair, int32_t column,
@@ -216,10 +163,12 @@ FV_ALWAYS_INLINE void dot_next(fv_tile_item *item, product_queue *queue)
 FV_ALWAYS_INLINE void add_next(fv_tile_item *item, product_queue *queue)
 {
     const fv_strip_pair *pair = queue->adds;
-    if (queue->add_step == pair->first_step) load_sums(item, pair, queue->add_column);
-    add_step(item, pair, queue->add_step, queue->add_column);
+    const int64_t step_bytes = (int64_t)FV_STEP_KEYS * item->job->params->v_head_size * FV_BF16_BYTES;
+    const char *pairs = item->scratch.pairs + queue->add_step * step_bytes + queue->add_column * FV_TILE_ROW_BYTES;
+    if (queue->add_step == pair->first_step) fv_pair_load_sums(item, pair, queue->add_column);
+    fv_pair_add_step(item, pair, queue->add_step, pairs);
     if (++queue->add_step < pair->end_step) return;
-    store_sums(item, pair, queue->add_column);
+    fv_pair_store_sums(item, pair, queue->add_column);
     queue->add_step = pair->first_step;
     queue->add_column += 32;
 }
@@ -240,15 +189,6 @@ static void queue_finish(fv_tile_item *item, product_queue *queue)
 }
 
 /* --- softmax ------------------------------------------------------------------------------------------------------ */
-
-static void rescale_sums(const fv_tile_strip *strip, int32_t size, fv_rescaling rescaling)
-{
-    for (int32_t row = 0; row < FV_TILE_STRIP_ROWS; row++) {
-        if (fv_tile_keeps_row(strip, row, rescaling)) continue;
-        fv_tile_rescale_row(strip->sums + row * FV_TILE_COLUMNS, FV_TILE_ROWS * FV_TILE_COLUMNS, size / FV_TILE_COLUMNS,
-                            strip, row, rescaling);
-    }
-}
 
 /* One strip's weights of a step, and after each quarter of it some products: `share` of them for each of `of` quarters
  * that are to come, so that the tile unit and the vector units have both what to do. */
@@ -288,7 +228,7 @@ static void weigh_pair(fv_tile_item *item, const fv_strip_pair *pair, product_qu
     }
     for (int32_t i = 0; i < pair->num; i++) {
         if (begun[i]) fv_weigher_end(&weigh[i], pair->strips[i]);
-        rescale_sums(pair->strips[i], params->v_head_size, item->rescaling);
+        fv_strip_rescale_sums(pair->strips[i], params->v_head_size, item->rescaling);
     }
 }
 
@@ -314,13 +254,13 @@ static fv_strip_pair pair_at(const fv_tile_item *item, fv_tile_strip *strips, co
 static void attend_strips(fv_tile_item *item, fv_tile_strip *strips, const fv_key_block *block, int32_t kv_head)
 {
     fv_strip_pair last = {0}, pair = pair_at(item, strips, block, 0, 0);
-    dot(item, &pair, pair.first_step, pair.end_step);
+    fv_pair_dot(item, &pair, pair.first_step, pair.end_step);
     for (int32_t i = 0; i < item->num_strips; i += 2) {
         const fv_strip_pair next = pair_at(item, strips, block, i + 2, (i / 2 + 1) % 2);
         product_queue queue = queue_of(item, &next, &last);
         if (pair.first_step < pair.end_step) weigh_pair(item, &pair, &queue, block, kv_head);
         queue_finish(item, &queue);
-        if (next.num == 1) dot(item, &next, next.first_step, next.end_step);
+        if (next.num == 1) fv_pair_dot(item, &next, next.first_step, next.end_step);
         last = pair;
         pair = next;
     }
@@ -374,6 +314,7 @@ int32_t FV_ISA_SYMBOL(fv_attend_tiles)(const fv_attend_job *job, void *memory, f
     item.block_keys = is_few ? FV_TILE_FEW_KEYS : FV_TILE_MANY_KEYS;
     const int32_t in_place = job->keys.end <= job->dense_from && fv_tile_reads_value(&job->cache);
     const int32_t shared = in_place ? FV_ISA_SYMBOL(fv_shared_strips)(job->params, item.num_strips) : 0;
+    const int32_t many = !shared && FV_ISA_SYMBOL(fv_many_tiles_serve)(job, item.num_strips, rescaling);
     int32_t is_done = 1;
     fv_tiles_configure(&item.tiles, FV_TILE_ROWS);
     for (int32_t head = job->item->first_kv_head; head < end_head && is_done; head += run) {
@@ -381,7 +322,10 @@ int32_t FV_ISA_SYMBOL(fv_attend_tiles)(const fv_attend_job *job, void *memory, f
         item.num_heads = fv_min_i32(run, end_head - head);
         item.scratch = fv_tile_scratch_of(job->params, item.num_heads * item.num_strips, shared, item.block_keys,
                                           memory);
-        is_done = shared ? FV_ISA_SYMBOL(fv_attend_shared_tiles)(&item) : attend_heads(&item);
+        if (shared)
+            is_done = FV_ISA_SYMBOL(fv_attend_shared_tiles)(&item);
+        else
+            is_done = many ? FV_ISA_SYMBOL(fv_attend_many_tiles)(&item) : attend_heads(&item);
     }
     fv_tiles_release(&item.tiles);
     return is_done;

@@ -130,7 +130,8 @@ FV_ALWAYS_INLINE fv_tile_floats fv_tile_flush(fv_tile_floats value)
     return (fv_tile_floats)(bits & (fv_tile_words)((bits & 0x7f800000u) != 0));
 }
 
-static inline void fv_tile_dot(fv_tiles *tiles, int32_t c, int32_t a, int32_t b)
+/* Out of line: kernels that repeat it in straight lines would take minutes to compile. */
+__attribute__((noinline, unused)) static void fv_tile_dot(fv_tiles *tiles, int32_t c, int32_t a, int32_t b)
 {
     fv_tile_floats even[FV_TILE_ROWS], odd[FV_TILE_ROWS];
     for (int32_t k = 0; k < FV_TILE_ROWS; k++) {

@@ -15,7 +15,8 @@ enum {
     FV_STEP_KEYS = 32,         /* of a step: two A tiles of keys, one A tile of weights */
     FV_TILE_FEW_KEYS = 32,     /* of a block, one strip: near to the order in which rows lie, and soon begun */
     FV_TILE_MANY_KEYS = 256,   /* many strips: the sums pass once for eight products */
-    FV_TILE_COPY_STRIPS = 16,  /* from here on K is copied to tiles */
+    FV_TILE_COPY_STRIPS = 16,  /* from here on K is copied to tiles, and plain scores take attend_many_tiles.c */
+    FV_TILE_GROUP_PAIRS = 2,   /* of strips that meet each step of keys together, where there are many */
     FV_TILE_SHARED_STRIPS = 8, /* of a head, over large values: up to here all share a block */
     FV_TILE_MAX_HEADS = 16,    /* KV heads that meet a block of keys one after the other, while its rows are near */
     FV_TILE_MAX_SIZE = 576,    /* of a head */
@@ -44,18 +45,21 @@ typedef struct fv_tile_scratch {
     fv_tile_strip *strips; /* [heads][num_strips] */
     char *q;
     float *sums;
+    float *weight_sums;   /* [strips][16][16]: of a row's weights as bf16, the same in all columns; many strips only */
+    char *ones;           /* a B tile: adds up weights */
     float *scores;        /* of two pairs of strips, or of all that share a block, in turn: [2][2][block_keys][16] */
     char *weights;        /* of two pairs in turn, or of all: [2][2][block_keys / 32] A tiles */
-    char *pairs;          /* [block_keys / 32][Dv / 16] B tiles of V */
-    char *k_copies;       /* [block_keys / 16][D / 32] A tiles */
+    char *pairs;          /* [block_keys / 32][Dv / 16] B tiles of V; of two blocks, many strips */
+    char *k_copies;       /* [block_keys / 16][D / 32] A tiles; the same */
     char *v_copies;       /* [FV_STEP_KEYS][Dv] */
     char *k_copy;         /* [D] */
     char *gathered;       /* [max(D, Dv)] */
     char *zeros;          /* [max(D, Dv)] */
     float *row;           /* [Dv] */
     const char **rows[3]; /* of this block and the next two, in turn: [2][block_keys] */
-    const char **k_tiles; /* [block_keys / 16] of the head at hand */
-    int64_t *k_strides;   /* bytes between the keys of a tile in the cache; 0: they are copied */
+    const char **output_rows; /* [strips of a head][16] */
+    const char **k_tiles;     /* [block_keys / 16] of the head at hand */
+    int64_t *k_strides;       /* bytes between the keys of a tile in the cache; 0: they are copied */
     size_t bytes;
 } fv_tile_scratch;
 
@@ -82,7 +86,8 @@ static inline fv_tile_scratch fv_tile_scratch_of(const fv_attend_params *params,
 {
     const size_t strips = (size_t)all_strips, keys = (size_t)block_keys;
     const size_t kept = (size_t)fv_max_i32(2, shared_strips), strip_scores = keys * FV_TILE_STRIP_ROWS;
-    const size_t weighed = (size_t)fv_max_i32(4, shared_strips);
+    const size_t weighed = (size_t)fv_max_i32(2 * FV_TILE_GROUP_PAIRS, shared_strips);
+    const size_t many = all_strips >= FV_TILE_COPY_STRIPS ? strips : 0, turns = many ? 2 : 1;
     const size_t k_bytes = (size_t)params->head_size * FV_BF16_BYTES;
     const size_t v_bytes = (size_t)params->v_head_size * FV_BF16_BYTES;
     fv_tile_scratch scratch = {0};
@@ -90,10 +95,12 @@ static inline fv_tile_scratch fv_tile_scratch_of(const fv_attend_params *params,
     scratch.q = fv_scratch_take(memory, &scratch.bytes, strips * FV_TILE_STRIP_ROWS * k_bytes);
     scratch.sums = fv_scratch_take(memory, &scratch.bytes,
                                    strips * FV_TILE_STRIP_ROWS * (size_t)params->v_head_size * sizeof(float));
+    scratch.weight_sums = fv_scratch_take(memory, &scratch.bytes, many * FV_TILE_BYTES);
+    scratch.ones = fv_scratch_take(memory, &scratch.bytes, FV_TILE_BYTES);
     scratch.scores = fv_scratch_take(memory, &scratch.bytes, 2 * kept * strip_scores * sizeof(float));
     scratch.weights = fv_scratch_take(memory, &scratch.bytes, weighed * strip_scores * FV_BF16_BYTES);
-    scratch.pairs = fv_scratch_take(memory, &scratch.bytes, keys * v_bytes);
-    scratch.k_copies = fv_scratch_take(memory, &scratch.bytes, keys * k_bytes);
+    scratch.pairs = fv_scratch_take(memory, &scratch.bytes, turns * keys * v_bytes);
+    scratch.k_copies = fv_scratch_take(memory, &scratch.bytes, turns * keys * k_bytes);
     scratch.v_copies = fv_scratch_take(memory, &scratch.bytes, FV_STEP_KEYS * v_bytes);
     scratch.k_copy = fv_scratch_take(memory, &scratch.bytes, k_bytes);
     scratch.gathered = fv_scratch_take(memory, &scratch.bytes, k_bytes > v_bytes ? k_bytes : v_bytes);
@@ -101,6 +108,7 @@ static inline fv_tile_scratch fv_tile_scratch_of(const fv_attend_params *params,
     scratch.row = fv_scratch_take(memory, &scratch.bytes, (size_t)params->v_head_size * sizeof(float));
     for (int32_t i = 0; i < 3; i++)
         scratch.rows[i] = fv_scratch_take(memory, &scratch.bytes, 2 * keys * sizeof(char *));
+    scratch.output_rows = fv_scratch_take(memory, &scratch.bytes, strips * FV_TILE_STRIP_ROWS * sizeof(char *));
     scratch.k_tiles = fv_scratch_take(memory, &scratch.bytes, keys / FV_TILE_ROWS * sizeof(char *));
     scratch.k_strides = fv_scratch_take(memory, &scratch.bytes, keys / FV_TILE_ROWS * sizeof(int64_t));
     return scratch;
@@ -242,23 +250,20 @@ FV_ALWAYS_INLINE void fv_tile_call_ahead(fv_tile_item *item)
         fv_prefetch_bytes(fv_prefetch_take(&item->ahead, FV_AHEAD_BYTES), FV_AHEAD_BYTES);
 }
 
-/* The values of a step's keys; zeros outside of the item, so that garbage there meets no weight. */
-static inline void fv_tile_find_values(const char *rows[FV_STEP_KEYS], const fv_tile_item *item,
-                                       const fv_key_block *block, int32_t kv_head, int32_t first)
+/* Element 0 of a value, as bf16; zeros outside of the item, so that garbage there meets no weight. `copy` is a row of
+ * v_copies. */
+static inline const char *fv_tile_find_value(const fv_tile_item *item, const fv_key_block *block, int32_t kv_head,
+                                             int32_t key, int32_t copy)
 {
     const fv_attend_job *job = item->job;
+    if (key < block->first || key >= block->end) return item->scratch.zeros;
+    const fv_key_source *source = fv_attend_source_of(job, block->first_key + key);
+    const char *row = block->v_rows[key] + kv_head * source->v.head_stride;
+    if (fv_tile_reads_value(source)) return row;
     const int32_t size = job->params->v_head_size;
-    for (int32_t i = 0; i < FV_STEP_KEYS; i++) {
-        const int32_t key = first + i;
-        rows[i] = item->scratch.zeros;
-        if (key < block->first || key >= block->end) continue;
-        const fv_key_source *source = fv_attend_source_of(job, block->first_key + key);
-        rows[i] = block->v_rows[key] + kv_head * source->v.head_stride;
-        if (fv_tile_reads_value(source)) continue;
-        char *copy = item->scratch.v_copies + (int64_t)i * size * FV_BF16_BYTES;
-        fv_tile_convert(copy, rows[i], &source->v, size, source->stored, item->scratch.gathered);
-        rows[i] = copy;
-    }
+    char *to = item->scratch.v_copies + (int64_t)copy * size * FV_BF16_BYTES;
+    fv_tile_convert(to, row, &source->v, size, source->stored, item->scratch.gathered);
+    return to;
 }
 
 /* Pairs of V of the block's keys. Returns 1 if `looks` and some value is infinite or NaN. */
@@ -268,7 +273,8 @@ static inline int32_t fv_tile_pair_values(fv_tile_item *item, const fv_key_block
     int32_t not_finite = 0;
     for (int32_t step = block->first / FV_STEP_KEYS; step < fv_key_block_steps(block); step++) {
         const char *rows[FV_STEP_KEYS];
-        fv_tile_find_values(rows, item, block, kv_head, step * FV_STEP_KEYS);
+        for (int32_t i = 0; i < FV_STEP_KEYS; i++)
+            rows[i] = fv_tile_find_value(item, block, kv_head, step * FV_STEP_KEYS + i, i);
         char *to = item->scratch.pairs + (int64_t)step * FV_STEP_KEYS * size * FV_BF16_BYTES;
         for (int32_t i = 0; i < FV_STEP_KEYS; i += 2, to += FV_TILE_ROW_BYTES) {
             for (int32_t d = 0; d < size; d += 32) {

@@ -1,9 +1,11 @@
 /* Strips of rows and pairs of them, which share the tiles of keys and values that they meet: what the orders in which
- * an item of many rows can be done have in common (attend_tiles.c, attend_shared_tiles.c). */
+ * an item of many rows can be done have in common (attend_tiles.c, attend_many_tiles.c, attend_shared_tiles.c). */
 #ifndef FV_KERNELS_CPU_AMX_TILE_STRIPS_H
 #define FV_KERNELS_CPU_AMX_TILE_STRIPS_H
 
 #include "kernels/cpu/amx/weigher.h"
+
+#define FV_QUERY_STRIPS_AHEAD 2 /* asked for while one is packed */
 
 /* --- queries -------------------------------------------------------------------------------------------------- */
 
@@ -19,6 +21,16 @@ static inline void fv_strip_pack_queries(const fv_tile_strip *strip, const fv_at
     }
 }
 
+/* Asks for the queries of the strip from `first_row` on; none behind the last. */
+static inline void fv_strip_call_queries(const fv_attend_job *job, int32_t kv_head, int32_t first_row)
+{
+    for (int32_t row = first_row; row < fv_min_i32(first_row + FV_TILE_STRIP_ROWS, job->num_rows); row++) {
+        const char *at = fv_attend_q_row(job, kv_head, row);
+        for (int32_t i = 0; i < job->params->head_size * FV_BF16_BYTES; i += FV_CACHE_LINE)
+            __builtin_prefetch(at + i, 0, 2);
+    }
+}
+
 static inline void fv_strips_begin(const fv_tile_item *item)
 {
     const fv_attend_job *job = item->job;
@@ -31,6 +43,7 @@ static inline void fv_strips_begin(const fv_tile_item *item)
         strip->sums = item->scratch.sums + (size_t)i * FV_TILE_STRIP_ROWS * v_size;
         fv_row_strip_init(&strip->rows, job, kv_head, i % item->num_strips * FV_TILE_STRIP_ROWS, FV_TILE_STRIP_VECTORS);
         fv_tile_scale_init(strip);
+        fv_strip_call_queries(job, kv_head, (i % item->num_strips + FV_QUERY_STRIPS_AHEAD) * FV_TILE_STRIP_ROWS);
         fv_strip_pack_queries(strip, job, kv_head);
     }
     memset(item->scratch.sums, 0, (size_t)num_all * FV_TILE_STRIP_ROWS * v_size * sizeof(float));

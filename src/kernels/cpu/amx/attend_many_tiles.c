@@ -1,0 +1,534 @@
+/* The order of products for 16 strips or more with plain scores: prefill.
+ *
+ * What bounds it is the way from L2 to L1, so each of the two phases of a block of keys keeps what it reads again small:
+ *
+ *   scores and weights   of a group of two pairs of strips, step by step: K of a step (8 KB) comes from L2 once for both
+ *                        pairs; beside the products of one pair stand the exponentials of the one before: scores
+ *                        live for 4 KB
+ *   sums                 pair after pair, 32 columns at a time: its weights (16 KB) stay in L1, pairs of V come from L2,
+ *                        a run of 16 KB for each 32 columns; between the products K's tiles and V's pairs of the next
+ *                        block are made
+ *
+ * So scores are gone before the maximum of their block is known. They need none: weights are taken against a reference,
+ * the maximum of the first keys that a row saw, and bf16, sums and fp32 scores have exponents to spare. Where the
+ * weights of a block add up to more than LIMIT (or to no number), the pair's block is done again with its maxima, to
+ * which reference and sums then move. */
+#include "kernels/cpu/amx/attend_many_tiles.h"
+
+#include "kernels/cpu/amx/tile_products.h"
+
+enum {
+    GROUP_PAIRS = FV_TILE_GROUP_PAIRS,
+    MAX_SIZE = 256, /* of a head: queries of a group stay in L1 */
+    RING_SLOTS = 2,
+    STEP_SCORES = FV_STEP_KEYS * FV_TILE_STRIP_ROWS,
+    COLUMNS = 32, /* of sums that are in tiles at a time */
+    SLICE_STEP_BYTES = FV_STEP_KEYS * COLUMNS * FV_BF16_BYTES,
+};
+
+/* What the weights of a block may add up to, for each row: references stay near to maxima, far from overflow. */
+#define LIMIT 4096.0f
+
+/* K and V of a block in the making, two keys at a time. */
+typedef struct key_tiles {
+    fv_key_block block;
+    char *k, *v; /* k: [block_keys / 16][D / 32] A tiles; v: [Dv / 32][block_keys / 32][2] B tiles */
+    int32_t next, end;
+    int32_t looks, not_finite;
+} key_tiles;
+
+/* A pair and a block. A strip that has no other makes a pair with itself. */
+typedef struct pair_work {
+    fv_strip_pair pair;
+    fv_weigher weigh[2];
+    int32_t is_exact; /* the weights need the block's maxima */
+} pair_work;
+
+typedef struct pair_step {
+    pair_work *work; /* NULL: none */
+    int32_t step;
+    float *scores; /* [2][32][16] */
+} pair_step;
+
+typedef struct many_item {
+    fv_tile_item *item;
+    const key_tiles *keys;
+    key_tiles *next_keys;
+    fv_score_scale scale;
+} many_item;
+
+/* --- keys and values ------------------------------------------------------------------------------------------- */
+
+static key_tiles key_tiles_of(const fv_tile_item *item, int32_t index)
+{
+    const fv_attend_params *params = item->job->params;
+    const int32_t first_key = item->job->keys.first / FV_STEP_KEYS * FV_STEP_KEYS;
+    const int64_t turn = index % 2, block_bytes = (int64_t)item->block_keys * FV_BF16_BYTES;
+    key_tiles keys = {
+        .block = fv_key_block_at(item, first_key + index * item->block_keys, index % 3),
+        .k = item->scratch.k_copies + turn * block_bytes * params->head_size,
+        .v = item->scratch.pairs + turn * block_bytes * params->v_head_size,
+    };
+    if (keys.block.first < keys.block.end) keys.end = 2 * fv_key_block_steps(&keys.block) * (FV_STEP_KEYS / 2);
+    keys.looks = !fv_strips_all_seen(item, item->scratch.strips, &keys.block);
+    return keys;
+}
+
+static void make_keys(const fv_tile_item *item, const key_tiles *keys, int32_t first)
+{
+    const int32_t depth = item->job->params->head_size / FV_TILE_DEPTH;
+    char *to = keys->k + (int64_t)(first / FV_TILE_ROWS) * depth * FV_TILE_BYTES +
+               first % FV_TILE_ROWS * FV_TILE_ROW_BYTES;
+    for (int32_t i = 0; i < 2; i++, to += FV_TILE_ROW_BYTES) {
+        const char *row = fv_tile_find_key(item, &keys->block, item->first_head, first + i);
+        for (int32_t d = 0; d < depth; d++)
+            fv_lanes_store(to + d * FV_TILE_BYTES, fv_lanes_load(row + d * FV_TILE_ROW_BYTES));
+    }
+}
+
+/* Returns 1 if some value that some rows must not see is infinite or NaN. */
+static int32_t make_pairs(const fv_tile_item *item, const key_tiles *keys, int32_t first)
+{
+    const int32_t size = item->job->params->v_head_size;
+    const int64_t slice_bytes = (int64_t)item->block_keys * COLUMNS * FV_BF16_BYTES;
+    const char *even = fv_tile_find_value(item, &keys->block, item->first_head, first, 0);
+    const char *odd = fv_tile_find_value(item, &keys->block, item->first_head, first + 1, 1);
+    char *to = keys->v + first / FV_STEP_KEYS * SLICE_STEP_BYTES + first % FV_STEP_KEYS / 2 * FV_TILE_ROW_BYTES;
+    int32_t not_finite = 0;
+    for (int32_t d = 0; d < size * FV_BF16_BYTES; d += COLUMNS * FV_BF16_BYTES, to += slice_bytes) {
+        fv_words_store_pairs(to, to + FV_TILE_BYTES, even + d, odd + d);
+        if (keys->looks) not_finite |= fv_words_not_finite(even + d) | fv_words_not_finite(odd + d);
+    }
+    return not_finite;
+}
+
+/* The next two keys, or values. */
+static void make_next(const fv_tile_item *item, key_tiles *keys)
+{
+    if (keys->next >= keys->end) return;
+    const int32_t at = keys->next++, num_keys = keys->end / 2;
+    if (at < num_keys)
+        make_keys(item, keys, 2 * at);
+    else
+        keys->not_finite |= make_pairs(item, keys, 2 * (at - num_keys));
+}
+
+static void make_rest(fv_tile_item *item, key_tiles *keys)
+{
+    while (keys->next < keys->end) {
+        make_next(item, keys);
+        if (keys->next % 2) fv_tile_call_ahead(item);
+    }
+}
+
+/* --- scores beside weights ---------------------------------------------------------------------------------------- */
+
+/* What the scores of a step are products of. */
+typedef struct score_operands {
+    const char *k, *q[2];
+    int64_t depth_bytes; /* from one tile of keys to the other */
+} score_operands;
+
+static score_operands score_operands_of(const many_item *many, const pair_step *at)
+{
+    const int64_t depth_bytes = (int64_t)many->item->job->params->head_size / FV_TILE_DEPTH * FV_TILE_BYTES;
+    return (score_operands){
+        .k = many->keys->k + 2 * at->step * depth_bytes,
+        .q = {at->work->pair.strips[0]->q, at->work->pair.strips[1]->q},
+        .depth_bytes = depth_bytes,
+    };
+}
+
+/* Four products of the scores: 32 elements. */
+FV_ALWAYS_INLINE void score_part(fv_tile_item *item, const score_operands *of, int32_t d)
+{
+    fv_tiles *tiles = &item->tiles;
+    const char *k = of->k + d * FV_TILE_BYTES;
+    fv_tile_load(tiles, 6, of->q[0] + d * FV_TILE_BYTES, FV_TILE_ROW_BYTES);
+    fv_tile_load(tiles, 4, k, FV_TILE_ROW_BYTES);
+    fv_tile_dot(tiles, 0, 4, 6);
+    fv_tile_load(tiles, 5, k + of->depth_bytes, FV_TILE_ROW_BYTES);
+    fv_tile_dot(tiles, 1, 5, 6);
+    fv_tile_load(tiles, 7, of->q[1] + d * FV_TILE_BYTES, FV_TILE_ROW_BYTES);
+    fv_tile_dot(tiles, 2, 4, 7);
+    fv_tile_dot(tiles, 3, 5, 7);
+    fv_tile_call_ahead(item);
+}
+
+FV_ALWAYS_INLINE void store_scores(const many_item *many, float *scores)
+{
+    fv_tiles *tiles = &many->item->tiles;
+    fv_tile_store(tiles, 0, scores, FV_TILE_ROW_BYTES);
+    fv_tile_store(tiles, 1, scores + STEP_SCORES / 2, FV_TILE_ROW_BYTES);
+    fv_tile_store(tiles, 2, scores + STEP_SCORES, FV_TILE_ROW_BYTES);
+    fv_tile_store(tiles, 3, scores + STEP_SCORES + STEP_SCORES / 2, FV_TILE_ROW_BYTES);
+}
+
+/* The scores of a step, and between the products the weights of the one before, in eighths; either may be none. */
+FV_ALWAYS_INLINE void score_and_weigh_as(const many_item *many, const pair_step *next, const pair_step *last,
+                                         const int32_t depth, const int32_t scores, const int32_t weighs)
+{
+    const int32_t last_products = depth < 8 ? 6 : 7;
+    const score_operands of = scores ? score_operands_of(many, next) : (score_operands){0};
+    if (scores) fv_pair_dot_begin(many->item, 2);
+    FV_UNROLL
+    for (int32_t i = 0; i < 2; i++) {
+        fv_weigher weigher = {0};
+        fv_words words[16];
+        if (weighs) weigher = last->work->weigh[i];
+        FV_UNROLL
+        for (int32_t quarter = 0; quarter < 4; quarter++) {
+            const int32_t at = 4 * i + quarter;
+            if (scores) {
+                for (int32_t d = (at * depth + 7) / 8; d < (at * depth + depth + 7) / 8; d++)
+                    score_part(many->item, &of, d);
+            }
+            if (scores && at == last_products) store_scores(many, next->scores);
+            if (weighs) fv_weigher_quarter(&weigher, words, last->scores + i * STEP_SCORES, quarter);
+        }
+        if (!weighs) continue;
+        fv_words_store_transposed(last->work->pair.weights[i] + last->step * FV_TILE_BYTES, words);
+        last->work->weigh[i] = weigher;
+    }
+}
+
+static void score(const many_item *many, const pair_step *next)
+{
+    score_and_weigh_as(many, next, NULL, many->item->job->params->head_size / FV_TILE_DEPTH, 1, 0);
+}
+
+static void weigh(const many_item *many, const pair_step *last) { score_and_weigh_as(many, NULL, last, 4, 0, 1); }
+
+static void score_and_weigh(const many_item *many, const pair_step *next, const pair_step *last)
+{
+    const int32_t depth = many->item->job->params->head_size / FV_TILE_DEPTH;
+    if (depth == 4)
+        score_and_weigh_as(many, next, last, 4, 1, 1);
+    else if (depth == 2)
+        score_and_weigh_as(many, next, last, 2, 1, 1);
+    else
+        score_and_weigh_as(many, next, last, depth, 1, 1);
+}
+
+static int32_t has_reference(const fv_row_strip *rows)
+{
+    return fv_lanes_all_below(-fv_lanes_load(&rows->max), FV_MAX_PLAIN_DOT);
+}
+
+/* The references of a strip's rows: of those that have none, the maximum of the step. 0: some row sees no key there, or
+ * an overflow is near. */
+static int32_t find_reference(fv_row_strip *rows, const float *scores, fv_lanes factor)
+{
+    if (has_reference(rows)) return 1;
+    const fv_lanes top = fv_max_of_keys(scores, 0, FV_STEP_KEYS);
+    if (!fv_lanes_all_below(top, FV_MAX_PLAIN_DOT) || !fv_lanes_all_below(-top, FV_MAX_PLAIN_DOT)) return 0;
+    const fv_lanes max = fv_lanes_load(&rows->max); /* stays where there is one, as the row's sums do */
+    fv_lanes_store(&rows->max, fv_lanes_select(max == -INFINITY, top * factor, max));
+    return 1;
+}
+
+/* Scores of a step are there: hides those that their rows do not see, and readies the weigher. 0: no weights. */
+static int32_t begin_weights(const many_item *many, const pair_step *at)
+{
+    pair_work *work = at->work;
+    if (!work || work->is_exact) return 0;
+    const int32_t first = at->step * FV_STEP_KEYS, local = many->keys->block.first_key + first;
+    for (int32_t i = 0; i < 2; i++) {
+        fv_row_strip *rows = &work->pair.strips[i]->rows;
+        float *scores = at->scores + i * STEP_SCORES;
+        if (local < rows->all.first || local + FV_STEP_KEYS > rows->all.end)
+            fv_hide_keys(rows, scores, local, 0, FV_STEP_KEYS);
+        if (at->step > work->pair.first_step) continue;
+        const fv_lanes factor = fv_lanes_splat(many->scale.dot);
+        if (!find_reference(rows, scores, factor)) work->is_exact = 1;
+        work->weigh[i] = (fv_weigher){.factor = factor, .base = fv_lanes_load(&rows->max)};
+    }
+    return !work->is_exact;
+}
+
+/* Weights of a group of pairs. */
+static void weigh_group(const many_item *many, pair_work *works, int32_t num)
+{
+    int32_t first = INT32_MAX, end = 0, slot = 0;
+    for (int32_t p = 0; p < num; p++) {
+        if (works[p].pair.first_step >= works[p].pair.end_step) continue;
+        first = fv_min_i32(first, works[p].pair.first_step);
+        end = fv_max_i32(end, works[p].pair.end_step);
+    }
+    pair_step last = {0};
+    for (int32_t step = first; step < end; step++) {
+        for (int32_t p = 0; p < num; p++) {
+            pair_work *work = &works[p];
+            if (step < work->pair.first_step || step >= work->pair.end_step || work->is_exact) continue;
+            slot = (slot + 1) % RING_SLOTS;
+            float *ring = many->item->scratch.scores + 2 * many->item->block_keys * FV_TILE_STRIP_ROWS;
+            const pair_step next = {work, step, ring + slot * 2 * STEP_SCORES};
+            if (begin_weights(many, &last))
+                score_and_weigh(many, &next, &last);
+            else
+                score(many, &next);
+            last = next;
+        }
+    }
+    if (begin_weights(many, &last)) weigh(many, &last);
+}
+
+static float *weight_sums_of(const fv_tile_item *item, const fv_tile_strip *strip)
+{
+    return item->scratch.weight_sums + (strip - item->scratch.strips) * FV_TILE_ROWS * FV_TILE_COLUMNS;
+}
+
+/* A pair's weights by its maxima over the block. */
+static void weigh_exactly(const many_item *many, pair_work *work)
+{
+    fv_tile_item *item = many->item;
+    fv_strip_pair *pair = &work->pair;
+    fv_pair_dot(item, pair, pair->first_step, pair->end_step);
+    for (int32_t i = 0; i < pair->num; i++) {
+        fv_weigher weigher;
+        if (fv_strip_weigh_begin(&weigher, item, pair, i, &many->keys->block, many->scale, pair->weights[i])) {
+            for (int32_t step = pair->first_step; step < pair->end_step; step++)
+                fv_weigher_step(&weigher, pair->weights[i] + step * FV_TILE_BYTES,
+                                pair->scores[i] + step * STEP_SCORES);
+            fv_weigher_end(&weigher, pair->strips[i]);
+        }
+        fv_strip_rescale_sums(pair->strips[i], item->job->params->v_head_size, item->rescaling);
+        float *weight_sums = weight_sums_of(item, pair->strips[i]);
+        for (int32_t row = 0; row < FV_TILE_STRIP_ROWS; row++)
+            fv_tile_rescale_row(weight_sums + row * FV_TILE_COLUMNS, 0, 1, pair->strips[i], row, item->rescaling);
+    }
+}
+
+/* Takes over the row sums, or makes the weights again. */
+static void end_weights(const many_item *many, pair_work *work)
+{
+    fv_lanes sums[2];
+    for (int32_t i = 0; i < 2; i++) {
+        sums[i] = work->weigh[i].sum + work->weigh[i].other_sum;
+        if (!work->is_exact && !fv_lanes_all_below(sums[i], LIMIT)) work->is_exact = 1;
+    }
+    if (work->is_exact) {
+        weigh_exactly(many, work);
+        return;
+    }
+    for (int32_t i = 0; i < work->pair.num; i++) {
+        fv_row_strip *rows = &work->pair.strips[i]->rows;
+        fv_lanes_store(&rows->sum, fv_lanes_load(&rows->sum) + sums[i]);
+    }
+}
+
+/* --- sums --------------------------------------------------------------------------------------------------------- */
+
+/* The weights as they are multiplied, added up: what the sums have to be divided by. */
+static void add_weights(const many_item *many, const fv_strip_pair *pair)
+{
+    fv_tile_item *item = many->item;
+    fv_tiles *tiles = &item->tiles;
+    float *to[2] = {weight_sums_of(item, pair->strips[0]), weight_sums_of(item, pair->strips[1])};
+    fv_tile_load(tiles, 6, item->scratch.ones, FV_TILE_ROW_BYTES);
+    fv_tile_load(tiles, 0, to[0], FV_TILE_ROW_BYTES);
+    fv_tile_load(tiles, 1, to[1], FV_TILE_ROW_BYTES);
+    for (int32_t step = pair->first_step; step < pair->end_step; step++) {
+        fv_tile_load(tiles, 4, pair->weights[0] + step * FV_TILE_BYTES, FV_TILE_ROW_BYTES);
+        fv_tile_dot(tiles, 0, 4, 6);
+        fv_tile_load(tiles, 5, pair->weights[1] + step * FV_TILE_BYTES, FV_TILE_ROW_BYTES);
+        fv_tile_dot(tiles, 1, 5, 6);
+    }
+    fv_tile_store(tiles, 0, to[0], FV_TILE_ROW_BYTES);
+    fv_tile_store(tiles, 1, to[1], FV_TILE_ROW_BYTES);
+}
+
+/* Two keys or values of the next block are made after the products of every other step. */
+static void add_values(const many_item *many, const fv_strip_pair *pair)
+{
+    fv_tile_item *item = many->item;
+    const int64_t slice_bytes = (int64_t)item->block_keys * COLUMNS * FV_BF16_BYTES;
+    const char *slice = many->keys->v;
+    for (int32_t column = 0; column < item->job->params->v_head_size; column += COLUMNS, slice += slice_bytes) {
+        fv_pair_load_sums(item, pair, column);
+        for (int32_t step = pair->first_step; step < pair->end_step; step++) {
+            fv_pair_add_step(item, pair, step, slice + step * SLICE_STEP_BYTES);
+            if (step % 2) make_next(item, many->next_keys);
+        }
+        fv_pair_store_sums(item, pair, column);
+    }
+}
+
+/* --- the item ----------------------------------------------------------------------------------------------------- */
+
+/* The pair of strips from `first` on, number p of its group. */
+static pair_work pair_work_of(const many_item *many, int32_t first, int32_t p)
+{
+    const fv_tile_item *item = many->item;
+    pair_work work = {.pair.num = fv_min_i32(2, item->num_strips - first)};
+    fv_strip_pair *pair = &work.pair;
+    for (int32_t i = 0; i < 2; i++) {
+        const int32_t own = fv_min_i32(i, pair->num - 1);
+        pair->strips[i] = &item->scratch.strips[first + own];
+        pair->scores[i] = item->scratch.scores + (int64_t)i * item->block_keys * FV_TILE_STRIP_ROWS;
+        pair->weights[i] = fv_tile_weights(item, 2 * p + own);
+    }
+    fv_pair_find_steps(pair, &many->keys->block);
+    /* Rows that see few keys: the largest weight is then 1, which bf16 holds as it is. */
+    for (int32_t i = 0; i < pair->num; i++) {
+        const fv_row_strip *rows = &pair->strips[i]->rows;
+        const int32_t ends = rows->some.end - many->keys->block.first_key <= item->block_keys;
+        if (ends && !has_reference(rows)) work.is_exact = 1;
+    }
+    return work;
+}
+
+static void attend_keys(const many_item *many)
+{
+    const int32_t num_strips = many->item->num_strips;
+    for (int32_t first = 0; first < num_strips; first += 2 * GROUP_PAIRS) {
+        pair_work works[GROUP_PAIRS];
+        int32_t num = 0;
+        for (; num < GROUP_PAIRS && first + 2 * num < num_strips; num++)
+            works[num] = pair_work_of(many, first + 2 * num, num);
+        weigh_group(many, works, num);
+        for (int32_t p = 0; p < num; p++) {
+            if (works[p].pair.first_step >= works[p].pair.end_step) continue;
+            end_weights(many, &works[p]);
+            add_weights(many, &works[p].pair);
+            add_values(many, &works[p].pair);
+        }
+    }
+}
+
+/* --- the ends of an item ------------------------------------------------------------------------------------------- */
+
+/* 1: rows end as bf16 of the sums over their denominator. */
+static int32_t ends_plainly(const fv_attend_job *job)
+{
+    return job->item->partial < 0 && !job->params->sinks && job->params->out_dtype == FV_DTYPE_BF16;
+}
+
+/* Rows of a strip. */
+static void finish_strip(const fv_tile_item *item, const fv_tile_strip *strip)
+{
+    const fv_attend_job *job = item->job;
+    const fv_attend_params *params = job->params;
+    const float v_scale = fv_head_scale_of(job->v_head_scale, params->num_kv_scales, item->first_head);
+    const fv_lanes max = fv_lanes_load(&strip->rows.max), sum = fv_lanes_load(&strip->rows.sum);
+    float factors[FV_TILE_STRIP_ROWS];
+    const float *weight_sums = weight_sums_of(item, strip);
+    for (int32_t i = 0; i < FV_TILE_STRIP_ROWS; i++)
+        factors[i] = strip->rows.max[i / FV_LANES][i % FV_LANES] == -INFINITY
+                         ? 0.0f
+                         : v_scale / weight_sums[i * FV_TILE_COLUMNS];
+    const int32_t num_rows = fv_min_i32(FV_TILE_STRIP_ROWS, job->num_rows - strip->rows.first_row);
+    for (int32_t i = 0; i < num_rows; i++) {
+        const int32_t row = strip->rows.first_row + i, head = item->first_head * job->group + row % job->group;
+        const int64_t out_row = job->batch_token + row / job->group - params->out_first_token;
+        char *out = (char *)params->out + out_row * params->out_token_stride + head * params->out_head_stride;
+        const float *low = strip->sums + i * FV_TILE_COLUMNS;
+        const fv_lanes factor = fv_lanes_splat(factors[i]);
+        for (int32_t column = 0; column < params->v_head_size; column += COLUMNS) {
+            const float *at = low + column * FV_TILE_STRIP_ROWS;
+            fv_words_store_natural(out + column * FV_BF16_BYTES, at, at + FV_TILE_ROWS * FV_TILE_COLUMNS, factor);
+        }
+        if (!params->lse) continue;
+        char *lse = (char *)params->lse + out_row * params->lse_token_stride + head * params->lse_head_stride;
+        *(float *)(void *)lse = max[i] == -INFINITY ? -INFINITY : max[i] * FV_LN2 + logf(sum[i]);
+    }
+}
+
+/* Sums of a strip as if its weights had been summed as they were multiplied. */
+static void fit_sums(const fv_tile_item *item, const fv_tile_strip *strip)
+{
+    const float *weight_sums = weight_sums_of(item, strip);
+    for (int32_t row = 0; row < FV_TILE_STRIP_ROWS; row++) {
+        const float sum = strip->rows.sum[row / FV_LANES][row % FV_LANES];
+        if (strip->rows.max[row / FV_LANES][row % FV_LANES] == -INFINITY) continue;
+        const float factor = sum / weight_sums[row * FV_TILE_COLUMNS];
+        for (int32_t column = 0; column < item->job->params->v_head_size; column += FV_TILE_COLUMNS) {
+            float *at = strip->sums + column * FV_TILE_STRIP_ROWS + row * FV_TILE_COLUMNS;
+            fv_lanes_store(at, fv_lanes_load(at) * factor);
+        }
+    }
+}
+
+static void finish(const fv_tile_item *item)
+{
+    if (!ends_plainly(item->job)) {
+        for (int32_t i = 0; i < item->num_strips; i++) fit_sums(item, &item->scratch.strips[i]);
+        fv_strips_finish(item);
+        return;
+    }
+    for (int32_t i = 0; i < item->num_strips; i++) finish_strip(item, &item->scratch.strips[i]);
+}
+
+/* Aims at the rows of the item's output, which no cache holds. */
+static void aim_at_output(fv_tile_item *item, int32_t num_sites)
+{
+    const fv_attend_job *job = item->job;
+    const fv_attend_params *params = job->params;
+    const char **rows = item->scratch.output_rows;
+    const int32_t num_tokens = job->item->num_tokens;
+    item->ahead = fv_prefetch_nothing(item->scratch.zeros);
+    item->ahead_portions = 0;
+    if (!ends_plainly(job) || num_tokens > item->num_strips * FV_TILE_STRIP_ROWS || num_sites <= 0) return;
+    for (int32_t token = 0; token < num_tokens; token++) {
+        rows[token] = (const char *)params->out +
+                      (job->batch_token + token - params->out_first_token) * params->out_token_stride;
+    }
+    item->ahead = (fv_prefetch_stream){
+        .rows = {rows, rows},
+        .num_planes = 1,
+        .num_heads = job->group,
+        .offset = item->first_head * job->group * params->out_head_stride,
+        .head_stride = params->out_head_stride,
+        .row_bytes = (int64_t)params->v_head_size * FV_BF16_BYTES,
+        .end = num_tokens,
+    };
+    if (params->out_head_stride == item->ahead.row_bytes) { /* heads lie side by side: one row */
+        item->ahead.row_bytes *= job->group;
+        item->ahead.num_heads = 1;
+    }
+    const int64_t bytes = (int64_t)job->num_rows * params->v_head_size * FV_BF16_BYTES;
+    item->ahead_portions = (int32_t)fv_ceil_div(bytes, (int64_t)num_sites * FV_AHEAD_BYTES);
+    fv_prefetch_next_run(&item->ahead);
+}
+
+int32_t FV_ISA_SYMBOL(fv_many_tiles_serve)(const fv_attend_job *job, int32_t num_strips, fv_rescaling rescaling)
+{
+    const fv_attend_params *params = job->params;
+    if (num_strips < FV_TILE_COPY_STRIPS || rescaling != FV_RESCALING_MULTIPLY) return 0;
+    if (params->head_size > MAX_SIZE || params->v_head_size > MAX_SIZE) return 0;
+    for (int32_t head = 0; head < job->item->num_kv_heads; head++) {
+        if (!fv_scores_are_plain(params, fv_attend_score_scale(job, job->item->first_kv_head + head))) return 0;
+    }
+    return 1;
+}
+
+int32_t FV_ISA_SYMBOL(fv_attend_many_tiles)(fv_tile_item *item)
+{
+    const int32_t depth = item->job->params->head_size / FV_TILE_DEPTH;
+    const int32_t num_sites = item->block_keys / FV_STEP_KEYS * ((item->num_strips + 1) / 2) * depth;
+    fv_strips_begin(item);
+    memset(item->scratch.weight_sums, 0, (size_t)item->num_strips * FV_TILE_BYTES);
+    for (int32_t i = 0; i < FV_TILE_BYTES; i += 2) memcpy(item->scratch.ones + i, &(uint16_t){0x3f80}, 2);
+    key_tiles keys = key_tiles_of(item, 0), next = key_tiles_of(item, 1);
+    fv_tile_aim_ahead(item, &next.block, keys.end / 2);
+    make_rest(item, &keys);
+    many_item many = {item, &keys, &next, fv_attend_score_scale(item->job, item->first_head)};
+    for (int32_t index = 2; keys.block.first < keys.block.end; index++) {
+        if (keys.not_finite) return 0;
+        for (int32_t t = 0; t < 2 * fv_key_block_steps(&keys.block); t++) {
+            item->scratch.k_strides[t] = 0;
+            item->scratch.k_tiles[t] = keys.k + (int64_t)t * depth * FV_TILE_BYTES;
+        }
+        key_tiles after = key_tiles_of(item, index);
+        if (next.block.first < next.block.end)
+            fv_tile_aim_ahead(item, &after.block, num_sites);
+        else
+            aim_at_output(item, num_sites / 4);
+        attend_keys(&many);
+        make_rest(item, &next);
+        keys = next;
+        next = after;
+    }
+    finish(item);
+    return 1;
+}

@@ -1,0 +1,76 @@
+/* The products of pairs of strips with a block of keys, whatever the order in which an item does them. */
+#ifndef FV_KERNELS_CPU_AMX_TILE_PRODUCTS_H
+#define FV_KERNELS_CPU_AMX_TILE_PRODUCTS_H
+
+#include "kernels/cpu/amx/tile_strips.h"
+
+/* --- scores ---------------------------------------------------------------------------------------------------- */
+
+FV_ALWAYS_INLINE void fv_pair_dot_as(fv_tile_item *item, const fv_strip_pair *pair, int32_t first_step,
+                                     int32_t end_step, const int32_t num)
+{
+    const int32_t depth = item->job->params->head_size / FV_TILE_DEPTH;
+    for (int32_t step = first_step; step < end_step; step++) {
+        const fv_step_keys keys = fv_step_keys_of(&item->scratch, step);
+        fv_pair_dot_begin(item, num);
+        fv_pair_dot_part(item, pair, &keys, 0, depth, num);
+        fv_pair_dot_end(item, pair, step, num);
+    }
+}
+
+static inline void fv_pair_dot(fv_tile_item *item, const fv_strip_pair *pair, int32_t first_step, int32_t end_step)
+{
+    if (pair->num == 2)
+        fv_pair_dot_as(item, pair, first_step, end_step, 2);
+    else
+        fv_pair_dot_as(item, pair, first_step, end_step, 1);
+}
+
+/* --- sums ------------------------------------------------------------------------------------------------------- */
+
+/* The tiles of the sums of two strips, 32 columns from `column` on. */
+FV_ALWAYS_INLINE void fv_pair_load_sums(fv_tile_item *item, const fv_strip_pair *pair, int32_t column)
+{
+    const float *low = pair->strips[0]->sums + column * FV_TILE_STRIP_ROWS;
+    const float *other_low = pair->strips[1]->sums + column * FV_TILE_STRIP_ROWS;
+    fv_tile_load(&item->tiles, 0, low, FV_TILE_ROW_BYTES);
+    fv_tile_load(&item->tiles, 1, low + FV_TILE_ROWS * FV_TILE_COLUMNS, FV_TILE_ROW_BYTES);
+    fv_tile_load(&item->tiles, 2, other_low, FV_TILE_ROW_BYTES);
+    fv_tile_load(&item->tiles, 3, other_low + FV_TILE_ROWS * FV_TILE_COLUMNS, FV_TILE_ROW_BYTES);
+}
+
+FV_ALWAYS_INLINE void fv_pair_store_sums(fv_tile_item *item, const fv_strip_pair *pair, int32_t column)
+{
+    float *low = pair->strips[0]->sums + column * FV_TILE_STRIP_ROWS;
+    float *other_low = pair->strips[1]->sums + column * FV_TILE_STRIP_ROWS;
+    fv_tile_store(&item->tiles, 0, low, FV_TILE_ROW_BYTES);
+    fv_tile_store(&item->tiles, 1, low + FV_TILE_ROWS * FV_TILE_COLUMNS, FV_TILE_ROW_BYTES);
+    fv_tile_store(&item->tiles, 2, other_low, FV_TILE_ROW_BYTES);
+    fv_tile_store(&item->tiles, 3, other_low + FV_TILE_ROWS * FV_TILE_COLUMNS, FV_TILE_ROW_BYTES);
+}
+
+/* The values of a step: `pairs` are the two B tiles of its columns. */
+FV_ALWAYS_INLINE void fv_pair_add_step(fv_tile_item *item, const fv_strip_pair *pair, int32_t step, const char *pairs)
+{
+    fv_tiles *tiles = &item->tiles;
+    fv_tile_load(tiles, 6, pairs, FV_TILE_ROW_BYTES);
+    fv_tile_load(tiles, 4, pair->weights[0] + step * FV_TILE_BYTES, FV_TILE_ROW_BYTES);
+    fv_tile_dot(tiles, 0, 4, 6);
+    fv_tile_load(tiles, 7, pairs + FV_TILE_BYTES, FV_TILE_ROW_BYTES);
+    fv_tile_dot(tiles, 1, 4, 7);
+    fv_tile_load(tiles, 5, pair->weights[1] + step * FV_TILE_BYTES, FV_TILE_ROW_BYTES);
+    fv_tile_dot(tiles, 2, 5, 6);
+    fv_tile_dot(tiles, 3, 5, 7);
+}
+
+/* To the maxima that have just grown. */
+static inline void fv_strip_rescale_sums(const fv_tile_strip *strip, int32_t size, fv_rescaling rescaling)
+{
+    for (int32_t row = 0; row < FV_TILE_STRIP_ROWS; row++) {
+        if (fv_tile_keeps_row(strip, row, rescaling)) continue;
+        fv_tile_rescale_row(strip->sums + row * FV_TILE_COLUMNS, FV_TILE_ROWS * FV_TILE_COLUMNS, size / FV_TILE_COLUMNS,
+                            strip, row, rescaling);
+    }
+}
+
+#endif
