@@ -133,7 +133,8 @@ static __device__ __forceinline__ few_run find_few_run(const few_memory<N> *memo
     const bool is_inside = tile_first >= keys->first && tile_first + LATENT_TILE <= keys->end;
     few_run run = {NULL, LATENT_TILE, is_inside ? run_keys : 1};
     const int32_t of_warp = fv_max_i32(1, LATENT_TILE / FEW_PRODUCERS / run.keys), lane = threadIdx.x % 32;
-    if (lane < of_warp) run.key = (warp_of_group() * of_warp + lane) * run.keys;
+    const int32_t first = (warp_of_group() * of_warp + lane) * run.keys;
+    if (lane < of_warp) run.key = fv_min_i32(first, LATENT_TILE);
     const int32_t key = tile_first + fv_min_i32(run.key, LATENT_TILE - 1);
     const int2 at = split_key(args, fv_max_i32(keys->first, fv_min_i32(key, keys->end - 1)));
     run.from = (const char *)plane->data + memory->job.table[at.x] * plane->block_stride + at.y * plane->slot_stride;
