@@ -255,7 +255,6 @@ static int64_t lane_segments(const fv_plan *plan, int64_t most)
     const int64_t keys = fv_max_i64(1, plan->bounds.max_seq_len), tiles = fv_ceil_div(keys, plan->rule.tile_keys);
     const int64_t longest = fv_max_i64(1, keys / FV_MIN_LANE_SEGMENT_KEYS);
     const int32_t rows = (int32_t)fv_ceil_div(plan->bounds.max_num_tokens, plan->bounds.max_num_seqs) * plan->group;
-    /* Lengths that differ leave workers without an item, unless there are items to spare. */
     float (*const time_of)(const fv_split_rule *, float, float,
                            float) = plan->bounds.max_num_seqs == 1 ? fv_lane_time_of_memory : fv_lane_time;
     int64_t best = 1;

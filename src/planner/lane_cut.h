@@ -38,9 +38,10 @@ static inline float fv_lane_time(const fv_split_rule *rule, float num_items, flo
     return (keys + beside) * (rule->num_workers < rule->num_lanes ? whole + 0.4f + 0.6f * rest : whole + 1);
 }
 
-/* The same of entries of two bytes and more where workers have several lanes: those share the memory that all lanes share, and
- * two of them take all of it. So one round takes as long as its workers are busy, and where one has an item more than others,
- * it takes half of what they leave. Fitted to 40 measured cuts of 2 to 64 sequences on an H200 (docs/notes/cuda-hopper.md). */
+/* The same for one sequence of entries of two bytes and more, where workers have several lanes: those share the memory that all
+ * lanes share, and two of them take all of it. So one round takes as long as its workers are busy, and where one has an item
+ * more than others, it takes half of what they leave. Fitted to 40 measured cuts on an H200 (docs/notes/cuda-hopper.md). More
+ * sequences have more new keys: where their write still holds some workers, others take more items than their share. */
 static inline float fv_lane_time_of_memory(const fv_split_rule *rule, float num_items, float keys, float beside)
 {
     const float rounds = num_items / (float)rule->num_lanes, of_worker = num_items / (float)rule->num_workers;
