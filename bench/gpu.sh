@@ -45,7 +45,7 @@ prefill() { run q1k q4k q16k 4q4k 16q128s8k; }
 
 mla() {
     run --stored --mla --heads 128 --block-size 64 96q1s1k 96q1s2k 96q1s3k 96q1s4k 96q1s6k 96q1s16k \
-        96q2s1k 96q2s4k 96q2s16k 1q1s4k 1q1s32k 4q1s8k
+        96q2s1k 96q2s2k 96q2s3k 96q2s4k 96q2s6k 96q2s16k 1q1s4k 1q1s32k 4q1s8k
     for heads in 16 64; do run --stored --mla --heads $heads --block-size 64 64q1s8k; done
     run --stored --mla --heads 128 --block-size 64 96q1s4k 32q1s2k_32q1s4k_32q1s6k 48q1s1k_48q1s7k # as many keys
     run --stored --mla --backend AMLA --heads 128 --block-size 64 96q1s1k 96q1s4k 96q1s16k
