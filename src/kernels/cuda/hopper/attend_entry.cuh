@@ -277,6 +277,18 @@ static __device__ __forceinline__ uint32_t largest_of_chunks(const uint4 (&chunk
     return max(largest & 0xffffu, largest >> 16);
 }
 
+/* A power of two, and its inverse. */
+typedef struct query_scale {
+    float factor, inverse;
+} query_scale;
+
+/* What brings elements whose largest has those bits to 2^14 and above. */
+static __device__ __forceinline__ query_scale find_query_scale(uint32_t largest)
+{
+    const uint32_t biased = max(largest >> 7, 15u); /* exponent; then all factors are normal */
+    return {__uint_as_float((127 + 141 - biased) << 23), __uint_as_float((127 + biased - 141) << 23)};
+}
+
 template <class T> static __device__ __forceinline__ uint4 scale_chunk(uint4 chunk, float factor)
 {
     uint32_t words[4] = {chunk.x, chunk.y, chunk.z, chunk.w};
@@ -308,18 +320,17 @@ static __device__ __forceinline__ float load_entry_queries(latent_memory *memory
     for (int i = 0; i < 2; i++) largest = max(largest, largest_of_chunks(chunks[i]));
     atomicMax((uint32_t *)memory->p, __reduce_max_sync(~0u, largest));
     ptx_bar_sync(LATENT_BARRIER_CONSUMERS, LATENT_CONSUMERS);
-    const uint32_t biased = max(*(const uint32_t *)memory->p >> 7, 15u); /* exponent; then all factors are normal */
-    const float factor = __uint_as_float((127 + 141 - biased) << 23);
+    const query_scale scale = find_query_scale(*(const uint32_t *)memory->p);
 #pragma unroll
     for (int i = 0; i < 2; i++) {
         char *to = memory->q[0] + panel_offset(LATENT_ROWS, first_row + i * (LATENT_CONSUMERS / 8), chunk);
 #pragma unroll
         for (int panel = 0; panel < LATENT_PANELS; panel++)
             *(uint4 *)(to + panel * LATENT_PANEL_BYTES) = panel < LATENT_PANELS - 1
-                                                              ? scale_chunk<__half>(chunks[i][panel], factor)
-                                                              : scale_chunk<__nv_bfloat16>(chunks[i][panel], factor);
+                                                              ? scale_chunk<__half>(chunks[i][panel], scale.factor)
+                                                              : scale_chunk<__nv_bfloat16>(chunks[i][panel], scale.factor);
     }
-    return __uint_as_float((127 + biased - 141) << 23);
+    return scale.inverse;
 }
 static_assert(LATENT_ROWS == 2 * LATENT_CONSUMERS / 8, "two rows of each eight threads");
 
@@ -398,6 +409,16 @@ static __device__ __forceinline__ void multiply_entry_values(float (&out)[LATENT
     ptx_wgmma_commit();
 }
 
+/* To the unit of scales up to `largest`; returns what sums in units move by. */
+static __device__ __forceinline__ float enlarge_unit(float *inverse_unit, float largest)
+{
+    const uint32_t power = __float_as_uint(largest) & 0x7f800000u; /* at or below it */
+    const float inverse = __uint_as_float((254u << 23) - power);
+    const float factor = inverse * __uint_as_float((254u << 23) - __float_as_uint(*inverse_unit));
+    *inverse_unit = inverse;
+    return factor;
+}
+
 /* A tile's scales may ask for a larger unit; then the output has to move to it, too. */
 static __device__ __forceinline__ bool raise_entry_unit(latent_move *move, entry_state *state,
                                                         const latent_memory *memory, int32_t buffer)
@@ -405,10 +426,7 @@ static __device__ __forceinline__ bool raise_entry_unit(latent_move *move, entry
     const float4 of = *(const float4 *)memory->largest_scale[buffer];
     const float largest = fmaxf(fmaxf(of.x, of.y), fmaxf(of.z, of.w));
     if (largest * state->inverse_unit < ENTRY_LARGEST_SCALE) return false;
-    const uint32_t power = __float_as_uint(largest) & 0x7f800000u; /* at or below it */
-    const float inverse = __uint_as_float((254u << 23) - power);
-    const float factor = inverse * __uint_as_float((254u << 23) - __float_as_uint(state->inverse_unit));
-    state->inverse_unit = inverse;
+    const float factor = enlarge_unit(&state->inverse_unit, largest);
     move->by[0] *= factor;
     move->by[1] *= factor;
     return true;

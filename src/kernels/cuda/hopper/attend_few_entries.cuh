@@ -9,7 +9,7 @@
  * The left operand comes from registers, so entries go from their bytes to the tensor cores without panels in between:
  * e4m3 is exact in fp16, and nothing but bytes is written to shared memory. Roles:
  *
- *   a warp                 brings tiles of 64 entries by the copy engine, as far ahead as four tiles hold
+ *   four warps             bring tiles of 64 entries by the copy engine, as far ahead as four tiles hold
  *   two warpgroups         S^T and softmax, of every second tile each; P, times scales, to shared memory
  *   two more               O^T, half of the columns each: 64 of them for N / 2 registers of a thread
  *
@@ -372,17 +372,6 @@ static __device__ __forceinline__ float find_few_maxima(float (&max)[N / 4], con
     return fmaxf(fmaxf(of.x, of.y), fmaxf(of.z, of.w));
 }
 
-/* A unit for scales up to `largest`; returns what sums in units move by. */
-static __device__ __forceinline__ float raise_few_unit(float *inverse_unit, float largest)
-{
-    if (largest * *inverse_unit < ENTRY_LARGEST_SCALE) return 1.0f;
-    const uint32_t power = __float_as_uint(largest) & 0x7f800000u; /* at or below it */
-    const float inverse = __uint_as_float((254u << 23) - power),
-                unit = __uint_as_float((254u << 23) - __float_as_uint(*inverse_unit));
-    *inverse_unit = inverse;
-    return inverse * unit;
-}
-
 /* P's place is free for a tile. Where there is one for all tiles, the barrier may still be two tiles behind, which looks
  * the same, until the tile before is there. */
 template <int N> static __device__ __forceinline__ void wait_for_few_space(few_memory<N> *memory, int32_t tile)
@@ -402,7 +391,8 @@ static __device__ __forceinline__ void raise_few_maxima(few_state<N> *state, con
     few_move<N> *output = &memory->move[tile % few_memory<N>::NUM_P];
     float max[N / 4];
     const float largest = find_few_maxima<N>(max, s, largest_scale, memory, group);
-    const float by_unit = raise_few_unit(&state->inverse_unit, largest);
+    const bool fits = largest * state->inverse_unit < ENTRY_LARGEST_SCALE;
+    const float by_unit = fits ? 1.0f : enlarge_unit(&state->inverse_unit, largest);
     const bool tells = threadIdx.x % 128 < 4;
     wait_for_few_space(memory, tile);
 #pragma unroll
@@ -511,19 +501,18 @@ static __device__ __forceinline__ float load_few_queries(few_memory<N> *memory, 
         atomicMax(&memory->largest_query, __reduce_max_sync(~0u, largest_of_chunks(chunks)));
     }
     ptx_bar_sync(FEW_BARRIER_SCORERS, FEW_SCORERS);
-    const uint32_t biased = max(memory->largest_query >> 7, 15u); /* exponent; then all factors are normal */
-    const float factor = __uint_as_float((127 + 141 - biased) << 23);
+    const query_scale scale = find_query_scale(memory->largest_query);
     if (r < N) {
 #pragma unroll
         for (int panel = 0; panel < LATENT_PANELS - 1; panel++)
             store_few_chunk<N, 4>(memory->q[panel / 2 * 2], r, panel % 2 * 8 + chunk,
-                                  scale_chunk<__half>(chunks[panel], factor));
+                                  scale_chunk<__half>(chunks[panel], scale.factor));
         store_few_chunk<N, 2>(memory->q[LATENT_PANELS - 1], r, chunk,
-                              scale_chunk<__nv_bfloat16>(chunks[LATENT_PANELS - 1], factor));
+                              scale_chunk<__nv_bfloat16>(chunks[LATENT_PANELS - 1], scale.factor));
     }
     ptx_fence_proxy_async();
     ptx_bar_sync(FEW_BARRIER_SCORERS, FEW_SCORERS);
-    return __uint_as_float((127 + biased - 141) << 23);
+    return scale.inverse;
 }
 
 template <int N>

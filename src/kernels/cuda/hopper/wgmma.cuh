@@ -114,21 +114,21 @@ __device__ __forceinline__ uint2 ptx_widen_e4m3(uint32_t four)
     PTX_WGMMA_SS_OF(NAME, __nv_bfloat16, "bf16", N, REGISTERS, A, B, ADDS, TRANSPOSED)                \
     PTX_WGMMA_SS_OF(NAME, __half, "f16", N, REGISTERS, A, B, ADDS, TRANSPOSED)
 
-#define PTX_WGMMA_RS_OF(NAME, T, TYPE, N, REGISTERS, A, B, ADDS, B_IS_T)                                           \
+#define PTX_WGMMA_RS_OF(NAME, T, TYPE, N, REGISTERS, A, B, ADDS, TRANSPOSED)                                           \
     template <>                                                                                                    \
     __device__ __forceinline__ void NAME<T>(float(&d)[REGISTERS], const uint32_t(&a)[4], uint64_t b, int32_t adds) \
     {                                                                                                              \
         asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, " ADDS ", 0;\n"                                             \
                      "wgmma.mma_async.sync.aligned.m64n" #N "k16.f32." TYPE "." TYPE " {" PTX_NAMES_##REGISTERS    \
-                     "}, {" A "}, " B ", p, 1, 1, " #B_IS_T ";\n}\n"                                               \
+                     "}, {" A "}, " B ", p, 1, 1, " #TRANSPOSED ";\n}\n"                                               \
                      : PTX_OPERANDS_##REGISTERS(d)                                                                 \
                      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(adds));                             \
     }
-#define PTX_WGMMA_RS(NAME, N, REGISTERS, A, B, ADDS, B_IS_T)                                                     \
+#define PTX_WGMMA_RS(NAME, N, REGISTERS, A, B, ADDS, TRANSPOSED)                                                     \
     template <class T>                                                                                           \
     __device__ __forceinline__ void NAME(float(&d)[REGISTERS], const uint32_t(&a)[4], uint64_t b, int32_t adds); \
-    PTX_WGMMA_RS_OF(NAME, __nv_bfloat16, "bf16", N, REGISTERS, A, B, ADDS, B_IS_T)                               \
-    PTX_WGMMA_RS_OF(NAME, __half, "f16", N, REGISTERS, A, B, ADDS, B_IS_T)
+    PTX_WGMMA_RS_OF(NAME, __nv_bfloat16, "bf16", N, REGISTERS, A, B, ADDS, TRANSPOSED)                               \
+    PTX_WGMMA_RS_OF(NAME, __half, "f16", N, REGISTERS, A, B, ADDS, TRANSPOSED)
 
 PTX_WGMMA_SS(ptx_wgmma_m64n64k16_ss, 64, 32, "%32", "%33", "%34", 0)
 PTX_WGMMA_SS(ptx_wgmma_m64n96k16_ss, 96, 48, "%48", "%49", "%50", 0)
