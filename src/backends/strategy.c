@@ -255,8 +255,6 @@ static int64_t lane_segments(const fv_plan *plan, int64_t most)
     const int64_t keys = fv_max_i64(1, plan->bounds.max_seq_len), tiles = fv_ceil_div(keys, plan->rule.tile_keys);
     const int64_t longest = fv_max_i64(1, keys / FV_MIN_LANE_SEGMENT_KEYS);
     const int32_t rows = (int32_t)fv_ceil_div(plan->bounds.max_num_tokens, plan->bounds.max_num_seqs) * plan->group;
-    float (*const time_of)(const fv_split_rule *, float, float,
-                           float) = plan->bounds.max_num_seqs == 1 ? fv_lane_time_of_memory : fv_lane_time;
     int64_t best = 1;
     float best_time = INFINITY;
     for (int64_t segments = 1; segments <= fv_min_i64(most, longest); segments++) {
@@ -264,7 +262,8 @@ static int64_t lane_segments(const fv_plan *plan, int64_t most)
         const int64_t pieces = fv_ceil_div(keys, segment_keys);
         if (pieces < segments) continue; /* as good with fewer */
         const float beside = (float)fv_lane_item_keys(rows, segments > 1);
-        const float time = time_of(&plan->rule, (float)(blocks * segments), (float)segment_keys, beside);
+        const float time = fv_lane_time(&plan->rule, plan->bounds.max_num_seqs, (float)(blocks * segments),
+                                        (float)segment_keys, beside);
         if (time < best_time) {
             best_time = time;
             best = segments;

@@ -29,28 +29,26 @@ static inline float fv_lane_item_cost(int32_t rows, int32_t is_part)
     return (float)fv_lane_item_keys(rows, is_part) * (float)(FV_LANE_KEY_COST + rows);
 }
 
-/* How long equal items take, each of `keys` and what it takes `beside` them. In further rounds the lanes that end first take
- * more items than others. */
-static inline float fv_lane_time(const fv_split_rule *rule, float num_items, float keys, float beside)
+/* How long equal items of `num_seqs` sequences take, each of `keys` and what it takes `beside` them.
+ *
+ * Where workers have several lanes, those share the memory that all lanes share, and with entries of two bytes and more two of them
+ * take all of it. So one round of one sequence takes as long as its workers are busy, and where one has an item more than
+ * others, it takes half of what they leave: fitted to 40 measured cuts on an H200 (docs/notes/cuda-hopper.md). More sequences have
+ * more new keys: where their write still holds some workers, others take more items than their share. In further rounds the lanes
+ * that end first do. */
+static inline float fv_lane_time(const fv_split_rule *rule, int32_t num_seqs, float num_items, float keys, float beside)
 {
     const float rounds = num_items / (float)rule->num_lanes, whole = (float)(int32_t)rounds, rest = rounds - whole;
+    const int32_t shares = rule->num_workers<rule->num_lanes, is_wide = fv_dtype_bytes(rule->problem->kv_dtype)> 1;
+    if (shares && is_wide && num_seqs == 1 && rounds <= 1) {
+        const float of_worker = num_items / (float)rule->num_workers, down = (float)(int32_t)of_worker;
+        const float full = down < of_worker ? down : down - 1;
+        const float items = full < 1 ? 1.35f
+                                     : full + 0.5f + 0.5f * (of_worker - full); /* one takes three quarters of it */
+        return keys * items * (float)rule->num_workers / (float)rule->num_lanes + beside * (0.7f + 0.3f * rounds);
+    }
     if (rest <= 0) return (keys + beside) * whole;
-    return (keys + beside) * (rule->num_workers < rule->num_lanes ? whole + 0.4f + 0.6f * rest : whole + 1);
-}
-
-/* The same for one sequence of entries of two bytes and more, where workers have several lanes: those share the memory that all
- * lanes share, and two of them take all of it. So one round takes as long as its workers are busy, and where one has an item
- * more than others, it takes half of what they leave. Fitted to 40 measured cuts on an H200 (docs/notes/cuda-hopper.md). More
- * sequences have more new keys: where their write still holds some workers, others take more items than their share. */
-static inline float fv_lane_time_of_memory(const fv_split_rule *rule, float num_items, float keys, float beside)
-{
-    const float rounds = num_items / (float)rule->num_lanes, of_worker = num_items / (float)rule->num_workers;
-    const int32_t is_wide = fv_dtype_bytes(rule->problem->kv_dtype) > 1;
-    if (rule->num_workers >= rule->num_lanes || rounds > 1 || !is_wide)
-        return fv_lane_time(rule, num_items, keys, beside);
-    const float down = (float)(int32_t)of_worker, full = down < of_worker ? down : down - 1;
-    const float items = full < 1 ? 1.35f : full + 0.5f + 0.5f * (of_worker - full); /* one takes three quarters of it */
-    return keys * items * (float)rule->num_workers / (float)rule->num_lanes + beside * (0.7f + 0.3f * rounds);
+    return (keys + beside) * (shares ? whole + 0.4f + 0.6f * rest : whole + 1);
 }
 
 /* How a pass is cut. */

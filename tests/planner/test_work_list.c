@@ -314,6 +314,7 @@ static int32_t lane_items(int32_t batch, int32_t keys, int32_t *tapers)
     const int32_t num_items = f->list.num_items;
     const fv_work_item *first = &f->list.items[0], *last = &f->list.items[num_items - 1];
     *tapers = 2 * (last->end_key - last->first_key) < first->end_key - first->first_key;
+    if (!*tapers) assert_int_equal(num_items % batch, 0);
     destroy(f);
     return num_items;
 }
