@@ -60,7 +60,7 @@ typedef struct key_block {
 
 static amla_scratch amla_scratch_of(const fv_attend_params *params, int32_t num_rows, void *memory)
 {
-    const size_t rows = (size_t)fv_round_up(num_rows, FV_LANES);
+    const size_t rows = (size_t)fv_round_up(num_rows, FV_STRIP_LANES);
     const size_t tile = (size_t)params->tile_keys;
     amla_scratch scratch = {
         .stride = (int32_t)fv_round_up(params->head_size, FV_STRIP_PANEL),
@@ -145,8 +145,9 @@ static void rescale(const amla_strip *strip, int32_t num_columns, fv_rescaling r
 __attribute__((noinline)) static void add_values(const amla_scratch *scratch, const amla_strip *strip,
                                                  const fv_strip_span *span, int32_t not_finite)
 {
-    fv_strip_accumulate(strip->rows.sums, scratch->num_columns, strip->scores, scratch->latents, scratch->stride,
-                        span->first, span->end, strip->rows.num_vectors, not_finite);
+    const fv_strip_values values = fv_strip_values_of_rows(scratch->latents, scratch->stride);
+    fv_strip_accumulate(strip->rows.sums, scratch->num_columns, strip->scores, NULL, &values, span->first, span->end,
+                        strip->rows.num_vectors, not_finite);
 }
 
 static void attend_block(const amla_scratch *scratch, int32_t num_strips, const key_block *block,
@@ -184,11 +185,12 @@ static int32_t begin_strips(const amla_scratch *scratch, const fv_attend_job *jo
         strip->rows.q = scratch->q + (int64_t)first_row * scratch->stride;
         strip->rows.sums = scratch->out + (int64_t)first_row * scratch->num_columns;
         strip->scores = scratch->scores + (int64_t)first_row * job->params->tile_keys;
-        fv_row_strip_init(&strip->rows, job, 0, first_row, (num_rows + FV_LANES - 1) / FV_LANES);
+        fv_row_strip_init(&strip->rows, job, 0, first_row, fv_strip_num_vectors(num_rows));
         fv_row_strip_pack_queries(&strip->rows, job, 0);
         for (int32_t v = 0; v < FV_STRIP_VECTORS; v++) fv_amla_scale_init(&strip->scale[v]);
     }
-    memset(scratch->out, 0, (size_t)(fv_round_up(job->num_rows, FV_LANES) * scratch->num_columns) * sizeof(float));
+    memset(scratch->out, 0,
+           (size_t)(fv_round_up(job->num_rows, FV_STRIP_LANES) * scratch->num_columns) * sizeof(float));
     return num_strips;
 }
 

@@ -1,19 +1,12 @@
 /* attend_paged for many rows: prefill, and long extensions.
  *
  * Bound by arithmetic. Each tile of keys is converted to fp32 once for a KV head and then met by all
- * rows of the item. Rows go in strips of 24, 16 or 8, one to a lane (row_strip.h), so that
- * nothing is transposed but the queries, once for an item:
- *
- *   scores^T [key][row]  = K [key][d]     times  Q^T [d][row]     4 keys x 24 rows in registers
- *   sums     [row][col] += P^T [key][row] times  V [key][col]     6 rows x 16 columns in registers
- *
- * The left factor is broadcast an element at a time, the right one is read in vectors. */
+ * rows of the item. Rows go in strips, one to a lane (row_strip.h, strip_product.h), so that nothing is transposed but
+ * the queries, once for an item. */
 #include "kernels/cpu/row_strip.h"
 
-enum {
-    PANEL = 16,  /* columns of V that lie together */
-    KEY_STEP = 8 /* keys are padded to this */
-};
+/* Elements of Q^T that stay in L1 while the keys of a tile pass: 12 KB. */
+enum { DEPTH = 128 * FV_LANES / FV_STRIP_LANES };
 
 typedef struct many_scratch {
     fv_row_strip *strips;
@@ -21,7 +14,7 @@ typedef struct many_scratch {
     float *sums;
     float *keys;   /* [tile][D], lane order */
     float *values; /* [padded Dv / 16][tile][16], lane order */
-    float *scores; /* [tile][24] */
+    float *scores; /* [tile][rows of a strip] */
     float *k_scales;
     float *v_scales;
     const char **rows;
@@ -40,10 +33,10 @@ typedef struct many_tile {
 
 static many_scratch many_scratch_of(const fv_attend_params *params, int32_t num_rows, void *memory)
 {
-    const size_t rows = (size_t)fv_round_up(num_rows, FV_LANES);
+    const size_t rows = (size_t)fv_round_up(num_rows, FV_STRIP_LANES);
     const size_t tile = (size_t)params->tile_keys;
     const size_t head_size = (size_t)params->head_size;
-    const size_t columns = (size_t)fv_round_up(params->v_head_size, PANEL);
+    const size_t columns = (size_t)fv_round_up(params->v_head_size, FV_STRIP_PANEL);
     const size_t widest = head_size > columns ? head_size : columns;
     many_scratch scratch = {0};
     scratch.strips = fv_scratch_take(memory, &scratch.bytes,
@@ -93,10 +86,10 @@ FV_ALWAYS_INLINE int32_t convert_values_as(float *values, const char *const *row
     fv_i32x8 odd = fv_splat_i32(0);
     for (int32_t key = first; key < end; key++) {
         const char *from = rows[key];
-        for (int32_t d = 0; d < v_head_size; d += PANEL) {
-            float *to = values + ((int64_t)(d / PANEL) * tile_keys + key) * PANEL;
+        for (int32_t d = 0; d < v_head_size; d += FV_STRIP_PANEL) {
+            float *to = values + ((int64_t)(d / FV_STRIP_PANEL) * tile_keys + key) * FV_STRIP_PANEL;
             fv_f32x16 value = {fv_splat(0.0f), fv_splat(0.0f)};
-            if (d + PANEL <= v_head_size)
+            if (d + FV_STRIP_PANEL <= v_head_size)
                 value = fv_load16(from + d * bytes, dtype);
             else
                 value.a = fv_load8(from + d * bytes, dtype);
@@ -135,109 +128,6 @@ static int32_t convert_values(float *values, const char *const *rows, int32_t fi
     EACH_DTYPE(CONVERT)
 #undef CONVERT
     return not_finite;
-}
-
-/* --- scores = K Q^T ----------------------------------------------------------------------------------- */
-
-/* Scores [key][row] of the keys from `first` in steps of num_keys until `end` is covered. */
-FV_ALWAYS_INLINE void dot_strip_as(float *scores, const float *keys, const float *q, int32_t first, int32_t end,
-                                   int32_t head_size, const int32_t num_keys, const int32_t num_vectors)
-{
-    const int32_t width = num_vectors * FV_LANES;
-    for (int32_t key = first; key < end; key += num_keys) {
-        const float *k = keys + (int64_t)key * head_size;
-        fv_f32x8 acc[KEY_STEP * FV_STRIP_VECTORS];
-        FV_UNROLL
-        for (int32_t i = 0; i < num_keys * num_vectors; i++) acc[i] = fv_splat(0.0f);
-        for (int32_t d = 0; d < head_size; d++) {
-            fv_f32x8 row[FV_STRIP_VECTORS];
-            FV_UNROLL
-            for (int32_t v = 0; v < num_vectors; v++) row[v] = fv_load_f32(q + d * width + v * FV_LANES);
-            FV_UNROLL
-            for (int32_t j = 0; j < num_keys; j++) {
-                const fv_f32x8 element = fv_splat(k[j * head_size + d]);
-                FV_UNROLL
-                for (int32_t v = 0; v < num_vectors; v++) {
-                    acc[j * num_vectors + v] = fv_fma(element, row[v], acc[j * num_vectors + v]);
-                }
-            }
-        }
-        FV_UNROLL
-        for (int32_t j = 0; j < num_keys; j++) {
-            FV_UNROLL
-            for (int32_t v = 0; v < num_vectors; v++) {
-                fv_store_f32(scores + (key + j) * width + v * FV_LANES, acc[j * num_vectors + v]);
-            }
-        }
-    }
-}
-
-static void dot_strip(float *scores, const float *keys, const fv_row_strip *strip, int32_t first, int32_t end,
-                      int32_t head_size)
-{
-    switch (strip->num_vectors) {
-    case 3: dot_strip_as(scores, keys, strip->q, first, end, head_size, 4, 3); break;
-    case 2: dot_strip_as(scores, keys, strip->q, first, end, head_size, 4, 2); break;
-    default: dot_strip_as(scores, keys, strip->q, first, end, head_size, 8, 1); break;
-    }
-}
-
-/* --- sums = sums * rescale + P V ----------------------------------------------------------------------- */
-
-FV_ALWAYS_INLINE void accumulate_rows(float *sums, const float *weights, const float *rescale, const float *values,
-                                      int32_t first, int32_t end, int32_t tile_keys, int32_t num_columns,
-                                      const int32_t width, const int32_t num_rows, const int32_t masked)
-{
-    for (int32_t d = 0; d < num_columns; d += PANEL, values += (int64_t)tile_keys * PANEL) {
-        fv_f32x8 acc[6][2];
-        FV_UNROLL
-        for (int32_t r = 0; r < num_rows; r++) {
-            acc[r][0] = fv_load_f32(sums + r * num_columns + d) * rescale[r];
-            acc[r][1] = fv_load_f32(sums + r * num_columns + d + 8) * rescale[r];
-        }
-        for (int32_t key = first; key < end; key++) {
-            const fv_f32x8 a = fv_load_f32(values + key * PANEL);
-            const fv_f32x8 b = fv_load_f32(values + key * PANEL + 8);
-            FV_UNROLL
-            for (int32_t r = 0; r < num_rows; r++) {
-                const fv_f32x8 weight = fv_splat(weights[key * width + r]);
-                const fv_i32x8 seen = (fv_i32x8)(weight != 0.0f);
-                acc[r][0] = fv_fma(weight, masked ? (fv_f32x8)((fv_i32x8)a & seen) : a, acc[r][0]);
-                acc[r][1] = fv_fma(weight, masked ? (fv_f32x8)((fv_i32x8)b & seen) : b, acc[r][1]);
-            }
-        }
-        FV_UNROLL
-        for (int32_t r = 0; r < num_rows; r++) {
-            fv_store_f32(sums + r * num_columns + d, acc[r][0]);
-            fv_store_f32(sums + r * num_columns + d + 8, acc[r][1]);
-        }
-    }
-}
-
-FV_ALWAYS_INLINE void accumulate_strip_as(const fv_row_strip *strip, const float *weights, const float *values,
-                                          int32_t first, int32_t end, int32_t tile_keys, int32_t num_columns,
-                                          const int32_t num_vectors, const int32_t num_rows, const int32_t masked)
-{
-    for (int32_t r = 0; r < num_vectors * FV_LANES; r += num_rows) {
-        accumulate_rows(strip->sums + r * num_columns, weights + r, strip->rescale + r, values, first, end, tile_keys,
-                        num_columns, num_vectors * FV_LANES, num_rows, masked);
-    }
-}
-
-static void accumulate_strip(const fv_row_strip *strip, const float *weights, const float *values, int32_t first,
-                             int32_t end, int32_t tile_keys, int32_t num_columns, int32_t masked)
-{
-#define ACCUMULATE(VECTORS, ROWS, MASKED) \
-    accumulate_strip_as(strip, weights, values, first, end, tile_keys, num_columns, VECTORS, ROWS, MASKED)
-    switch (strip->num_vectors * 2 + masked) {
-    case 2: ACCUMULATE(1, 4, 0); break;
-    case 3: ACCUMULATE(1, 4, 1); break;
-    case 4: ACCUMULATE(2, 4, 0); break;
-    case 5: ACCUMULATE(2, 4, 1); break;
-    case 6: ACCUMULATE(3, 6, 0); break;
-    default: ACCUMULATE(3, 6, 1); break;
-    }
-#undef ACCUMULATE
 }
 
 /* --- one KV head ----------------------------------------------------------------------------------------- */
@@ -297,7 +187,7 @@ static void load_tile(const many_scratch *scratch, many_tile *tile, const fv_att
         load_keys(scratch, tile, job, kv_head, first, end);
         load_values(scratch, tile, job, kv_head, first, end);
     }
-    for (int32_t key = tile->end; key < params->tile_keys && key < tile->end + KEY_STEP; key++) {
+    for (int32_t key = tile->end; key < params->tile_keys && key < tile->end + FV_STRIP_KEYS; key++) {
         memset(scratch->keys + (int64_t)key * params->head_size, 0, (size_t)params->head_size * sizeof(float));
     }
 
@@ -318,7 +208,7 @@ static void attend_tile_strip(const many_scratch *scratch, fv_row_strip *strip, 
                               const fv_attend_job *job, fv_score_scale scale)
 {
     const fv_attend_params *params = job->params;
-    const int32_t num_columns = (int32_t)fv_round_up(params->v_head_size, PANEL);
+    const int32_t num_columns = (int32_t)fv_round_up(params->v_head_size, FV_STRIP_PANEL);
     fv_strip_span span = fv_row_strip_span(strip, job, tile->first_key, tile->first, tile->end);
     if (span.first >= span.end) return;
     span.k_scales = tile->k_scales;
@@ -326,16 +216,21 @@ static void attend_tile_strip(const many_scratch *scratch, fv_row_strip *strip, 
     span.scale = scale;
 
     /* From a multiple of 8, so that the last step ends inside the padded tile. */
-    dot_strip(scratch->scores, scratch->keys, strip, span.first / KEY_STEP * KEY_STEP, span.end, params->head_size);
+    for (int32_t d = 0; d < params->head_size; d += DEPTH) {
+        fv_strip_scores_part(scratch->scores, scratch->keys, params->head_size, strip->q,
+                             span.first / FV_STRIP_KEYS * FV_STRIP_KEYS, span.end, d,
+                             fv_min_i32(d + DEPTH, params->head_size), strip->num_vectors);
+    }
     for (int32_t v = 0; v < strip->num_vectors; v++) fv_row_strip_softmax(strip, v, scratch->scores, &span);
-    accumulate_strip(strip, scratch->scores, scratch->values, span.first, span.end, params->tile_keys, num_columns,
-                     span.is_edge && tile->not_finite);
+    const fv_strip_values values = {scratch->values, FV_STRIP_PANEL, params->tile_keys * FV_STRIP_PANEL};
+    fv_strip_accumulate(strip->sums, num_columns, scratch->scores, strip->rescale, &values, span.first, span.end,
+                        strip->num_vectors, span.is_edge && tile->not_finite);
 }
 
 static void attend_head(const fv_attend_job *job, const many_scratch *scratch, int32_t kv_head)
 {
     const fv_attend_params *params = job->params;
-    const int32_t num_columns = (int32_t)fv_round_up(params->v_head_size, PANEL);
+    const int32_t num_columns = (int32_t)fv_round_up(params->v_head_size, FV_STRIP_PANEL);
     const int32_t num_strips = (job->num_rows + FV_STRIP_ROWS - 1) / FV_STRIP_ROWS;
     for (int32_t i = 0; i < num_strips; i++) {
         fv_row_strip *strip = &scratch->strips[i];
@@ -343,10 +238,10 @@ static void attend_head(const fv_attend_job *job, const many_scratch *scratch, i
         const int32_t num_rows = fv_min_i32(job->num_rows - first_row, FV_STRIP_ROWS);
         strip->q = scratch->q + (int64_t)first_row * params->head_size;
         strip->sums = scratch->sums + (int64_t)first_row * num_columns;
-        fv_row_strip_init(strip, job, kv_head, first_row, (num_rows + FV_LANES - 1) / FV_LANES);
+        fv_row_strip_init(strip, job, kv_head, first_row, fv_strip_num_vectors(num_rows));
         fv_row_strip_pack_queries(strip, job, kv_head);
     }
-    memset(scratch->sums, 0, (size_t)(fv_round_up(job->num_rows, FV_LANES) * num_columns) * sizeof(float));
+    memset(scratch->sums, 0, (size_t)(fv_round_up(job->num_rows, FV_STRIP_LANES) * num_columns) * sizeof(float));
 
     const fv_score_scale scale = fv_attend_score_scale(job, kv_head);
     for (int32_t first_key = job->keys.first / params->tile_keys * params->tile_keys; first_key < job->keys.end;

@@ -2,7 +2,7 @@
  *
  * Bound by arithmetic: 2 (576 + 512) operations for each row and key, against 1152 bytes for a key of all rows.
  * Each tile of latents is converted to fp32 once, rotated if need be, and then met by all rows as keys and, its
- * first columns, as values. Rows go in strips of 24, 16 or 8, one to a lane (row_strip.h, strip_product.h):
+ * first columns, as values. Rows go in strips of up to 24, one to a lane (48 on AVX-512; row_strip.h, strip_product.h):
  *
  *   latents of a tile  64 x 576 floats    144 KB    stay in L2 while the strips pass
  *   Q^T of a strip     96 x  24 floats      9 KB    stay in L1 while the tile's keys pass
@@ -26,7 +26,7 @@ typedef struct mla_scratch {
     float *q;       /* of each strip [D][8 * num_vectors] */
     float *sums;    /* [rows][num_columns] */
     float *latents; /* [tile][stride] */
-    float *scores;  /* [tile][24] */
+    float *scores;  /* [tile][rows of a strip] */
     float *copy;    /* one row */
     const char **addresses;
     const char **next_rows; /* [ASKS * tile] entries of the next tile, all of them ASKS times */
@@ -46,7 +46,7 @@ typedef struct latent_tile {
 
 static mla_scratch mla_scratch_of(const fv_attend_params *params, int32_t num_rows, void *memory)
 {
-    const size_t rows = (size_t)fv_round_up(num_rows, FV_LANES);
+    const size_t rows = (size_t)fv_round_up(num_rows, FV_STRIP_LANES);
     const size_t tile = (size_t)params->tile_keys;
     mla_scratch scratch = {
         .stride = (int32_t)fv_round_up(params->head_size, FV_STRIP_PANEL),
@@ -80,10 +80,11 @@ static int32_t begin_strips(const mla_scratch *scratch, const fv_attend_job *job
         const int32_t num_rows = fv_min_i32(job->num_rows - first_row, FV_STRIP_ROWS);
         strip->q = scratch->q + (int64_t)first_row * job->params->head_size;
         strip->sums = scratch->sums + (int64_t)first_row * scratch->num_columns;
-        fv_row_strip_init(strip, job, 0, first_row, (num_rows + FV_LANES - 1) / FV_LANES);
+        fv_row_strip_init(strip, job, 0, first_row, fv_strip_num_vectors(num_rows));
         fv_row_strip_pack_queries(strip, job, 0);
     }
-    memset(scratch->sums, 0, (size_t)(fv_round_up(job->num_rows, FV_LANES) * scratch->num_columns) * sizeof(float));
+    memset(scratch->sums, 0,
+           (size_t)(fv_round_up(job->num_rows, FV_STRIP_LANES) * scratch->num_columns) * sizeof(float));
     return num_strips;
 }
 
@@ -161,8 +162,9 @@ static void attend_tile_strip(const mla_scratch *scratch, fv_row_strip *strip, c
     int32_t max_grew = 0;
     for (int32_t v = 0; v < strip->num_vectors; v++) max_grew |= fv_row_strip_softmax(strip, v, scratch->scores, &span);
     if (max_grew) rescale_sums(strip, scratch->num_columns);
-    fv_strip_accumulate(strip->sums, scratch->num_columns, scratch->scores, scratch->latents, scratch->stride,
-                        span.first, span.end, strip->num_vectors, span.is_edge && tile->not_finite);
+    const fv_strip_values values = fv_strip_values_of_rows(scratch->latents, scratch->stride);
+    fv_strip_accumulate(strip->sums, scratch->num_columns, scratch->scores, NULL, &values, span.first, span.end,
+                        strip->num_vectors, span.is_edge && tile->not_finite);
 }
 
 static void finish_rows(const mla_scratch *scratch, const fv_attend_job *job)

@@ -1,4 +1,4 @@
-/* Row strips: up to 24 rows of one KV head, one to a lane, and their online softmax.
+/* Row strips: up to FV_STRIP_ROWS rows of one KV head, one to a lane, and their online softmax.
  *
  * Scores of a tile lie as [key][row], so that maximum, sum and mask of a row stay in the row's lane and no
  * step of the softmax is a horizontal one. A row's arithmetic is the same in any strip and lane. */
@@ -8,7 +8,7 @@
 #include "kernels/cpu/attend_item.h"
 #include "kernels/cpu/strip_product.h"
 
-/* Up to 24 rows of one KV head. */
+/* Up to FV_STRIP_ROWS rows of one KV head. */
 typedef struct fv_row_strip {
     fv_f32x8 max[FV_STRIP_VECTORS];
     fv_f32x8 sum[FV_STRIP_VECTORS];

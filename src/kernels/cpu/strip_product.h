@@ -1,51 +1,98 @@
-/* The two products of attention over fp32 rows, for strips of 24, 16 or 8 query rows, one to a lane:
+/* The two products of attention over fp32 rows, for strips of query rows, one to a lane:
  *
  *   scores^T [key][row]  = K [key][d]     times  Q^T [d][row]     4 keys x 24 rows in registers
  *   sums     [row][col] += P^T [key][row] times  V [key][col]     6 rows x 16 columns in registers
  *
- * The left factor is broadcast an element at a time, the right one is read in vectors. K and V are the same
- * rows, `stride` floats apart: latents. A row's arithmetic is the same in any strip and lane. */
+ * with vectors of 8 lanes; with 16 (AVX-512) 8 keys x 48 rows and 12 rows x 32 columns. The left factor is broadcast an
+ * element at a time, the right one is read in vectors. A row's arithmetic is the same in any strip and lane. */
 #ifndef FV_KERNELS_CPU_STRIP_PRODUCT_H
 #define FV_KERNELS_CPU_STRIP_PRODUCT_H
 
-#include "kernels/cpu/simd.h"
+#include "kernels/cpu/lanes.h"
+
+#if defined(__AVX512F__)
+typedef fv_lanes fv_strip_lanes;
+enum { FV_STRIP_LANES = 16, FV_STRIP_STEP_KEYS = 4, FV_STRIP_STEP_ROWS = 12 };
+#else
+typedef fv_f32x8 fv_strip_lanes;
+enum { FV_STRIP_LANES = FV_LANES, FV_STRIP_STEP_KEYS = 4, FV_STRIP_STEP_ROWS = 6 };
+#endif
 
 enum {
-    FV_STRIP_VECTORS = 3, /* of a full strip */
-    FV_STRIP_ROWS = FV_STRIP_VECTORS * FV_LANES,
-    FV_STRIP_KEYS = 8,   /* scores are computed for whole multiples of this many keys */
-    FV_STRIP_DEPTH = 96, /* elements of Q^T that stay in L1 while a run of keys passes: 9 KiB */
-    FV_STRIP_PANEL = 16, /* columns of V in registers */
+    FV_STRIP_REGISTERS = 3, /* of a full strip, of FV_STRIP_LANES each */
+    FV_STRIP_ROWS = FV_STRIP_REGISTERS * FV_STRIP_LANES,
+    FV_STRIP_VECTORS = FV_STRIP_ROWS / FV_LANES, /* what the softmax goes by */
+    FV_STRIP_KEYS = 8,                           /* scores are computed for whole multiples of this many keys */
+    FV_STRIP_DEPTH = 96,                         /* elements of Q^T that stay in L1 while a run of keys passes */
+    FV_STRIP_PANEL = 16,                         /* columns of V that lie together */
 };
+
+/* Vectors of 8 rows of a strip that has `num_rows`. */
+static inline int32_t fv_strip_num_vectors(int32_t num_rows)
+{
+    return fv_round_up(num_rows, FV_STRIP_LANES) / FV_LANES;
+}
+
+FV_ALWAYS_INLINE fv_strip_lanes fv_strip_load(const float *from)
+{
+    fv_strip_lanes value;
+    memcpy(&value, from, sizeof(value));
+    return value;
+}
+
+FV_ALWAYS_INLINE void fv_strip_store(float *to, fv_strip_lanes value) { memcpy(to, &value, sizeof(value)); }
+
+FV_ALWAYS_INLINE fv_strip_lanes fv_strip_splat(float value) { return value - (fv_strip_lanes){0}; }
+
+FV_ALWAYS_INLINE fv_strip_lanes fv_strip_fma(fv_strip_lanes a, fv_strip_lanes b, fv_strip_lanes c)
+{
+#if defined(__AVX512F__)
+    return (fv_strip_lanes)_mm512_fmadd_ps((__m512)a, (__m512)b, (__m512)c);
+#else
+    return fv_fma(a, b, c);
+#endif
+}
+
+/* `value` where the lane of `weight` is not 0, else 0. */
+FV_ALWAYS_INLINE fv_strip_lanes fv_strip_seen(fv_strip_lanes value, fv_strip_lanes weight)
+{
+#if defined(__AVX512F__)
+    return (fv_strip_lanes)((fv_lane_ints)value & (fv_lane_ints)(weight != 0.0f));
+#else
+    return (fv_strip_lanes)((fv_i32x8)value & (fv_i32x8)(weight != 0.0f));
+#endif
+}
+
+/* --- scores = K Q^T ------------------------------------------------------------------------------------------ */
 
 FV_ALWAYS_INLINE void fv_strip_scores_as(float *scores, const float *keys, int32_t stride, const float *q,
                                          int32_t first, int32_t end, int32_t first_d, int32_t end_d,
-                                         const int32_t num_keys, const int32_t num_vectors)
+                                         const int32_t num_keys, const int32_t num_registers)
 {
-    const int32_t width = num_vectors * FV_LANES;
+    const int32_t width = num_registers * FV_STRIP_LANES;
     for (int32_t key = first; key < end; key += num_keys) {
         const float *k = keys + (int64_t)key * stride;
         float *to = scores + (int64_t)key * width;
-        fv_f32x8 acc[FV_STRIP_KEYS * FV_STRIP_VECTORS];
+        fv_strip_lanes acc[FV_STRIP_KEYS * FV_STRIP_REGISTERS];
         FV_UNROLL
-        for (int32_t i = 0; i < num_keys * num_vectors; i++) {
-            acc[i] = first_d == 0 ? fv_splat(0.0f) : fv_load_f32(to + i * FV_LANES);
+        for (int32_t i = 0; i < num_keys * num_registers; i++) {
+            acc[i] = first_d == 0 ? fv_strip_splat(0.0f) : fv_strip_load(to + i * FV_STRIP_LANES);
         }
         for (int32_t d = first_d; d < end_d; d++) {
-            fv_f32x8 row[FV_STRIP_VECTORS];
+            fv_strip_lanes row[FV_STRIP_REGISTERS];
             FV_UNROLL
-            for (int32_t v = 0; v < num_vectors; v++) row[v] = fv_load_f32(q + d * width + v * FV_LANES);
+            for (int32_t v = 0; v < num_registers; v++) row[v] = fv_strip_load(q + d * width + v * FV_STRIP_LANES);
             FV_UNROLL
             for (int32_t j = 0; j < num_keys; j++) {
-                const fv_f32x8 element = fv_splat(k[j * stride + d]);
+                const fv_strip_lanes element = fv_strip_splat(k[j * stride + d]);
                 FV_UNROLL
-                for (int32_t v = 0; v < num_vectors; v++) {
-                    acc[j * num_vectors + v] = fv_fma(element, row[v], acc[j * num_vectors + v]);
+                for (int32_t v = 0; v < num_registers; v++) {
+                    acc[j * num_registers + v] = fv_strip_fma(element, row[v], acc[j * num_registers + v]);
                 }
             }
         }
         FV_UNROLL
-        for (int32_t i = 0; i < num_keys * num_vectors; i++) fv_store_f32(to + i * FV_LANES, acc[i]);
+        for (int32_t i = 0; i < num_keys * num_registers; i++) fv_strip_store(to + i * FV_STRIP_LANES, acc[i]);
     }
 }
 
@@ -54,11 +101,13 @@ FV_ALWAYS_INLINE void fv_strip_scores_as(float *scores, const float *keys, int32
 static inline void fv_strip_scores_part(float *scores, const float *keys, int32_t stride, const float *q, int32_t first,
                                         int32_t end, int32_t first_d, int32_t end_d, int32_t num_vectors)
 {
-    switch (num_vectors) {
-    case 3: fv_strip_scores_as(scores, keys, stride, q, first, end, first_d, end_d, 4, 3); break;
-    case 2: fv_strip_scores_as(scores, keys, stride, q, first, end, first_d, end_d, 4, 2); break;
-    default: fv_strip_scores_as(scores, keys, stride, q, first, end, first_d, end_d, 8, 1); break;
+#define SCORES(KEYS, REGISTERS) fv_strip_scores_as(scores, keys, stride, q, first, end, first_d, end_d, KEYS, REGISTERS)
+    switch (num_vectors * FV_LANES / FV_STRIP_LANES) {
+    case 3: SCORES(FV_STRIP_STEP_KEYS, 3); break;
+    case 2: SCORES(FV_STRIP_STEP_KEYS, 2); break;
+    default: SCORES(FV_STRIP_KEYS, 1); break;
     }
+#undef SCORES
 }
 
 /* Dot products of the keys [first, end), and of those that fill up multiples of 8, with the strip's queries
@@ -73,53 +122,99 @@ static inline void fv_strip_scores(float *scores, const float *keys, int32_t str
     }
 }
 
-FV_ALWAYS_INLINE void fv_strip_accumulate_as(float *sums, int32_t num_columns, const float *weights,
-                                             const float *values, int32_t stride, int32_t first, int32_t end,
-                                             const int32_t width, const int32_t num_rows, const int32_t masked)
+/* --- sums += P V --------------------------------------------------------------------------------------------- */
+
+/* Values: element d of a key is d % 16 after element 0 of its panel d / 16. */
+typedef struct fv_strip_values {
+    const float *at;
+    int32_t stride;       /* from a key to the next */
+    int32_t panel_stride; /* from a panel to the next */
+} fv_strip_values;
+
+/* Values whose rows lie whole, `stride` apart. */
+static inline fv_strip_values fv_strip_values_of_rows(const float *at, int32_t stride)
 {
-    for (int32_t d = 0; d < num_columns; d += FV_STRIP_PANEL) {
-        for (int32_t row = 0; row < width; row += num_rows) {
-            float *to = sums + (int64_t)row * num_columns + d;
-            fv_f32x8 acc[6][2];
-            FV_UNROLL
-            for (int32_t r = 0; r < num_rows; r++) {
-                acc[r][0] = fv_load_f32(to + r * num_columns);
-                acc[r][1] = fv_load_f32(to + r * num_columns + 8);
-            }
-            for (int32_t key = first; key < end; key++) {
-                const fv_f32x8 a = fv_load_f32(values + (int64_t)key * stride + d);
-                const fv_f32x8 b = fv_load_f32(values + (int64_t)key * stride + d + 8);
-                FV_UNROLL
-                for (int32_t r = 0; r < num_rows; r++) {
-                    const fv_f32x8 weight = fv_splat(weights[key * width + row + r]);
-                    const fv_i32x8 seen = (fv_i32x8)(weight != 0.0f);
-                    acc[r][0] = fv_fma(weight, masked ? (fv_f32x8)((fv_i32x8)a & seen) : a, acc[r][0]);
-                    acc[r][1] = fv_fma(weight, masked ? (fv_f32x8)((fv_i32x8)b & seen) : b, acc[r][1]);
-                }
-            }
-            FV_UNROLL
-            for (int32_t r = 0; r < num_rows; r++) {
-                fv_store_f32(to + r * num_columns, acc[r][0]);
-                fv_store_f32(to + r * num_columns + 8, acc[r][1]);
-            }
+    return (fv_strip_values){at, stride, FV_STRIP_PANEL};
+}
+
+FV_ALWAYS_INLINE const float *fv_strip_values_at(const fv_strip_values *values, int32_t key, int32_t d)
+{
+    return values->at + (int64_t)(d / FV_STRIP_PANEL) * values->panel_stride + (int64_t)key * values->stride +
+           d % FV_STRIP_PANEL;
+}
+
+/* num_units vectors of columns from d on, of num_rows rows; `rescale`: of the rows, or NULL. */
+FV_ALWAYS_INLINE void fv_strip_accumulate_step(float *sums, int32_t num_columns, const float *weights,
+                                               const float *rescale, const fv_strip_values *values, int32_t d,
+                                               int32_t first, int32_t end, const int32_t width, const int32_t num_rows,
+                                               const int32_t num_units, const int32_t masked)
+{
+    fv_strip_lanes acc[FV_STRIP_STEP_ROWS][2];
+    const float *from[2];
+    FV_UNROLL
+    for (int32_t u = 0; u < num_units; u++) from[u] = fv_strip_values_at(values, first, d + u * FV_STRIP_LANES);
+    FV_UNROLL
+    for (int32_t r = 0; r < num_rows; r++) {
+        FV_UNROLL
+        for (int32_t u = 0; u < num_units; u++) {
+            acc[r][u] = fv_strip_load(sums + (int64_t)r * num_columns + u * FV_STRIP_LANES);
+            if (rescale) acc[r][u] *= rescale[r];
         }
+    }
+    for (int32_t key = first; key < end; key++) {
+        fv_strip_lanes value[2];
+        FV_UNROLL
+        for (int32_t u = 0; u < num_units; u++) {
+            value[u] = fv_strip_load(from[u]);
+            from[u] += values->stride;
+        }
+        FV_UNROLL
+        for (int32_t r = 0; r < num_rows; r++) {
+            const fv_strip_lanes weight = fv_strip_splat(weights[key * width + r]);
+            FV_UNROLL
+            for (int32_t u = 0; u < num_units; u++)
+                acc[r][u] = fv_strip_fma(weight, masked ? fv_strip_seen(value[u], weight) : value[u], acc[r][u]);
+        }
+    }
+    FV_UNROLL
+    for (int32_t r = 0; r < num_rows; r++) {
+        FV_UNROLL
+        for (int32_t u = 0; u < num_units; u++)
+            fv_strip_store(sums + (int64_t)r * num_columns + u * FV_STRIP_LANES, acc[r][u]);
     }
 }
 
-/* sums [8 num_vectors][num_columns] += weights^T V over the keys [first, end); num_columns is a multiple of 16,
- * stride at least as large. masked: a weight of 0 hides its value, be it infinite or NaN. */
-static inline void fv_strip_accumulate(float *sums, int32_t num_columns, const float *weights, const float *values,
-                                       int32_t stride, int32_t first, int32_t end, int32_t num_vectors, int32_t masked)
+FV_ALWAYS_INLINE void fv_strip_accumulate_as(float *sums, int32_t num_columns, const float *weights,
+                                             const float *rescale, const fv_strip_values *values, int32_t first,
+                                             int32_t end, const int32_t width, const int32_t num_rows,
+                                             const int32_t masked)
 {
-#define ACCUMULATE(VECTORS, ROWS, MASKED) \
-    fv_strip_accumulate_as(sums, num_columns, weights, values, stride, first, end, VECTORS *FV_LANES, ROWS, MASKED)
-    switch (num_vectors * 2 + masked) {
-    case 2: ACCUMULATE(1, 4, 0); break;
-    case 3: ACCUMULATE(1, 4, 1); break;
-    case 4: ACCUMULATE(2, 4, 0); break;
-    case 5: ACCUMULATE(2, 4, 1); break;
-    case 6: ACCUMULATE(3, 6, 0); break;
-    default: ACCUMULATE(3, 6, 1); break;
+#define STEP(UNITS)                                                                             \
+    for (int32_t row = 0; row < width; row += num_rows)                                         \
+    fv_strip_accumulate_step(sums + (int64_t)row * num_columns + d, num_columns, weights + row, \
+                             rescale ? rescale + row : NULL, values, d, first, end, width, num_rows, UNITS, masked)
+    int32_t d = 0;
+    for (; d + 2 * FV_STRIP_LANES <= num_columns; d += 2 * FV_STRIP_LANES) STEP(2);
+    if (d < num_columns) STEP(1);
+#undef STEP
+}
+
+/* sums [8 num_vectors][num_columns] = sums * rescale + weights^T V over the keys [first, end); num_columns is a multiple
+ * of 16, rescale NULL where sums stay. masked: a weight of 0 hides its value, be it infinite or NaN. */
+static inline void fv_strip_accumulate(float *sums, int32_t num_columns, const float *weights, const float *rescale,
+                                       const fv_strip_values *values, int32_t first, int32_t end, int32_t num_vectors,
+                                       int32_t masked)
+{
+#define ACCUMULATE(REGISTERS, ROWS, MASKED)                                                                          \
+    fv_strip_accumulate_as(sums, num_columns, weights, rescale, values, first, end, REGISTERS *FV_STRIP_LANES, ROWS, \
+                           MASKED)
+    switch (num_vectors * FV_LANES / FV_STRIP_LANES * 2 + masked) {
+    case 2: ACCUMULATE(1, FV_STRIP_LANES / 2, 0); break;
+    case 3: ACCUMULATE(1, FV_STRIP_LANES / 2, 1); break;
+    case 4: ACCUMULATE(2, FV_STRIP_STEP_ROWS * 2 / 3, 0); break;
+    case 5: ACCUMULATE(2, FV_STRIP_STEP_ROWS * 2 / 3, 1); break;
+    case 6: ACCUMULATE(3, FV_STRIP_STEP_ROWS, 0); break;
+    default: ACCUMULATE(3, FV_STRIP_STEP_ROWS, 1); break;
     }
 #undef ACCUMULATE
 }
