@@ -38,9 +38,10 @@ typedef struct fv_device_probes {
     /* A kernel that does nothing. */
     fv_status (*empty)(fv_device *device, fv_stream stream);
 
-    /* Fills `memory` from random places of a pool, 8 KiB at a time; both on the device, multiples of 16 bytes. */
+    /* Fills `memory` from random places of a pool, some 8 KiB of whole units at a time; both on the device, multiples
+     * of 16 bytes, as `unit` is, up to 8 KiB. */
     fv_status (*fill_random)(fv_device *device, void *memory, size_t bytes, const void *pool, size_t pool_bytes,
-                             uint64_t seed, fv_stream stream);
+                             size_t unit, uint64_t seed, fv_stream stream);
 
     fv_status (*read)(fv_device *device, const fv_probe_read *read, fv_stream stream);
     fv_status (*copy)(fv_device *device, void *dst, const void *src, size_t bytes, fv_stream stream);

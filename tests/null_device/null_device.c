@@ -931,8 +931,9 @@ static void execute_fill_from_pool(fv_device *device, void *params)
 }
 
 static fv_status null_fill_from_pool(fv_device *device, void *memory, size_t bytes, const void *pool, size_t pool_bytes,
-                                     uint64_t seed, fv_stream stream)
+                                     size_t unit, uint64_t seed, fv_stream stream)
 {
+    (void)unit;
     (void)seed;
     const pool_params fill = {memory, pool, bytes, pool_bytes};
     return send(device, stream_of(device, stream), execute_fill_from_pool, &fill, sizeof(fill));

@@ -325,7 +325,7 @@ static fv_status make_caches(fv_workload *w, int32_t warm)
     w->is_cold = !warm && (int64_t)w->cache_bytes * w->num_copies >= cold_bytes / 2;
 
     fv_random_pool pool;
-    fv_status made = fv_random_pool_init(&pool, w->problem.kv_dtype);
+    fv_status made = fv_random_pool_init_cache(&pool, w->problem.kv_layout, w->problem.kv_dtype);
     if (made == FV_OK) made = fv_random_pool_send(&pool, w->device);
     for (int32_t i = 0; i < w->num_copies && made == FV_OK; i++) made = make_cache(&w->caches[i], w, &pool);
     fv_random_pool_deinit(&pool);

@@ -73,7 +73,9 @@ static fv_status cuda_empty(fv_device *device, fv_stream stream)
 typedef struct fill_job {
     char *memory;
     const char *pool;
-    uint64_t bytes, pool_bytes, seed;
+    uint64_t bytes, pool_bytes;
+    uint64_t unit, piece; /* bytes: places begin at units of the pool, a piece is of whole ones */
+    uint64_t seed;
 } fill_job;
 
 /* splitmix64 (Steele, Lea and Flood, 2014). */
@@ -88,21 +90,22 @@ static __device__ __forceinline__ uint64_t mix(uint64_t x)
 /* A block of threads for each piece. */
 static __global__ void __launch_bounds__(THREADS, 1) fill_random(const fill_job job)
 {
-    const uint64_t first = (uint64_t)blockIdx.x * FILL_BYTES;
-    const uint64_t places = (job.pool_bytes - FILL_BYTES) / LANE_BYTES;
-    const char *from = job.pool + mix(job.seed + blockIdx.x) % places * LANE_BYTES;
-    for (uint64_t at = threadIdx.x * LANE_BYTES; at < FILL_BYTES && first + at < job.bytes;
+    const uint64_t first = (uint64_t)blockIdx.x * job.piece;
+    const uint64_t places = (job.pool_bytes - job.piece) / job.unit;
+    const char *from = job.pool + mix(job.seed + blockIdx.x) % places * job.unit;
+    for (uint64_t at = threadIdx.x * LANE_BYTES; at < job.piece && first + at < job.bytes;
          at += THREADS * LANE_BYTES) {
         *(uint4 *)(job.memory + first + at) = *(const uint4 *)(from + at);
     }
 }
 
 static fv_status cuda_fill_random(fv_device *device, void *memory, size_t bytes, const void *pool, size_t pool_bytes,
-                                  uint64_t seed, fv_stream stream)
+                                  size_t unit, uint64_t seed, fv_stream stream)
 {
     const fv_launch launch = {device, NULL, stream};
-    const fill_job job = {(char *)memory, (const char *)pool, bytes, pool_bytes, seed};
-    const uint32_t num_blocks = fv_cuda_blocks((int64_t)bytes, FILL_BYTES);
+    const uint64_t piece = FILL_BYTES / unit * unit;
+    const fill_job job = {(char *)memory, (const char *)pool, bytes, pool_bytes, unit, piece, seed};
+    const uint32_t num_blocks = fv_cuda_blocks((int64_t)bytes, (int64_t)piece);
     return fv_cuda_launch(&launch, "random fill", fill_random, dim3(num_blocks), THREADS, 0, job);
 }
 
