@@ -13,6 +13,5 @@ const fv_cuda_hopper_kernels fv_cuda_hopper = {
     {wgmma_rows_of<rows_128<__nv_bfloat16>>(), wgmma_rows_of<rows_128<__half>>()},
     {wgmma_latent_of<latent_form<__nv_bfloat16, false>>(), wgmma_latent_of<latent_form<__half, false>>()},
     {wgmma_latent_of<latent_form<__nv_bfloat16, true>>(), wgmma_latent_of<latent_form<__half, true>>()},
-    wgmma_entry(),
-    {wgmma_few_entries_of<16>(), wgmma_few_entries_of<32>()},
+    {wgmma_few_entries_of<16>(), wgmma_few_entries_of<32>(), wgmma_few_entries_of<64>()},
 };

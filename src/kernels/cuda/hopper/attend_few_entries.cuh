@@ -22,15 +22,10 @@
 #include "kernels/cuda/hopper/latent_columns.cuh"
 
 enum {
-    FEW_TILES = 4,
     FEW_TILE_BYTES = (int32_t)LATENT_TILE * (int32_t)FV_DS_ENTRY_BYTES,
-    FEW_SCORERS = 256, /* threads; two warpgroups, the first of a block */
-    FEW_VALUERS = 256, /* two more */
-    FEW_CONSUMERS = FEW_SCORERS + FEW_VALUERS,
+    FEW_P = 2,
+    FEW_VALUERS = 256, /* threads; two warpgroups, behind those of the scorers */
     FEW_PRODUCERS = 4, /* warps, the last warpgroup */
-    FEW_THREADS = FEW_CONSUMERS + FEW_PRODUCERS * 32,
-    FEW_SCORER_REGISTERS = 104,
-    FEW_VALUER_REGISTERS = 120,
     FEW_PRODUCER_REGISTERS = 24,
     FEW_ROPE_STEPS = FV_DS_ROPE / 16, /* products 16 deep, of S^T */
     FEW_GROUP_STEPS = FV_DS_TILE / 16,
@@ -43,8 +38,21 @@ enum {
     FEW_BARRIER_ODD,      /* the second */
     FEW_BARRIER_GROUP,    /* of the threads of the first, the next number of those of the second */
     FEW_BARRIER_SCORERS = FEW_BARRIER_GROUP + 2,
+    FEW_BARRIER_VALUERS,
+    FEW_BARRIER_QUERIES, /* are there; not the next one, which valuers without tiles reach before scorers pass this one */
     FEW_BARRIER_CONSUMERS,
     FEW_BARRIER_PRODUCERS
+};
+
+/* Of a block of N rows. The output of 64 takes half of all registers, and leaves scores to one warpgroup. */
+template <int N> struct few_shape {
+    static constexpr int SCORER_GROUPS = N <= 32 ? 2 : 1, TILES = N <= 32 ? 4 : 3;
+    static constexpr int SCORERS = SCORER_GROUPS * 128; /* threads, the first of a block */
+    static constexpr int CONSUMERS = SCORERS + FEW_VALUERS, THREADS = CONSUMERS + FEW_PRODUCERS * 32;
+    static constexpr int SCORER_REGISTERS = N <= 32 ? 104 : 136, VALUER_REGISTERS = N <= 32 ? 120 : 176;
+    static_assert(SCORER_REGISTERS * SCORER_GROUPS + VALUER_REGISTERS * 2 + FEW_PRODUCER_REGISTERS <=
+                      65536 / THREADS / 8 * 8 * (THREADS / 128),
+                  "what warpgroups take, others gave");
 };
 
 /* What the output moves by before a tile is added. */
@@ -54,26 +62,28 @@ template <int N> struct few_move {
 };
 
 template <int N> struct few_memory {
-    static constexpr int NUM_P = N <= 16 ? 2 : 1;
+    typedef few_shape<N> shape;
     alignas(1024) char q[LATENT_PANELS][N * FV_PANEL_ROW_BYTES];
-    alignas(1024) char p[NUM_P][ENTRY_GROUPS][N * FV_PANEL_ROW_BYTES];
-    alignas(128) char tiles[FEW_TILES][FEW_TILE_BYTES];
+    alignas(1024) char p[FEW_P][N * FV_PANEL_ROW_BYTES];
+    alignas(128) char tiles[shape::TILES][FEW_TILE_BYTES];
+    alignas(16) __half scales[FEW_P][ENTRY_GROUPS][LATENT_TILE]; /* of P's tile, in units */
     attend_row rows[N];
-    alignas(16) float max[N];                         /* what the sums of a row are relative to */
-    alignas(16) float known_max[FEW_SCORERS / 32][N]; /* by the warps of the scorers: what theirs are */
-    few_move<N> move[NUM_P];
+    alignas(16) float max[N];                             /* what the sums of a row are relative to */
+    alignas(16) float known_max[shape::SCORERS / 32][N]; /* by the warps of the scorers: what theirs are */
+    few_move<N> move[FEW_P];
     alignas(16) float found_max[2][4][N]; /* by the warps of a warpgroup, in a tile */
     alignas(16) float found_scale[2][4];
-    alignas(16) float sums[FEW_SCORERS / 32][N];
-    uint64_t full[FEW_TILES], empty[FEW_TILES];
-    uint64_t p_full[NUM_P], p_empty[NUM_P];
+    alignas(16) float sums[shape::SCORERS / 32][N];
+    uint64_t full[shape::TILES], empty[shape::TILES];
+    uint64_t p_full[FEW_P], p_empty[FEW_P];
     float inverse_unit;
     uint32_t largest_query;
     attend_keys keys;
     int32_t has_item;
     attend_job job;
 };
-static_assert(sizeof(few_memory<16>) <= 227 * 1024 && sizeof(few_memory<32>) <= 227 * 1024,
+static_assert(sizeof(few_memory<16>) <= 227 * 1024 && sizeof(few_memory<32>) <= 227 * 1024 &&
+                  sizeof(few_memory<64>) <= 227 * 1024,
               "the shared memory of a block");
 
 static __device__ __forceinline__ int32_t warp_of_group(void) { return uniform((int32_t)threadIdx.x / 32 % 4); }
@@ -88,23 +98,38 @@ static __device__ __forceinline__ void multiply_few(float (&d)[16], const uint32
 {
     ptx_wgmma_m64n32k16_rs<T>(d, a, b, adds);
 }
+template <class T>
+static __device__ __forceinline__ void multiply_few(float (&d)[32], const uint32_t (&a)[4], uint64_t b, int32_t adds)
+{
+    ptx_wgmma_m64n64k16_rs<T>(d, a, b, adds);
+}
 
 /* --- the producer ---------------------------------------------------------------------------------------------- */
 
-/* A lane for each row of the block, and the keys that they have. */
+/* The block's rows, by the lanes of a warp, and the keys that they have. */
 template <int N>
 static __device__ __forceinline__ void find_few_rows(few_memory<N> *memory, const attend_args *args, int32_t row0)
 {
-    const int32_t r = (int32_t)threadIdx.x % 32;
-    const attend_row row = row_of(args, &memory->job, r < N ? row0 + r : INT32_MAX);
-    const bool is_row = r < N && row0 + r < memory->job.num_rows, has_keys = row.first < row.end;
-    attend_keys keys;
-    keys.first = __reduce_min_sync(~0u, has_keys ? row.first : INT32_MAX);
-    keys.end = __reduce_max_sync(~0u, has_keys ? row.end : 0);
-    keys.full_first = __reduce_max_sync(~0u, is_row ? row.first : 0);
-    keys.full_end = __reduce_min_sync(~0u, is_row ? row.end : INT32_MAX);
-    if (r < N) memory->rows[r] = row;
-    if (r == 0) memory->keys = keys;
+    attend_keys keys = {.first = INT32_MAX, .end = 0, .full_first = 0, .full_end = INT32_MAX};
+#pragma unroll 1
+    for (int32_t r = threadIdx.x % 32; r < N; r += 32) {
+        const attend_row row = row_of(args, &memory->job, row0 + r);
+        memory->rows[r] = row;
+        if (row.first < row.end) {
+            keys.first = fv_min_i32(keys.first, row.first);
+            keys.end = fv_max_i32(keys.end, row.end);
+        }
+        if (row0 + r < memory->job.num_rows) {
+            keys.full_first = fv_max_i32(keys.full_first, row.first);
+            keys.full_end = fv_min_i32(keys.full_end, row.end);
+        }
+    }
+    __syncwarp();
+    keys.first = __reduce_min_sync(~0u, keys.first);
+    keys.end = __reduce_max_sync(~0u, keys.end);
+    keys.full_first = __reduce_max_sync(~0u, keys.full_first);
+    keys.full_end = __reduce_min_sync(~0u, keys.full_end);
+    if (threadIdx.x % 32 == 0) memory->keys = keys;
     __syncwarp();
 }
 
@@ -146,17 +171,18 @@ template <int N>
 static __device__ __forceinline__ void bring_few_entries(few_memory<N> *memory, const attend_args *args, int32_t origin,
                                                          int32_t num_tiles)
 {
+    constexpr int TILES = few_shape<N>::TILES;
     if (num_tiles == 0) return;
     const int32_t run_keys = find_run_keys(args);
     few_run next = find_few_run(memory, args, origin, run_keys);
 #pragma unroll 1
     for (int32_t tile = 0; tile < num_tiles; tile++) {
-        const int32_t at = tile % FEW_TILES;
+        const int32_t at = tile % TILES;
         const few_run run = next;
         next = find_few_run(memory, args, origin + (tile + 1) * LATENT_TILE, run_keys);
         ptx_bar_sync(FEW_BARRIER_PRODUCERS, FEW_PRODUCERS * 32); /* a warp without a copy neither lags nor leads by a phase */
-        ptx_mbarrier_wait(&memory->empty[at], (tile / FEW_TILES + 1) % 2);
-        if (threadIdx.x == FEW_CONSUMERS) ptx_mbarrier_expect(&memory->full[at], FEW_TILE_BYTES);
+        ptx_mbarrier_wait(&memory->empty[at], (tile / TILES + 1) % 2);
+        if (threadIdx.x == few_shape<N>::CONSUMERS) ptx_mbarrier_expect(&memory->full[at], FEW_TILE_BYTES);
         __syncwarp();
         if (run.key < LATENT_TILE)
             ptx_bulk_load(memory->tiles[at] + run.key * FV_DS_ENTRY_BYTES, run.from, run.keys * FV_DS_ENTRY_BYTES,
@@ -224,8 +250,8 @@ static __device__ __forceinline__ void add_few_group(float (&s)[N / 2], float (&
 }
 
 /* S^T of a tile, in base 2: RoPE, then the groups, a few steps at a time. Their operands are made while those of the part
- * before are multiplied, and take the registers of the part before that. 32 rows leave registers for the sums of one
- * group, 16 for two. */
+ * before are multiplied, and take the registers of the part before that. Blocks of 32 rows have registers for the sums of
+ * one group, others for two. */
 template <int N>
 static __device__ __forceinline__ void multiply_few_keys(float (&s)[N / 2], const few_memory<N> *memory,
                                                          const char *key, float scale)
@@ -284,17 +310,11 @@ static __device__ __forceinline__ void multiply_few_keys(float (&s)[N / 2], cons
     add_few_group<N>(s, of_group[(ENTRY_GROUPS - 1) % SUMS], key, ENTRY_GROUPS - 1, scale);
 }
 
-/* Of the thread's two keys. */
-static __device__ __forceinline__ void read_few_scales(float (&scales)[2][ENTRY_GROUPS], const char *key)
+/* Of the thread's two keys, in the group of the columns that it has for that: lane % 4. */
+static __device__ __forceinline__ float2 read_few_scales(const char *key)
 {
-#pragma unroll
-    for (int half = 0; half < 2; half++) {
-        const float4 of = *(const float4 *)(key + half * 8 * FV_DS_ENTRY_BYTES + FV_DS_SCALES_AT);
-        scales[half][0] = of.x;
-        scales[half][1] = of.y;
-        scales[half][2] = of.z;
-        scales[half][3] = of.w;
-    }
+    const float *scales = (const float *)(key + FV_DS_SCALES_AT) + threadIdx.x % 4;
+    return make_float2(scales[0], scales[8 * FV_DS_ENTRY_BYTES / 4]);
 }
 
 /* What the tiles before are relative to: the sums follow. What the warp knew lies in shared memory, for registers are full
@@ -302,6 +322,11 @@ static __device__ __forceinline__ void read_few_scales(float (&scales)[2][ENTRY_
 template <int N> static __device__ __forceinline__ void follow_few_maxima(few_state<N> *state, few_memory<N> *memory)
 {
     float *known = memory->known_max[threadIdx.x / 32];
+    if (few_shape<N>::SCORER_GROUPS == 1) { /* the warp knows them all */
+#pragma unroll
+        for (int i = 0; i < N / 4; i++) state->max[i] = known[column_of_thread(i)];
+        return;
+    }
     float before[N / 4];
     bool moves = false;
 #pragma unroll
@@ -322,15 +347,6 @@ template <int N> static __device__ __forceinline__ void follow_few_maxima(few_st
         if (threadIdx.x % 32 < 4) known[column_of_thread(i)] = state->max[i];
     }
     __syncwarp();
-}
-
-static __device__ __forceinline__ float find_largest_scale(const float (&scales)[2][ENTRY_GROUPS])
-{
-    float largest = 0;
-#pragma unroll
-    for (int i = 0; i < 2 * ENTRY_GROUPS; i++)
-        largest = fmaxf(largest, fabsf(scales[i / ENTRY_GROUPS][i % ENTRY_GROUPS]));
-    return largest;
 }
 
 /* Does a score pass what its row's sums are relative to by too much, or a scale the unit? */
@@ -372,13 +388,10 @@ static __device__ __forceinline__ float find_few_maxima(float (&max)[N / 4], con
     return fmaxf(fmaxf(of.x, of.y), fmaxf(of.z, of.w));
 }
 
-/* P's place is free for a tile. Where there is one for all tiles, the barrier may still be two tiles behind, which looks
- * the same, until the tile before is there. */
+/* P's place is free for a tile. */
 template <int N> static __device__ __forceinline__ void wait_for_few_space(few_memory<N> *memory, int32_t tile)
 {
-    constexpr int NUM_P = few_memory<N>::NUM_P;
-    if (NUM_P == 1 && tile > 0) ptx_mbarrier_wait(&memory->p_full[0], (tile - 1) % 2);
-    ptx_mbarrier_wait(&memory->p_empty[tile % NUM_P], (tile / NUM_P + 1) % 2);
+    ptx_mbarrier_wait(&memory->p_empty[tile % FEW_P], (tile / FEW_P + 1) % 2);
 }
 
 /* New maxima, and a new unit, where the tile asks for them: to the other scorers, and what the output moves by to the
@@ -388,7 +401,7 @@ static __device__ __forceinline__ void raise_few_maxima(few_state<N> *state, con
                                                         float largest_scale, few_memory<N> *memory, int32_t group,
                                                         int32_t tile)
 {
-    few_move<N> *output = &memory->move[tile % few_memory<N>::NUM_P];
+    few_move<N> *output = &memory->move[tile % FEW_P];
     float max[N / 4];
     const float largest = find_few_maxima<N>(max, s, largest_scale, memory, group);
     const bool fits = largest * state->inverse_unit < ENTRY_LARGEST_SCALE;
@@ -424,47 +437,46 @@ template <int N> static __device__ __forceinline__ void exponentiate_few(float (
     }
 }
 
-/* P times the scales of each group of columns, in units: to a panel of N rows each. */
+/* P to its panel, and what the values of its keys have to be multiplied by: scales in units, in the order in which the
+ * valuers take keys (read_value_scales). */
 template <int N>
-static __device__ __forceinline__ void store_few_weights(few_memory<N> *memory, const float (&s)[N / 2],
-                                                         const float (&scales)[2][ENTRY_GROUPS], float inverse_unit,
-                                                         int32_t buffer)
+static __device__ __forceinline__ void store_few_weights(few_memory<N> *memory, const float (&s)[N / 2], float2 scales,
+                                                         float inverse_unit, int32_t buffer)
 {
+    const int32_t step = threadIdx.x / 32 % 4, key = threadIdx.x % 32 / 4;
+    __half *to = memory->scales[buffer][threadIdx.x % 4] + step * 16 + key / 2 * 4 + key % 2;
+    uint32_t p[N / 4];
 #pragma unroll
-    for (int group = 0; group < ENTRY_GROUPS; group++) {
-        const float low = scales[0][group] * inverse_unit, high = scales[1][group] * inverse_unit;
-        uint32_t p[N / 4];
-#pragma unroll
-        for (int i = 0; i < N / 4; i++)
-            p[i] = fv_narrow_pair<__half>(s[2 * i] * (i % 2 ? high : low), s[2 * i + 1] * (i % 2 ? high : low));
-        store_columns<N>(memory->p[buffer][group], p);
-    }
+    for (int i = 0; i < N / 4; i++) p[i] = fv_narrow_pair<__half>(s[2 * i], s[2 * i + 1]);
+    store_columns<N>(memory->p[buffer], p);
+    to[0] = fv_narrow<__half>(scales.x * inverse_unit);
+    to[2] = fv_narrow<__half>(scales.y * inverse_unit);
 }
 
-/* Tiles group, group + 2, ... */
+/* A warpgroup's tiles: all, or every second one. */
 template <int N>
 static __device__ __forceinline__ void weigh_few_entries(few_state<N> *state, few_memory<N> *memory, int32_t group,
                                                          int32_t origin, int32_t num_tiles, float scale)
 {
-    constexpr int NUM_P = few_memory<N>::NUM_P;
+    constexpr int TILES = few_shape<N>::TILES, GROUPS = few_shape<N>::SCORER_GROUPS, SCORERS = few_shape<N>::SCORERS;
     const int32_t offset = key_of_thread() * (int32_t)FV_DS_ENTRY_BYTES;
 #pragma unroll 1
-    for (int32_t tile = group; tile < num_tiles; tile += 2) {
-        const int32_t buffer = tile % NUM_P;
-        float s[N / 2], scales[2][ENTRY_GROUPS];
-        ptx_mbarrier_wait(&memory->full[tile % FEW_TILES], tile / FEW_TILES % 2);
-        const char *key = memory->tiles[tile % FEW_TILES] + offset;
+    for (int32_t tile = group; tile < num_tiles; tile += GROUPS) {
+        const int32_t buffer = tile % FEW_P;
+        float s[N / 2];
+        ptx_mbarrier_wait(&memory->full[tile % TILES], tile / TILES % 2);
+        const char *key = memory->tiles[tile % TILES] + offset;
         multiply_few_keys<N>(s, memory, key, scale);
         const int32_t tile_first = origin + tile * LATENT_TILE;
         if (tile_first < memory->keys.full_first || tile_first + LATENT_TILE > memory->keys.full_end)
             mask_columns<N>(s, memory->rows, tile_first);
-        read_few_scales(scales, key);
-        const float largest_scale = find_largest_scale(scales);
-        if (tile > 0) ptx_bar_sync(FEW_BARRIER_ODD - group, FEW_SCORERS);
+        const float2 scales = read_few_scales(key);
+        const float largest_scale = fmaxf(fabsf(scales.x), fabsf(scales.y));
+        if (GROUPS > 1 && tile > 0) ptx_bar_sync(FEW_BARRIER_ODD - group, SCORERS);
         follow_few_maxima<N>(state, memory);
         const bool raises = ptx_bar_any(FEW_BARRIER_GROUP + group, 128, exceeds_few_maxima<N>(s, state, largest_scale));
         if (raises) raise_few_maxima<N>(state, s, largest_scale, memory, group, tile);
-        if (tile + 1 < num_tiles) ptx_bar_arrive(FEW_BARRIER_EVEN + group, FEW_SCORERS);
+        if (GROUPS > 1 && tile + 1 < num_tiles) ptx_bar_arrive(FEW_BARRIER_EVEN + group, SCORERS);
         exponentiate_few<N>(s, state);
         wait_for_few_space(memory, tile);
         if (threadIdx.x % 128 == 0) memory->move[buffer].is_needed = raises;
@@ -486,51 +498,63 @@ static __device__ __forceinline__ void store_few_chunk(char *panels, int32_t r, 
         *(uint32_t *)(panels + panel_offset(N, r, chunk % LANE_CHUNKS * 4 + i) + chunk / LANE_CHUNKS * 4) = words[i];
 }
 
-/* As load_entry_queries: eight threads for a row. Returns what scores have to be multiplied by. */
+/* As load_entry_queries, by the valuers, whose registers are free: eight threads for a row. */
 template <int N>
-static __device__ __forceinline__ float load_few_queries(few_memory<N> *memory, const attend_args *args)
+static __device__ __forceinline__ void load_few_queries(few_memory<N> *memory, const attend_args *args)
 {
-    const int32_t r = (int32_t)threadIdx.x / 8, chunk = threadIdx.x % 8;
-    uint4 chunks[LATENT_PANELS];
-    if (r < N) {
+    constexpr int PASS = FEW_VALUERS / 8 /* rows */, NUM_PASSES = (N + PASS - 1) / PASS;
+    const int32_t first_row = ((int32_t)threadIdx.x - few_shape<N>::SCORERS) / 8, chunk = threadIdx.x % 8;
+    uint4 chunks[NUM_PASSES][LATENT_PANELS];
+#pragma unroll
+    for (int i = 0; i < NUM_PASSES; i++) {
+        const int32_t r = first_row + i * PASS;
+        if (r >= N) continue;
         const attend_row *row = &memory->rows[r];
         const char *from = row->first < row->end ? query_row(&args->params, row) + chunk * 16 : NULL;
 #pragma unroll
         for (int panel = 0; panel < LATENT_PANELS; panel++)
-            chunks[panel] = from ? *(const uint4 *)(from + panel * FV_PANEL_ROW_BYTES) : make_uint4(0, 0, 0, 0);
-        atomicMax(&memory->largest_query, __reduce_max_sync(~0u, largest_of_chunks(chunks)));
+            chunks[i][panel] = from ? *(const uint4 *)(from + panel * FV_PANEL_ROW_BYTES) : make_uint4(0, 0, 0, 0);
     }
-    ptx_bar_sync(FEW_BARRIER_SCORERS, FEW_SCORERS);
-    const query_scale scale = find_query_scale(memory->largest_query);
-    if (r < N) {
+#pragma unroll
+    for (int i = 0; i < NUM_PASSES; i++) {
+        if (first_row + i * PASS < N)
+            atomicMax(&memory->largest_query, __reduce_max_sync(~0u, largest_of_chunks(chunks[i])));
+    }
+    ptx_bar_sync(FEW_BARRIER_VALUERS, FEW_VALUERS);
+    const float factor = find_query_scale(memory->largest_query).factor;
+#pragma unroll
+    for (int i = 0; i < NUM_PASSES; i++) {
+        const int32_t r = first_row + i * PASS;
+        if (r >= N) continue;
 #pragma unroll
         for (int panel = 0; panel < LATENT_PANELS - 1; panel++)
             store_few_chunk<N, 4>(memory->q[panel / 2 * 2], r, panel % 2 * 8 + chunk,
-                                  scale_chunk<__half>(chunks[panel], scale.factor));
+                                  scale_chunk<__half>(chunks[i][panel], factor));
         store_few_chunk<N, 2>(memory->q[LATENT_PANELS - 1], r, chunk,
-                              scale_chunk<__nv_bfloat16>(chunks[LATENT_PANELS - 1], scale.factor));
+                              scale_chunk<__nv_bfloat16>(chunks[i][LATENT_PANELS - 1], factor));
     }
     ptx_fence_proxy_async();
-    ptx_bar_sync(FEW_BARRIER_SCORERS, FEW_SCORERS);
-    return scale.inverse;
+    ptx_bar_arrive(FEW_BARRIER_QUERIES, few_shape<N>::CONSUMERS);
 }
 
 template <int N>
 static __device__ __forceinline__ void score_few_entries(few_memory<N> *memory, const attend_args *args, int32_t group,
                                                          int32_t origin, int32_t num_tiles)
 {
-    const float inverse = load_few_queries<N>(memory, args);
+    ptx_bar_sync(FEW_BARRIER_QUERIES, few_shape<N>::CONSUMERS);
+    const float inverse = find_query_scale(memory->largest_query).inverse;
     const float scale = args->params.scale * memory->job.k_head_scale * FV_LOG2E * inverse; /* of scores, in base 2 */
     few_state<N> state = {};
+    state.inverse_unit = 1.0f / ENTRY_FIRST_UNIT;
     weigh_few_entries<N>(&state, memory, group, origin, num_tiles, scale);
-    ptx_bar_sync(FEW_BARRIER_SCORERS, FEW_SCORERS);
+    ptx_bar_sync(FEW_BARRIER_SCORERS, few_shape<N>::SCORERS);
     follow_few_maxima<N>(&state, memory);
 #pragma unroll
     for (int i = 0; i < N / 4; i++) {
         const float sum = sum_of_column(state.sum[i]);
         if (threadIdx.x % 32 < 4) memory->sums[threadIdx.x / 32][column_of_thread(i)] = sum;
     }
-    ptx_bar_arrive(FEW_BARRIER_CONSUMERS, FEW_CONSUMERS);
+    ptx_bar_arrive(FEW_BARRIER_CONSUMERS, few_shape<N>::CONSUMERS);
 }
 
 /* --- values ---------------------------------------------------------------------------------------------------- */
@@ -551,19 +575,25 @@ static __device__ __forceinline__ value_words read_value_words(const char *value
     return words;
 }
 
-/* Operands of two blocks: rows l / 4 and the eighth after it of the first are the first and second element, those of the
- * second the third and fourth. */
-static __device__ __forceinline__ void widen_value_words(uint32_t (&a)[2][4], const value_words *words)
+/* Of those keys in a group of columns: scales of pairs. */
+static __device__ __forceinline__ uint2 read_value_scales(const __half *scales, int32_t step)
+{
+    return *(const uint2 *)(scales + step * 16 + threadIdx.x % 4 * 4);
+}
+
+/* Operands of two blocks, times scales: rows l / 4 and the eighth after it of the first are the first and second element,
+ * those of the second the third and fourth. */
+static __device__ __forceinline__ void widen_value_words(uint32_t (&a)[2][4], const value_words *words, uint2 scales)
 {
 #pragma unroll
     for (int pair = 0; pair < 2; pair++) { /* of keys */
-        const uint32_t first = words->of[2 * pair], second = words->of[2 * pair + 1];
+        const uint32_t first = words->of[2 * pair], second = words->of[2 * pair + 1], scale = pair ? scales.y : scales.x;
         const uint2 low = ptx_widen_e4m3(__byte_perm(first, second, 0x5140));
         const uint2 high = ptx_widen_e4m3(__byte_perm(first, second, 0x7362));
-        a[0][2 * pair] = low.x;
-        a[0][2 * pair + 1] = low.y;
-        a[1][2 * pair] = high.x;
-        a[1][2 * pair + 1] = high.y;
+        a[0][2 * pair] = multiply_halves(low.x, scale);
+        a[0][2 * pair + 1] = multiply_halves(low.y, scale);
+        a[1][2 * pair] = multiply_halves(high.x, scale);
+        a[1][2 * pair + 1] = multiply_halves(high.y, scale);
     }
 }
 
@@ -587,19 +617,21 @@ template <int N>
 static __device__ __forceinline__ void attend_few_values(float (&out)[FEW_BLOCKS][N / 2], few_memory<N> *memory,
                                                          int32_t group, int32_t num_tiles)
 {
-    constexpr int NUM_P = few_memory<N>::NUM_P, PANEL_BYTES = N * FV_PANEL_ROW_BYTES;
+    constexpr int TILES = few_shape<N>::TILES;
     const int32_t lane = threadIdx.x % 32;
     const int32_t offset = lane % 4 * 2 * FV_DS_ENTRY_BYTES + group * (LATENT_VALUE / 2) + warp_of_group() * 32 +
                            lane / 4 * 4;
 #pragma unroll 1
     for (int32_t tile = 0; tile < num_tiles; tile++) {
-        const int32_t at = tile % FEW_TILES, buffer = tile % NUM_P;
+        const int32_t at = tile % TILES, buffer = tile % FEW_P;
         const char *values = memory->tiles[at] + offset;
-        const uint64_t p_at = ptx_anew(ptx_matrix_descriptor(memory->p[buffer][group * 2], 16, 1024));
+        const __half(*scales)[LATENT_TILE] = memory->scales[buffer] + group * 2;
+        const uint64_t p_at = ptx_anew(ptx_matrix_descriptor(memory->p[buffer], 16, 1024));
         uint32_t a[2][2][4]; /* of two parts: a group of columns, 16 keys */
-        ptx_mbarrier_wait(&memory->full[at], tile / FEW_TILES % 2);
+        ptx_mbarrier_wait(&memory->full[at], tile / TILES % 2);
         value_words next = read_value_words(values);
-        ptx_mbarrier_wait(&memory->p_full[buffer], tile / NUM_P % 2);
+        ptx_mbarrier_wait(&memory->p_full[buffer], tile / FEW_P % 2);
+        uint2 next_scales = read_value_scales(scales[0], 0);
         if (memory->move[buffer].is_needed) move_few_values<N>(out, &memory->move[buffer]);
 #pragma unroll
         for (int block = 0; block < FEW_BLOCKS; block++) ptx_wgmma_settle(out[block]);
@@ -607,14 +639,16 @@ static __device__ __forceinline__ void attend_few_values(float (&out)[FEW_BLOCKS
         for (int part = 0; part < LATENT_TILE / 8; part++) {
             const int columns = part % 2, step = part / 2;
             if (part > 1) ptx_wgmma_wait<1>(); /* the part before the last one, of the same registers */
-            widen_value_words(a[part % 2], &next);
-            if (part + 1 < LATENT_TILE / 8)
+            widen_value_words(a[part % 2], &next, next_scales);
+            if (part + 1 < LATENT_TILE / 8) {
                 next = read_value_words(values + (part + 1) / 2 * 16 * FV_DS_ENTRY_BYTES + (part + 1) % 2 * FV_DS_TILE);
+                next_scales = read_value_scales(scales[(part + 1) % 2], (part + 1) / 2);
+            }
             ptx_wgmma_fence();
 #pragma unroll
             for (int block = 0; block < 2; block++)
                 multiply_few<__half>(out[columns * 2 + block], a[part % 2][block],
-                                     ptx_descriptor_at(p_at, columns * PANEL_BYTES + step * 32), 1);
+                                     ptx_descriptor_at(p_at, step * 32), 1);
             ptx_wgmma_commit();
         }
         ptx_wgmma_wait<0>();
@@ -637,70 +671,88 @@ template <class T> static __device__ __forceinline__ void store_four(char *to, c
         *(uint2 *)to = make_uint2(fv_narrow_pair<T>(of[0], of[1]), fv_narrow_pair<T>(of[2], of[3]));
 }
 
-/* What a thread has of all rows, whose targets are by lanes; four elements at once where they are at multiples of them. */
+/* What a thread has of all rows, whose targets are by lanes, 32 at a time; four elements at once where they are at
+ * multiples of them. */
 template <class T, bool FOUR, int N>
 static __device__ __forceinline__ void store_few_columns(const float (&out)[FEW_BLOCKS][N / 2],
-                                                         const attend_target *of_lane, int32_t first)
+                                                         const attend_target (&of_lane)[(N + 31) / 32], int32_t first)
 {
 #pragma unroll
     for (int i = 0; i < N / 4; i++) {
-        const int32_t row = column_of_thread(i);
-        attend_target target = *of_lane;
-        target.to = (char *)__shfl_sync(~0u, (uint64_t)of_lane->to, row);
-        target.out_factor = __shfl_sync(~0u, of_lane->out_factor, row);
+        const attend_target *of = &of_lane[i / 8];
+        const int32_t lane = column_of_thread(i) % 32;
+        attend_target target = *of;
+        target.to = (char *)__shfl_sync(~0u, (uint64_t)of->to, lane);
+        target.out_factor = __shfl_sync(~0u, of->out_factor, lane);
         if (!target.to) continue;
 #pragma unroll
         for (int half = 0; half < 2; half++) { /* of the columns */
             const float(&low)[N / 2] = out[2 * half], (&high)[N / 2] = out[2 * half + 1];
             const int at = element_of_column(i, 0), next = element_of_column(i, 1), d = half * FV_DS_TILE;
-            float of[4] = {low[at], low[next], high[at], high[next]};
+            float four[4] = {low[at], low[next], high[at], high[next]};
 #pragma unroll
             for (int j = 0; j < 4; j++) {
-                if (!FOUR) store_element(&target, first + d + j, of[j]);
-                of[j] = target.out_factor == 0 ? 0.0f : of[j] * target.out_factor; /* no key: whatever the sums are */
+                if (!FOUR) store_element(&target, first + d + j, four[j]);
+                four[j] = target.out_factor == 0 ? 0.0f : four[j] * target.out_factor; /* no key: whatever sums are */
             }
-            if (FOUR) store_four<T>(target.to + (first + d) * (int32_t)sizeof(T), of);
+            if (FOUR) store_four<T>(target.to + (first + d) * (int32_t)sizeof(T), four);
         }
     }
 }
 
-/* A lane finds a row's end, and all write what they have of it: eight lanes 32 neighbouring elements. */
+/* A row's end, by a lane. `to` is NULL where there is no such row. */
+template <int N>
+static __device__ __forceinline__ attend_target end_few_row(const few_memory<N> *memory, const attend_args *args,
+                                                            int32_t row0, int32_t r, bool tells)
+{
+    const attend_job *job = &memory->job;
+    const attend_row *row = &memory->rows[fv_min_i32(r, N - 1)];
+    const bool is_row = r < N && row0 + r < job->num_rows;
+    float sum = 0;
+#pragma unroll
+    for (int i = 0; i < few_shape<N>::SCORERS / 32; i++) sum += memory->sums[i][fv_min_i32(r, N - 1)];
+    const float max = memory->max[fv_min_i32(r, N - 1)];
+    const attend_end end = end_row(args, job, row, max, sum, job->v_head_scale / memory->inverse_unit);
+    attend_target target = target_of(args, row, &end);
+    if (!is_row) target.to = NULL;
+    if (is_row && tells) store_sums(args, row, &end);
+    return target;
+}
+
+/* Lanes find the ends of rows, and all write what they have of them: eight lanes 32 neighbouring elements. */
 template <int N>
 static __device__ __forceinline__ void store_few_values(const float (&out)[FEW_BLOCKS][N / 2],
                                                         const few_memory<N> *memory, const attend_args *args,
                                                         int32_t row0, int32_t group)
 {
-    const attend_job *job = &memory->job;
-    const int32_t lane = threadIdx.x % 32, warp = warp_of_group(), r = fv_min_i32(lane, N - 1);
-    const bool is_row = lane < N && row0 + lane < job->num_rows;
-    float sum = 0;
-    ptx_bar_sync(FEW_BARRIER_CONSUMERS, FEW_CONSUMERS);
+    const int32_t lane = threadIdx.x % 32, warp = warp_of_group();
+    attend_target targets[(N + 31) / 32];
+    bool is_apart = false;
+    ptx_bar_sync(FEW_BARRIER_CONSUMERS, few_shape<N>::CONSUMERS);
 #pragma unroll
-    for (int i = 0; i < FEW_SCORERS / 32; i++) sum += memory->sums[i][r];
-    const attend_row *row = &memory->rows[r];
-    const attend_end end = end_row(args, job, row, memory->max[r], sum, job->v_head_scale / memory->inverse_unit);
-    attend_target target = target_of(args, row, &end);
-    if (!is_row) target.to = NULL;
-    if (is_row && group == 0 && warp == 0) store_sums(args, row, &end);
+    for (int i = 0; i < (N + 31) / 32; i++) {
+        targets[i] = end_few_row<N>(memory, args, row0, lane + i * 32, group == 0 && warp == 0);
+        is_apart = is_apart || (uintptr_t)targets[i].to % 16 != 0;
+    }
     const int32_t first = group * (LATENT_VALUE / 2) + warp * 32 + lane / 4 * 4;
-    const fv_dtype dtype = job->item.partial >= 0 ? FV_DTYPE_F32 : args->params.out_dtype;
-    if (__any_sync(~0u, (uintptr_t)target.to % 16 != 0))
-        store_few_columns<float, false, N>(out, &target, first);
+    const fv_dtype dtype = memory->job.item.partial >= 0 ? FV_DTYPE_F32 : args->params.out_dtype;
+    if (__any_sync(~0u, is_apart))
+        store_few_columns<float, false, N>(out, targets, first);
     else if (dtype == FV_DTYPE_F32)
-        store_few_columns<float, true, N>(out, &target, first);
+        store_few_columns<float, true, N>(out, targets, first);
     else if (dtype == FV_DTYPE_F16)
-        store_few_columns<__half, true, N>(out, &target, first);
+        store_few_columns<__half, true, N>(out, targets, first);
     else
-        store_few_columns<__nv_bfloat16, true, N>(out, &target, first);
+        store_few_columns<__nv_bfloat16, true, N>(out, targets, first);
 }
 
 template <int N> static __device__ __forceinline__ void init_few_memory(few_memory<N> *memory)
 {
-    for (int32_t i = 0; i < FEW_TILES; i++) {
+    for (int32_t i = 0; i < few_shape<N>::TILES; i++) {
         ptx_mbarrier_init(&memory->full[i], 1);
         ptx_mbarrier_init(&memory->empty[i], FEW_VALUERS / 32);
     }
-    for (int32_t i = 0; i < few_memory<N>::NUM_P; i++) {
+    for (int32_t i = 0; i < FEW_P; i++) {
         ptx_mbarrier_init(&memory->p_full[i], 4);
         ptx_mbarrier_init(&memory->p_empty[i], FEW_VALUERS / 32);
     }
@@ -710,15 +762,16 @@ template <int N> static __device__ __forceinline__ void init_few_memory(few_memo
 }
 
 template <int N>
-static __global__ void __launch_bounds__(FEW_THREADS, 1)
+static __global__ void __launch_bounds__(few_shape<N>::THREADS, 1)
     wgmma_few_entries_kernel(const __grid_constant__ attend_args args)
 {
 #if FV_HAS_WGMMA
+    typedef few_shape<N> shape;
     extern __shared__ __align__(1024) char shared[];
     few_memory<N> *memory = (few_memory<N> *)shared;
     const int32_t row0 = (int32_t)blockIdx.x % args.row_parts * N, group = warpgroup_of_thread();
     if (threadIdx.x < N) memory->max[threadIdx.x] = -INFINITY;
-    if (threadIdx.x < FEW_SCORERS) {
+    if (threadIdx.x < shape::SCORERS) {
         for (int32_t r = threadIdx.x % 32; r < N; r += 32) memory->known_max[threadIdx.x / 32][r] = -INFINITY;
     }
     if (threadIdx.x == 0) init_few_memory<N>(memory);
@@ -729,24 +782,25 @@ static __global__ void __launch_bounds__(FEW_THREADS, 1)
     if (threadIdx.x < 32) find_few_rows<N>(memory, &args, row0);
     __syncthreads();
     const int32_t origin = first_latent_key(&memory->keys), num_tiles = count_latent_tiles(&memory->keys);
-    if (group == FEW_CONSUMERS / 128) {
+    if (group == shape::CONSUMERS / 128) {
         ptx_give_registers<FEW_PRODUCER_REGISTERS>();
         bring_few_entries<N>(memory, &args, origin, num_tiles);
-    } else if (group < FEW_SCORERS / 128) {
-        ptx_take_registers<FEW_SCORER_REGISTERS>();
+    } else if (group < shape::SCORER_GROUPS) {
+        ptx_take_registers<shape::SCORER_REGISTERS>();
         score_few_entries<N>(memory, &args, group, origin, num_tiles);
     } else {
-        ptx_take_registers<FEW_VALUER_REGISTERS>();
+        ptx_take_registers<shape::VALUER_REGISTERS>();
+        load_few_queries<N>(memory, &args);
         float out[FEW_BLOCKS][N / 2] = {};
-        attend_few_values<N>(out, memory, group - FEW_SCORERS / 128, num_tiles);
-        store_few_values<N>(out, memory, &args, row0, group - FEW_SCORERS / 128);
+        attend_few_values<N>(out, memory, group - shape::SCORER_GROUPS, num_tiles);
+        store_few_values<N>(out, memory, &args, row0, group - shape::SCORER_GROUPS);
     }
 #endif
 }
 
 template <int N> constexpr fv_cuda_attend_kernel wgmma_few_entries_of(void)
 {
-    return {wgmma_few_entries_kernel<N>, (int32_t)sizeof(few_memory<N>), FEW_THREADS, N, 1};
+    return {wgmma_few_entries_kernel<N>, (int32_t)sizeof(few_memory<N>), few_shape<N>::THREADS, N, 1};
 }
 
 #endif
