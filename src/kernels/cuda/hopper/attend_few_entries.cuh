@@ -57,7 +57,7 @@ template <int N> struct few_shape {
 
 /* What the output moves by before a tile is added. */
 template <int N> struct few_move {
-    float by[N];
+    alignas(8) float by[N];
     int32_t is_needed;
 };
 
@@ -362,30 +362,57 @@ static __device__ __forceinline__ bool exceeds_few_maxima(const float (&s)[N / 2
     return exceeds;
 }
 
-/* The largest score of each row in the tile, and the largest scale: from all threads of the warpgroup. */
-template <int N>
-static __device__ __forceinline__ float find_few_maxima(float (&max)[N / 4], const float (&s)[N / 2],
-                                                        float largest_scale, few_memory<N> *memory, int32_t group)
+/* Of the thread's values of COLUMNS columns and those of lane ^ by, of the same columns, the larger ones: of half of them
+ * where there are more than two, the second half where the lane has that bit. */
+template <int COLUMNS> static __device__ __forceinline__ void take_larger(float *values, int32_t by)
 {
-    const int32_t warp = warp_of_group(), lane = threadIdx.x % 32;
-    largest_scale = __uint_as_float(__reduce_max_sync(~0u, __float_as_uint(largest_scale)));
+    constexpr int KEPT = COLUMNS > 2 ? COLUMNS / 2 : COLUMNS, OTHER = COLUMNS - KEPT;
+    const bool keeps_second = OTHER > 0 && threadIdx.x & by;
 #pragma unroll
-    for (int i = 0; i < N / 4; i++) {
-        float most = fmaxf(s[element_of_column(i, 0)], s[element_of_column(i, 1)]);
-#pragma unroll
-        for (int by = 4; by < 32; by *= 2) most = fmaxf(most, __shfl_xor_sync(~0u, most, by));
-        if (lane < 4) memory->found_max[group][warp][column_of_thread(i)] = most;
+    for (int i = 0; i < KEPT; i++) {
+        const float first = values[i], second = values[i + OTHER];
+        values[i] = fmaxf(keeps_second ? second : first, __shfl_xor_sync(~0u, keeps_second ? first : second, by));
     }
-    if (lane == 0) memory->found_scale[group][warp] = largest_scale;
+}
+
+/* Of lanes that share columns each knows two of them in the end: this and the next. */
+template <int N> static __device__ __forceinline__ int32_t column_of_lane(void)
+{
+    const int32_t lane = threadIdx.x % 32;
+    return lane / (256 / N) * 8 + lane % 4 * 2;
+}
+
+/* The largest score of each row in the tile, of the lane's two, and the largest scale: from all threads of the
+ * warpgroup. */
+template <int N>
+static __device__ __forceinline__ float find_few_maxima(float2 *max, const float (&s)[N / 2], float largest_scale,
+                                                        few_memory<N> *memory, int32_t group)
+{
+    const int32_t warp = warp_of_group(), own = column_of_lane<N>();
+    float most[N / 4];
+#pragma unroll
+    for (int i = 0; i < N / 4; i++) most[i] = fmaxf(s[element_of_column(i, 0)], s[element_of_column(i, 1)]);
+    take_larger<N / 4>(most, 16);
+    take_larger<(N > 16 ? N / 8 : 2)>(most, 8);
+    take_larger<(N > 32 ? N / 16 : 2)>(most, 4);
+    largest_scale = __uint_as_float(__reduce_max_sync(~0u, __float_as_uint(largest_scale)));
+    *(float2 *)&memory->found_max[group][warp][own] = make_float2(most[0], most[1]);
+    if (threadIdx.x % 32 == 0) memory->found_scale[group][warp] = largest_scale;
     ptx_bar_sync(FEW_BARRIER_GROUP + group, 128);
+    *max = make_float2(-INFINITY, -INFINITY);
 #pragma unroll
-    for (int i = 0; i < N / 4; i++) {
-        max[i] = -INFINITY;
-#pragma unroll
-        for (int w = 0; w < 4; w++) max[i] = fmaxf(max[i], memory->found_max[group][w][column_of_thread(i)]);
+    for (int w = 0; w < 4; w++) {
+        const float2 of = *(const float2 *)&memory->found_max[group][w][own];
+        *max = make_float2(fmaxf(max->x, of.x), fmaxf(max->y, of.y));
     }
     const float4 of = *(const float4 *)memory->found_scale[group];
     return fmaxf(fmaxf(of.x, of.y), fmaxf(of.z, of.w));
+}
+
+/* What sums move by. */
+static __device__ __forceinline__ float factor_of_move(float before, float now)
+{
+    return now == before ? 1.0f : ptx_ex2(before - now);
 }
 
 /* P's place is free for a tile. */
@@ -402,25 +429,30 @@ static __device__ __forceinline__ void raise_few_maxima(few_state<N> *state, con
                                                         int32_t tile)
 {
     few_move<N> *output = &memory->move[tile % FEW_P];
-    float max[N / 4];
-    const float largest = find_few_maxima<N>(max, s, largest_scale, memory, group);
+    float *known = memory->known_max[threadIdx.x / 32];
+    float2 max;
+    const float largest = find_few_maxima<N>(&max, s, largest_scale, memory, group);
     const bool fits = largest * state->inverse_unit < ENTRY_LARGEST_SCALE;
     const float by_unit = fits ? 1.0f : enlarge_unit(&state->inverse_unit, largest);
-    const bool tells = threadIdx.x % 128 < 4;
+    const int32_t own = column_of_lane<N>();
+    const float2 before = *(const float2 *)&known[own];
+    const float2 now = make_float2(choose_entry_max(before.x, max.x), choose_entry_max(before.y, max.y));
     wait_for_few_space(memory, tile);
+    if (threadIdx.x % 128 < 32) {
+        *(float2 *)&memory->max[own] = now;
+        *(float2 *)&output->by[own] = make_float2(factor_of_move(before.x, now.x) * by_unit,
+                                                  factor_of_move(before.y, now.y) * by_unit);
+        if (threadIdx.x % 128 == 0) memory->inverse_unit = state->inverse_unit;
+    }
+    __syncwarp();
+    *(float2 *)&known[own] = now;
+    __syncwarp();
 #pragma unroll
     for (int i = 0; i < N / 4; i++) {
-        const float before = state->max[i], now = choose_entry_max(before, max[i]);
-        const float factor = now == before ? 1.0f : ptx_ex2(before - now);
-        state->max[i] = now;
-        state->sum[i] *= factor;
-        if (threadIdx.x % 32 < 4) memory->known_max[threadIdx.x / 32][column_of_thread(i)] = now;
-        if (tells) {
-            memory->max[column_of_thread(i)] = now;
-            output->by[column_of_thread(i)] = factor * by_unit;
-        }
+        const float is = known[column_of_thread(i)];
+        state->sum[i] *= factor_of_move(state->max[i], is);
+        state->max[i] = is;
     }
-    if (threadIdx.x % 128 == 0) memory->inverse_unit = state->inverse_unit;
     __syncwarp();
 }
 
@@ -601,12 +633,15 @@ template <int N>
 static __device__ __forceinline__ void move_few_values(float (&out)[FEW_BLOCKS][N / 2], const few_move<N> *move)
 {
 #pragma unroll
-    for (int i = 0; i < N / 4; i++) {
-        const float by = move->by[column_of_thread(i)];
+    for (int i = 0; i < N / 4; i += 2) {
+        const float2 by = *(const float2 *)&move->by[column_of_thread(i)];
 #pragma unroll
         for (int block = 0; block < FEW_BLOCKS; block++) {
-            out[block][element_of_column(i, 0)] *= by;
-            out[block][element_of_column(i, 1)] *= by;
+#pragma unroll
+            for (int half = 0; half < 2; half++) {
+                out[block][element_of_column(i, half)] *= by.x;
+                out[block][element_of_column(i + 1, half)] *= by.y;
+            }
         }
     }
 }
