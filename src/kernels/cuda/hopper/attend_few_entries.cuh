@@ -76,6 +76,7 @@ template <int N> struct few_memory {
     alignas(16) float sums[shape::SCORERS / 32][N];
     uint64_t full[shape::TILES], empty[shape::TILES];
     uint64_t p_full[FEW_P], p_empty[FEW_P];
+    uint64_t scored[2]; /* where one warpgroup has all scores: of every second tile they are done */
     float inverse_unit;
     uint32_t largest_query;
     attend_keys keys;
@@ -499,6 +500,7 @@ static __device__ __forceinline__ void weigh_few_entries(few_state<N> *state, fe
         ptx_mbarrier_wait(&memory->full[tile % TILES], tile / TILES % 2);
         const char *key = memory->tiles[tile % TILES] + offset;
         multiply_few_keys<N>(s, memory, key, scale);
+        if (GROUPS == 1 && threadIdx.x % 32 == 0) ptx_mbarrier_arrive(&memory->scored[tile % 2]);
         const int32_t tile_first = origin + tile * LATENT_TILE;
         if (tile_first < memory->keys.full_first || tile_first + LATENT_TILE > memory->keys.full_end)
             mask_columns<N>(s, memory->rows, tile_first);
@@ -666,6 +668,8 @@ static __device__ __forceinline__ void attend_few_values(float (&out)[FEW_BLOCKS
         ptx_mbarrier_wait(&memory->full[at], tile / TILES % 2);
         value_words next = read_value_words(values);
         ptx_mbarrier_wait(&memory->p_full[buffer], tile / FEW_P % 2);
+        if (few_shape<N>::SCORER_GROUPS == 1 && tile + 1 < num_tiles) /* while its softmax leaves the tensor cores free */
+            ptx_mbarrier_wait(&memory->scored[(tile + 1) % 2], (tile + 1) / 2 % 2);
         uint2 next_scales = read_value_scales(scales[0], 0);
         if (memory->move[buffer].is_needed) move_few_values<N>(out, &memory->move[buffer]);
 #pragma unroll
@@ -787,6 +791,7 @@ template <int N> static __device__ __forceinline__ void init_few_memory(few_memo
         ptx_mbarrier_init(&memory->full[i], 1);
         ptx_mbarrier_init(&memory->empty[i], FEW_VALUERS / 32);
     }
+    for (int32_t i = 0; i < 2; i++) ptx_mbarrier_init(&memory->scored[i], 4);
     for (int32_t i = 0; i < FEW_P; i++) {
         ptx_mbarrier_init(&memory->p_full[i], 4);
         ptx_mbarrier_init(&memory->p_empty[i], FEW_VALUERS / 32);
