@@ -44,6 +44,9 @@ enum {
     FEW_BARRIER_PRODUCERS
 };
 
+/* What the sums of a row without keys are relative to: no infinity, so what follows needs no case for it. */
+#define ENTRY_NO_MAX (-FLT_MAX)
+
 /* Of a block of N rows. The output of 64 takes half of all registers, and leaves scores to one warpgroup. */
 template <int N> struct few_shape {
     static constexpr int SCORER_GROUPS = N <= 32 ? 2 : 1, TILES = N <= 32 ? 4 : 3;
@@ -355,12 +358,11 @@ template <int N>
 static __device__ __forceinline__ bool exceeds_few_maxima(const float (&s)[N / 2], const few_state<N> *state,
                                                           float largest_scale)
 {
-    bool exceeds = largest_scale * state->inverse_unit >= ENTRY_LARGEST_SCALE;
+    float excess = -INFINITY;
 #pragma unroll
     for (int i = 0; i < N / 4; i++)
-        exceeds = exceeds || fmaxf(s[element_of_column(i, 0)], s[element_of_column(i, 1)]) >
-                                 state->max[i] + (ENTRY_HEADROOM + FV_MAX_SLACK);
-    return exceeds;
+        excess = fmaxf(excess, fmaxf(s[element_of_column(i, 0)], s[element_of_column(i, 1)]) - state->max[i]);
+    return excess > ENTRY_HEADROOM + FV_MAX_SLACK || largest_scale * state->inverse_unit >= ENTRY_LARGEST_SCALE;
 }
 
 /* Of the thread's values of COLUMNS columns and those of lane ^ by, of the same columns, the larger ones: of half of them
@@ -462,10 +464,9 @@ template <int N> static __device__ __forceinline__ void exponentiate_few(float (
 {
 #pragma unroll
     for (int i = 0; i < N / 4; i++) {
-        const float max = state->max[i] == -INFINITY ? 0.0f : state->max[i];
         float *low = &s[element_of_column(i, 0)], *high = low + 2;
-        *low = ptx_ex2(*low - max);
-        *high = ptx_ex2(*high - max);
+        *low = ptx_ex2(*low - state->max[i]);
+        *high = ptx_ex2(*high - state->max[i]);
         state->sum[i] += *low + *high;
     }
 }
@@ -750,7 +751,8 @@ static __device__ __forceinline__ attend_target end_few_row(const few_memory<N> 
     float sum = 0;
 #pragma unroll
     for (int i = 0; i < few_shape<N>::SCORERS / 32; i++) sum += memory->sums[i][fv_min_i32(r, N - 1)];
-    const float max = memory->max[fv_min_i32(r, N - 1)];
+    float max = memory->max[fv_min_i32(r, N - 1)];
+    if (max == ENTRY_NO_MAX) max = -INFINITY;
     const attend_end end = end_row(args, job, row, max, sum, job->v_head_scale / memory->inverse_unit);
     attend_target target = target_of(args, row, &end);
     if (!is_row) target.to = NULL;
@@ -810,9 +812,9 @@ static __global__ void __launch_bounds__(few_shape<N>::THREADS, 1)
     extern __shared__ __align__(1024) char shared[];
     few_memory<N> *memory = (few_memory<N> *)shared;
     const int32_t row0 = (int32_t)blockIdx.x % args.row_parts * N, group = warpgroup_of_thread();
-    if (threadIdx.x < N) memory->max[threadIdx.x] = -INFINITY;
+    if (threadIdx.x < N) memory->max[threadIdx.x] = ENTRY_NO_MAX;
     if (threadIdx.x < shape::SCORERS) {
-        for (int32_t r = threadIdx.x % 32; r < N; r += 32) memory->known_max[threadIdx.x / 32][r] = -INFINITY;
+        for (int32_t r = threadIdx.x % 32; r < N; r += 32) memory->known_max[threadIdx.x / 32][r] = ENTRY_NO_MAX;
     }
     if (threadIdx.x == 0) init_few_memory<N>(memory);
     overlap_begin();
