@@ -225,9 +225,9 @@ static bool takes_entries(const attend_args *args)
 /* The one of the fewest rows that an item fits in, else of 64. */
 static const fv_cuda_attend_kernel *find_entry_kernel(const attend_args *args)
 {
-    for (const fv_cuda_attend_kernel &kernel : fv_cuda_hopper.few_entries)
-        if (most_rows(&args->params) <= kernel.block_m) return &kernel;
-    return &fv_cuda_hopper.entries;
+    const fv_cuda_attend_kernel *kernel = fv_cuda_hopper.entries;
+    while (kernel->block_m < FV_CUDA_MANY_ROWS && kernel->block_m < most_rows(&args->params)) kernel++;
+    return kernel;
 }
 
 static fv_cuda_attend_kernel choose_kernel(const fv_launch *launch, const attend_args *args, int32_t block_m,
@@ -317,9 +317,7 @@ extern "C" fv_status fv_cuda_attend_open(const fv_device *device)
         for (int32_t i = 0; i < 2 && status == FV_OK && fv_cuda_state_of(device)->is_hopper; i++)
             status = allow_shared(device, &kernels[i], kernels[i].shared_bytes);
     }
-    if (status == FV_OK && fv_cuda_state_of(device)->is_hopper)
-        status = allow_shared(device, &fv_cuda_hopper.entries, fv_cuda_hopper.entries.shared_bytes);
-    for (const fv_cuda_attend_kernel &kernel : fv_cuda_hopper.few_entries)
+    for (const fv_cuda_attend_kernel &kernel : fv_cuda_hopper.entries)
         if (status == FV_OK && fv_cuda_state_of(device)->is_hopper)
             status = allow_shared(device, &kernel, kernel.shared_bytes);
     if (status == FV_OK && fv_cuda_state_of(device)->is_hopper) fv_cuda_find_encode_map(fv_cuda_state_of(device));

@@ -54,10 +54,7 @@ struct latent_memory { /* of the 227 KiB that a block can have, all */
     alignas(1024) char q[LATENT_PANELS][LATENT_PANEL_BYTES];
     alignas(1024) char tiles[2][LATENT_PANELS][LATENT_PANEL_BYTES];
     alignas(1024) char p[LATENT_PANEL_BYTES];
-    union {
-        attend_row rows[LATENT_ROWS];
-        float scales[2][4][LATENT_TILE]; /* attend_entry.cuh: of a tile's keys; rows are found again at the end */
-    };
+    attend_row rows[LATENT_ROWS];
     float row_max[LATENT_ROWS]; /* what the sums of a row are relative to, from the tile whose P is in `p` on */
     uint64_t full[2][LATENT_PANELS];
     uint64_t empty[2][2];              /* of a tile: the first LATENT_LOW_PANELS panels, the others */
@@ -65,7 +62,6 @@ struct latent_memory { /* of the 227 KiB that a block can have, all */
     attend_keys keys;
     int32_t has_item;
     attend_job job;
-    alignas(16) float largest_scale[2][4]; /* attend_entry.cuh: of a tile, by the warps that brought it */
 };
 static_assert(sizeof(latent_memory) <= 227 * 1024, "the shared memory of a block");
 static_assert(LATENT_ROWS * LATENT_STAGED_BYTES <= LATENT_PANELS * LATENT_PANEL_BYTES,
