@@ -119,7 +119,7 @@ static void set_args(attend_args *args, const fv_attend_params *params, fv_resca
     memset(args, 0, sizeof(*args));
     args->params = *params;
     args->rescaling = rescaling;
-    args->row_parts = 1;
+    args->row_parts = index_divisor_of(1);
     args->block = index_divisor_of(params->cache.block_size);
     set_sources(args);
     args->is_ds = params->cache.layout == FV_KV_LAYOUT_LATENT_FP8_DS;
@@ -254,7 +254,7 @@ static fv_cuda_attend_kernel choose_kernel(const fv_launch *launch, const attend
 static dim3 grid_of(attend_args *args, const fv_cuda_attend_kernel *kernel, int32_t num_workers)
 {
     const fv_attend_params *params = &args->params;
-    const uint32_t parts = (uint32_t)args->row_parts;
+    const uint32_t parts = args->row_parts.by;
     if (!params->items && !kernel->stays) {
         return dim3((uint32_t)params->num_q_blocks * parts, (uint32_t)params->num_kv_heads,
                     (uint32_t)params->num_segments);
@@ -278,7 +278,8 @@ fv_status fv_cuda_attend_launch(const fv_launch *launch, const fv_attend_params 
                                 "%s: attention over heads of %d needs %d bytes of shared memory; the GPU has %d",
                                 launch->device->name, params->head_size, kernel.shared_bytes, state->max_shared);
     }
-    if (kernel.takes_row_parts) args.row_parts = (int32_t)fv_ceil_div(most_rows(params), kernel.block_m);
+    if (kernel.takes_row_parts)
+        args.row_parts = index_divisor_of((int32_t)fv_ceil_div(most_rows(params), kernel.block_m));
     const dim3 grid = grid_of(&args, &kernel, launch->device->num_workers);
     return fv_cuda_launch_overlapped(launch, "attend_paged", kernel.kernel, grid, (uint32_t)kernel.num_threads,
                                      (size_t)kernel.shared_bytes, args);

@@ -54,12 +54,12 @@ typedef struct attend_args {
     index_divisor block; /* slots of a block */
     int32_t q_vectors;   /* 1: rows of q can be read 16 bytes at a time */
     fv_rescaling rescaling;
-    int32_t row_parts;     /* blocks of threads, neighbours in the grid, that share an item's rows */
     int32_t out_pairs;     /* 1: two neighbouring elements of out can be written at once */
     int32_t map_rows;      /* slots of a box of key_map, of one page; 0: there is no map */
     fv_tensor_map key_map; /* the cache as [block][slot][element] */
     int32_t num_jobs; /* items times KV heads, or cells; -1: those of the sequences of whole queries in the batch */
     index_divisor kv_heads, group, segments, tile; /* num_kv_heads, their query heads, num_segments, tile_keys */
+    index_divisor row_parts; /* blocks of threads, neighbours in the grid, that share an item's rows */
     int32_t pages_hold_tiles; /* 1: 16 keys from a multiple of 16 on lie in one page of a plain cache */
     int32_t planes_alike;     /* 1: values of a plain cache lie as its keys do, at strides of 32 bits */
 } attend_args;
@@ -94,10 +94,17 @@ typedef struct attend_job {
     float k_head_scale, v_head_scale;
 } attend_job;
 
+/* Which of the blocks that share an item's rows this one is. */
+static __device__ __forceinline__ int32_t row_part_of_block(const attend_args *args)
+{
+    const int32_t block = (int32_t)blockIdx.x;
+    return block - divide_index(block, args->row_parts) * (int32_t)args->row_parts.by;
+}
+
 static __device__ __forceinline__ bool find_item(fv_work_item *item, const attend_args *args)
 {
     const fv_attend_params *params = &args->params;
-    const int32_t block = (int32_t)blockIdx.x / args->row_parts;
+    const int32_t block = divide_index((int32_t)blockIdx.x, args->row_parts);
     if (params->items) { /* heads of an item side by side */
         const int32_t at = divide_index(block, args->kv_heads), head = block - at * params->num_kv_heads;
         *item = params->items[at];

@@ -890,7 +890,7 @@ static __global__ void __launch_bounds__(entry_shape<N>::THREADS, 1)
     typedef entry_shape<N> shape;
     extern __shared__ __align__(1024) char shared[];
     entry_memory<N> *memory = (entry_memory<N> *)shared;
-    const int32_t row0 = (int32_t)blockIdx.x % args.row_parts * N, group = warpgroup_of_thread();
+    const int32_t row0 = row_part_of_block(&args) * N, group = warpgroup_of_thread();
     if (threadIdx.x < N) memory->max[threadIdx.x] = ENTRY_NO_MAX;
     if (threadIdx.x < shape::SCORERS) {
         for (int32_t r = threadIdx.x % 32; r < N; r += 32) memory->known_max[threadIdx.x / 32][r] = ENTRY_NO_MAX;

@@ -666,7 +666,7 @@ template <class F>
 static __device__ __forceinline__ void consume_latents(latent_memory *memory, const attend_args *args)
 {
     const attend_job *job = &memory->job;
-    const int32_t row0 = (int32_t)blockIdx.x % args->row_parts * LATENT_ROWS, group = warpgroup_of_thread();
+    const int32_t row0 = row_part_of_block(args) * LATENT_ROWS, group = warpgroup_of_thread();
     find_latent_rows(memory, args, row0);
     ptx_bar_arrive(LATENT_BARRIER_KEYS, LATENT_THREADS);
     load_latent_queries(memory, args);
