@@ -60,7 +60,6 @@ struct latent_memory { /* of the 227 KiB that a block can have, all */
     uint64_t empty[2][2];              /* of a tile: the first LATENT_LOW_PANELS panels, the others */
     uint64_t landed[2][LATENT_PANELS]; /* the rows of a panel that come one by one, before products may read them */
     attend_keys keys;
-    int32_t has_item;
     attend_job job;
 };
 static_assert(sizeof(latent_memory) <= 227 * 1024, "the shared memory of a block");
@@ -69,23 +68,66 @@ static_assert(LATENT_ROWS * LATENT_STAGED_BYTES <= LATENT_PANELS * LATENT_PANEL_
 
 /* --- the block's rows ------------------------------------------------------------------------------------------ */
 
-/* Rows row0 .. of the item and what keys they have: by the consumers. */
-static __device__ __forceinline__ void find_latent_rows(latent_memory *memory, const attend_args *args, int32_t row0)
+/* The block's first row of its job. */
+static __device__ __forceinline__ int32_t first_latent_row(const attend_args *args)
 {
-    const attend_job *job = &memory->job;
-    if (threadIdx.x < LATENT_ROWS) {
-        const int32_t r = (int32_t)threadIdx.x;
-        const attend_row row = row_of(args, job, row0 + r);
-        const bool is_row = row0 + r < job->num_rows, has_keys = row.first < row.end;
-        const int32_t first = has_keys ? row.first : INT32_MAX, end = has_keys ? row.end : 0;
-        const int32_t full_first = is_row ? row.first : 0, full_end = is_row ? row.end : INT32_MAX;
-        memory->rows[r] = row;
-        atomicMin(&memory->keys.first, __reduce_min_sync(~0u, first));
-        atomicMax(&memory->keys.end, __reduce_max_sync(~0u, end));
-        atomicMax(&memory->keys.full_first, __reduce_max_sync(~0u, full_first));
-        atomicMin(&memory->keys.full_end, __reduce_min_sync(~0u, full_end));
+    return row_part_of_block(args) * LATENT_ROWS;
+}
+
+/* The block's item, and barriers in `memory` to use from here on; false: there is no item. Those of a list are older than
+ * the kernel before this one, so they are asked for while it still runs. */
+template <class Init>
+static __device__ __forceinline__ bool find_latent_item(fv_work_item *item, latent_memory *memory,
+                                                        const attend_args *args, Init init)
+{
+    const fv_attend_params *params = &args->params;
+    const int32_t block = divide_index((int32_t)blockIdx.x, args->row_parts);
+    if (params->items) *item = params->items[block];
+    if (threadIdx.x == LATENT_THREADS - 32) init(memory);
+    __syncthreads();
+    overlap_begin();
+    return params->items || find_grid_item(item, params, params->num_q_blocks - 1 - block, 0, (int32_t)blockIdx.z);
+}
+
+/* The rows of an item from the block's first one on, for consumers behind a barrier, and the keys that they have; false:
+ * there are no rows. Later rows see what begins and ends later, so the first one and the last tell of all keys. Only warps
+ * whose lanes have no row of their own look at those two, so the first ones do not know the keys. */
+static __device__ __forceinline__ bool find_latent_rows(attend_keys *keys, latent_memory *memory,
+                                                        const attend_args *args, const fv_work_item *item)
+{
+    const fv_attend_params *params = &args->params;
+    const int32_t num_rows = item->num_tokens * (int32_t)args->group.by, thread = (int32_t)threadIdx.x;
+    const int32_t row0 = first_latent_row(args), last = fv_min_i32(row0 + LATENT_ROWS, num_rows) - 1;
+    if (row0 > last) return false;
+    const bool has_row = thread < LATENT_ROWS;
+    const int32_t r = has_row ? row0 + thread : thread % 2 == 0 ? row0 : last, token = divide_index(r, args->group);
+    const int32_t new_token = item->first_token + token, num_new = item->query_end - item->query_start;
+    const fv_key_range seen = row_keys(&params->context_parallel, item->seq_len, item->seq_len - num_new + new_token,
+                                       params->causal ? params->causal[item->seq] : 1, params->window);
+    const int32_t first = fv_max_i32(seen.first, item->first_key);
+    const int32_t end = fv_max_i32(first, fv_min_i32(seen.end, item->end_key));
+    if (has_row) { /* of attend_row, what these kernels read */
+        attend_row *row = &memory->rows[thread];
+        row->first = r <= last ? first : 0;
+        row->end = r <= last ? end : 0;
+        row->token = item->query_start + new_token;
+        row->head = r - token * (int32_t)args->group.by;
     }
-    ptx_bar_sync(LATENT_BARRIER_CONSUMERS, LATENT_CONSUMERS);
+    keys->first = __shfl_sync(~0u, first, 0);
+    keys->full_end = __shfl_sync(~0u, end, 0);
+    keys->full_first = __shfl_sync(~0u, first, 1);
+    keys->end = fv_min_i32(__shfl_sync(~0u, end, 1), item->end_key);
+    if (thread == LATENT_CONSUMERS - 32) memory->keys = *keys;
+    return true;
+}
+
+/* The job, for consumers behind a barrier: by one of the threads. */
+static __device__ __forceinline__ void keep_latent_job(latent_memory *memory, const attend_args *args,
+                                                       const fv_work_item *item)
+{
+    if (threadIdx.x != LATENT_CONSUMERS - 32) return;
+    const attend_lengths lengths = load_lengths(args, item);
+    memory->job = job_of(args, item, 0, &lengths);
 }
 
 /* Queries into panels: asked for. */
@@ -124,18 +166,18 @@ typedef struct latent_slot {
 } latent_slot;
 
 /* Keys that no row sees are a neighbour's, whose latents weigh nothing there. */
-static __device__ __forceinline__ latent_slot find_latent_slot(const latent_memory *memory, const attend_args *args,
-                                                               int32_t key)
+static __device__ __forceinline__ latent_slot find_latent_slot(const attend_args *args, const int32_t *table,
+                                                               const attend_keys *keys, int32_t key)
 {
-    const int2 at = split_key(args, fv_max_i32(memory->keys.first, fv_min_i32(key, memory->keys.end - 1)));
-    return {memory->job.table[at.x], at.y};
+    const int2 at = split_key(args, fv_max_i32(keys->first, fv_min_i32(key, keys->end - 1)));
+    return {table[at.x], at.y};
 }
 
 /* A tile comes as boxes of the map where there is one, and no box has keys that no row sees. */
-static __device__ __forceinline__ bool comes_in_boxes(const latent_memory *memory, const attend_args *args,
+static __device__ __forceinline__ bool comes_in_boxes(const attend_args *args, const attend_keys *keys,
                                                       int32_t tile_first)
 {
-    return args->map_rows > 0 && tile_first >= memory->keys.first && tile_first + LATENT_TILE <= memory->keys.end;
+    return args->map_rows > 0 && tile_first >= keys->first && tile_first + LATENT_TILE <= keys->end;
 }
 
 /* The row of a tile that a loader looks up; a warp's 32 are those that it brings. */
@@ -234,18 +276,20 @@ static __device__ __forceinline__ void load_latent_rows(latent_memory *memory, c
 }
 
 /* The first two warps: they ask for latents, and wait for nothing but space. */
-static __device__ __forceinline__ void load_latents(latent_memory *memory, const attend_args *args, int32_t origin,
+static __device__ __forceinline__ void load_latents(latent_memory *memory, const attend_args *args,
+                                                    const int32_t *table, const attend_keys *keys, int32_t origin,
                                                     int32_t num_tiles)
 {
-    latent_slot next = find_latent_slot(memory, args, origin + row_of_loader());
-    latent_slot second = find_latent_slot(memory, args, origin + LATENT_TILE + row_of_loader());
+    const int32_t first = origin + row_of_loader();
+    latent_slot next = find_latent_slot(args, table, keys, first);
+    latent_slot second = find_latent_slot(args, table, keys, first + LATENT_TILE);
 #pragma unroll 1
     for (int32_t tile = 0; tile < num_tiles; tile++) {
         const int32_t tile_first = origin + tile * LATENT_TILE;
         const latent_slot at = next;
         next = second;
-        second = find_latent_slot(memory, args, tile_first + 2 * LATENT_TILE + row_of_loader());
-        if (comes_in_boxes(memory, args, tile_first))
+        second = find_latent_slot(args, table, keys, first + (tile + 2) * LATENT_TILE);
+        if (comes_in_boxes(args, keys, tile_first))
             load_latent_boxes(memory, args, tile, at);
         else
             load_latent_rows(memory, args, tile, at);
@@ -254,14 +298,14 @@ static __device__ __forceinline__ void load_latents(latent_memory *memory, const
 
 /* The other two take turns: what landed row by row is announced, in place of the boxes' two arrivals, behind the fence
  * that products need. It may wait for copies under way, so it is not for those who ask for them. */
-static __device__ __forceinline__ void announce_latents(latent_memory *memory, const attend_args *args, int32_t origin,
-                                                        int32_t num_tiles)
+static __device__ __forceinline__ void announce_latents(latent_memory *memory, const attend_args *args,
+                                                        const attend_keys *keys, int32_t origin, int32_t num_tiles)
 {
     const int32_t first_panel = threadIdx.x / 32 % 2;
     uint32_t parities = 0; /* a bit for each buffer */
 #pragma unroll 1
     for (int32_t tile = 0; tile < num_tiles; tile++) {
-        if (comes_in_boxes(memory, args, origin + tile * LATENT_TILE)) continue;
+        if (comes_in_boxes(args, keys, origin + tile * LATENT_TILE)) continue;
         const int32_t buffer = tile % 2;
 #pragma unroll 1
         for (int32_t panel = first_panel; panel < LATENT_PANELS; panel += 2) {
@@ -273,23 +317,16 @@ static __device__ __forceinline__ void announce_latents(latent_memory *memory, c
     }
 }
 
-/* The table's entries for the first tile are near when the keys that rows see are known: most often all of the item's. */
-static __device__ __forceinline__ void prefetch_latent_slots(const latent_memory *memory, const attend_args *args)
+static __device__ __forceinline__ void produce_latents(latent_memory *memory, const attend_args *args,
+                                                       const fv_work_item *item, const attend_keys *keys)
 {
-    const int32_t key = memory->job.item.first_key + row_of_loader();
-    if (key < memory->job.item.end_key) ptx_prefetch_l1(memory->job.table + split_key(args, key).x);
-}
-
-static __device__ __forceinline__ void produce_latents(latent_memory *memory, const attend_args *args)
-{
-    prefetch_latent_slots(memory, args);
-    ptx_bar_sync(LATENT_BARRIER_KEYS, LATENT_THREADS);
-    const int32_t origin = first_latent_key(&memory->keys), num_tiles = count_latent_tiles(&memory->keys);
+    const int32_t *table = args->params.block_table + item->table_row * args->params.block_table_stride;
+    const int32_t origin = first_latent_key(keys), num_tiles = count_latent_tiles(keys);
     if (num_tiles == 0) return;
     if (threadIdx.x < LATENT_CONSUMERS + LATENT_LOADERS)
-        load_latents(memory, args, origin, num_tiles);
+        load_latents(memory, args, table, keys, origin, num_tiles);
     else
-        announce_latents(memory, args, origin, num_tiles);
+        announce_latents(memory, args, keys, origin, num_tiles);
 }
 
 /* --- consumers ------------------------------------------------------------------------------------------------- */
@@ -663,14 +700,14 @@ static __device__ __forceinline__ void store_latent_rows(const float (&out)[LATE
 }
 
 template <class F>
-static __device__ __forceinline__ void consume_latents(latent_memory *memory, const attend_args *args)
+static __device__ __forceinline__ void consume_latents(latent_memory *memory, const attend_args *args,
+                                                       const fv_work_item *item)
 {
-    const attend_job *job = &memory->job;
-    const int32_t row0 = row_part_of_block(args) * LATENT_ROWS, group = warpgroup_of_thread();
-    find_latent_rows(memory, args, row0);
-    ptx_bar_arrive(LATENT_BARRIER_KEYS, LATENT_THREADS);
+    const int32_t group = warpgroup_of_thread();
+    ptx_bar_sync(LATENT_BARRIER_CONSUMERS, LATENT_CONSUMERS);
     load_latent_queries(memory, args);
     ptx_cp_async_commit();
+    keep_latent_job(memory, args, item);
     float out[LATENT_VALUE / 4];
 #pragma unroll
     for (int i = 0; i < LATENT_VALUE / 4; i++) out[i] = 0;
@@ -678,13 +715,14 @@ static __device__ __forceinline__ void consume_latents(latent_memory *memory, co
     clear_row_sums(&state.sums);
     state.scale[0] = state.scale[1] = 1;
     state.row = threadIdx.x / 32 % 4 * 16 + threadIdx.x % 32 / 4;
-    const float scale = args->params.scale * job->k_head_scale * FV_LOG2E;
     const int32_t origin = first_latent_key(&memory->keys), num_tiles = count_latent_tiles(&memory->keys);
     ptx_cp_async_wait<0>();
     ptx_fence_proxy_async();
     ptx_bar_sync(LATENT_BARRIER_CONSUMERS, LATENT_CONSUMERS);
+    const float scale = args->params.scale * memory->job.k_head_scale * FV_LOG2E;
     attend_latents<F>(out, &state, memory, args, group, origin, num_tiles, scale);
-    store_latent_rows<F>(out, &state, memory, args, group, fv_min_i32(LATENT_ROWS, job->num_rows - row0));
+    const int32_t num_rows = fv_min_i32(LATENT_ROWS, memory->job.num_rows - first_latent_row(args));
+    store_latent_rows<F>(out, &state, memory, args, group, num_rows);
 }
 
 static __device__ __forceinline__ void init_latent_memory(latent_memory *memory)
@@ -697,8 +735,6 @@ static __device__ __forceinline__ void init_latent_memory(latent_memory *memory)
         for (int32_t side = 0; side < 2; side++) ptx_mbarrier_init(&memory->empty[buffer][side], 4);
     }
     ptx_fence_mbarrier_init();
-    memory->keys.first = memory->keys.full_end = INT32_MAX;
-    memory->keys.end = memory->keys.full_first = 0;
 }
 
 template <class F>
@@ -708,18 +744,17 @@ static __global__ void __launch_bounds__(LATENT_THREADS, 1)
 #if FV_HAS_WGMMA
     extern __shared__ __align__(1024) char shared[];
     latent_memory *memory = (latent_memory *)shared;
-    if (threadIdx.x == 0) init_latent_memory(memory);
+    fv_work_item item;
+    attend_keys keys;
     if (args.map_rows > 0 && threadIdx.x == LATENT_CONSUMERS) ptx_prefetch_map(&args.key_map);
-    overlap_begin();
-    if (threadIdx.x == 0) memory->has_item = find_job(&memory->job, &args);
-    __syncthreads();
-    if (!memory->has_item) return;
+    if (!find_latent_item(&item, memory, &args, init_latent_memory)) return;
+    if (!find_latent_rows(&keys, memory, &args, &item)) return;
     if (threadIdx.x >= LATENT_CONSUMERS) {
         ptx_give_registers<LATENT_PRODUCER_REGISTERS>();
-        produce_latents(memory, &args);
+        produce_latents(memory, &args, &item, &keys);
     } else {
         ptx_take_registers<LATENT_CONSUMER_REGISTERS>();
-        consume_latents<F>(memory, &args);
+        consume_latents<F>(memory, &args, &item);
     }
 #endif
 }
