@@ -1,0 +1,148 @@
+/* A block of threads of MLA decode's kernels of 64 rows (attend_latent.cuh, attend_entry.cuh): its shared memory, and
+ * how it finds the rows of an item, the keys that they have, and their queries. */
+#ifndef FV_KERNELS_CUDA_HOPPER_LATENT_BLOCK_CUH
+#define FV_KERNELS_CUDA_HOPPER_LATENT_BLOCK_CUH
+
+#include "kernels/cuda/hopper/mbarrier.cuh"
+#include "kernels/cuda/hopper/panel.cuh"
+#include "kernels/cuda/overlap.cuh"
+
+enum {
+    LATENT_HEAD = 576,
+    LATENT_VALUE = 512,
+    LATENT_TILE = 64,
+    LATENT_ROWS = 64,
+    LATENT_PANELS = LATENT_HEAD / 64,
+    LATENT_PANEL_BYTES = LATENT_TILE * FV_PANEL_ROW_BYTES,
+    LATENT_CONSUMERS = 256, /* two warpgroups, the first threads of a block */
+    LATENT_PRODUCERS = 128,
+    LATENT_LOADERS = 64, /* of them, a thread for each row of a tile */
+    LATENT_THREADS = LATENT_CONSUMERS + LATENT_PRODUCERS,
+    LATENT_CONSUMER_REGISTERS = 224,
+    LATENT_PRODUCER_REGISTERS = 56,
+    LATENT_LOW_PANELS = 4,                          /* of the first warpgroup's values */
+    LATENT_STAGED_BYTES = LATENT_VALUE / 2 * 4 + 32 /* of a row of half of the output; 32: four rows in all banks */
+};
+
+/* Barriers of threads, by their numbers; 0 is __syncthreads(). */
+enum {
+    LATENT_BARRIER_EVEN = 1, /* the first warpgroup's P and maxima are there */
+    LATENT_BARRIER_ODD,      /* the second's */
+    LATENT_BARRIER_CONSUMERS
+};
+
+/* A kernel's form. */
+template <class Element, bool AMLA> struct latent_form {
+    typedef Element T;
+    static constexpr bool IS_AMLA = AMLA; /* the output is rescaled by additions to its bits: exponent_add.cuh */
+};
+
+struct latent_memory { /* of the 227 KiB that a block can have, all */
+    alignas(1024) char q[LATENT_PANELS][LATENT_PANEL_BYTES];
+    alignas(1024) char tiles[2][LATENT_PANELS][LATENT_PANEL_BYTES];
+    alignas(1024) char p[LATENT_PANEL_BYTES];
+    attend_row rows[LATENT_ROWS];
+    float row_max[LATENT_ROWS]; /* what the sums of a row are relative to, from the tile whose P is in `p` on */
+    uint64_t full[2][LATENT_PANELS];
+    uint64_t empty[2][2];              /* of a tile: the first LATENT_LOW_PANELS panels, the others */
+    uint64_t landed[2][LATENT_PANELS]; /* the rows of a panel that come one by one, before products may read them */
+    attend_keys keys;
+    attend_job job;
+};
+static_assert(sizeof(latent_memory) <= 227 * 1024, "the shared memory of a block");
+static_assert(LATENT_ROWS * LATENT_STAGED_BYTES <= LATENT_PANELS * LATENT_PANEL_BYTES,
+              "a tile's, of half of the output");
+
+/* --- the block's rows ------------------------------------------------------------------------------------------ */
+
+/* The block's first row of its job. */
+static __device__ __forceinline__ int32_t first_latent_row(const attend_args *args)
+{
+    return row_part_of_block(args) * LATENT_ROWS;
+}
+
+/* The block's item, and barriers in `memory` to use from here on; false: there is no item. A list is older than the
+ * kernel before this one, so its items are asked for while that still runs. */
+template <class Init>
+static __device__ __forceinline__ bool find_latent_item(fv_work_item *item, latent_memory *memory,
+                                                        const attend_args *args, Init init)
+{
+    const fv_attend_params *params = &args->params;
+    const int32_t block = divide_index((int32_t)blockIdx.x, args->row_parts);
+    if (params->items) *item = params->items[block];
+    if (threadIdx.x == LATENT_THREADS - 32) init(memory);
+    __syncthreads();
+    overlap_begin();
+    return params->items || find_grid_item(item, params, params->num_q_blocks - 1 - block, 0, (int32_t)blockIdx.z);
+}
+
+/* The rows of an item from the block's first one on, for consumers behind a barrier, and the keys that they have;
+ * false: there are no rows. Later rows see what begins and ends later, so the first one and the last tell of all keys.
+ * Only warps whose lanes have no row of their own look at those two, so the first ones do not know the keys. */
+static __device__ __forceinline__ bool find_latent_rows(attend_keys *keys, latent_memory *memory,
+                                                        const attend_args *args, const fv_work_item *item)
+{
+    const fv_attend_params *params = &args->params;
+    const int32_t num_rows = item->num_tokens * (int32_t)args->group.by, thread = (int32_t)threadIdx.x;
+    const int32_t row0 = first_latent_row(args), last = fv_min_i32(row0 + LATENT_ROWS, num_rows) - 1;
+    if (row0 > last) return false;
+    const bool has_row = thread < LATENT_ROWS;
+    const int32_t r = has_row ? row0 + thread : thread % 2 == 0 ? row0 : last, token = divide_index(r, args->group);
+    const int32_t new_token = item->first_token + token, num_new = item->query_end - item->query_start;
+    const fv_key_range seen = row_keys(&params->context_parallel, item->seq_len, item->seq_len - num_new + new_token,
+                                       params->causal ? params->causal[item->seq] : 1, params->window);
+    const int32_t first = fv_max_i32(seen.first, item->first_key);
+    const int32_t end = fv_max_i32(first, fv_min_i32(seen.end, item->end_key));
+    if (has_row) { /* of attend_row, what these kernels read */
+        attend_row *row = &memory->rows[thread];
+        row->first = r <= last ? first : 0;
+        row->end = r <= last ? end : 0;
+        row->token = item->query_start + new_token;
+        row->head = r - token * (int32_t)args->group.by;
+    }
+    keys->first = __shfl_sync(~0u, first, 0);
+    keys->full_end = __shfl_sync(~0u, end, 0);
+    keys->full_first = __shfl_sync(~0u, first, 1);
+    keys->end = fv_min_i32(__shfl_sync(~0u, end, 1), item->end_key);
+    if (thread == LATENT_CONSUMERS - 32) memory->keys = *keys;
+    return true;
+}
+
+/* The job, for consumers behind a barrier: by one of the threads. */
+static __device__ __forceinline__ void keep_latent_job(latent_memory *memory, const attend_args *args,
+                                                       const fv_work_item *item)
+{
+    if (threadIdx.x != LATENT_CONSUMERS - 32) return;
+    const attend_lengths lengths = load_lengths(args, item);
+    memory->job = job_of(args, item, 0, &lengths);
+}
+
+/* Queries into panels: asked for. */
+static __device__ __forceinline__ void load_latent_queries(latent_memory *memory, const attend_args *args)
+{
+#pragma unroll
+    for (int i = 0; i < LATENT_ROWS * 8 / LATENT_CONSUMERS; i++) {
+        const int32_t r = threadIdx.x / 8 + i * (LATENT_CONSUMERS / 8), chunk = threadIdx.x % 8;
+        const attend_row *row = &memory->rows[r];
+        const bool is_there = row->first < row->end;
+        const char *from = is_there ? query_row(&args->params, row) + chunk * 16 : (const char *)args->params.q;
+        char *to = memory->q[0] + panel_offset(LATENT_ROWS, r, chunk);
+#pragma unroll
+        for (int panel = 0; panel < LATENT_PANELS; panel++)
+            ptx_cp_async_16_or_zeros(to + panel * LATENT_PANEL_BYTES,
+                                     from + (is_there ? panel * FV_PANEL_ROW_BYTES : 0), is_there ? 16 : 0);
+    }
+}
+
+/* Tiles begin at multiples of LATENT_TILE. */
+static __device__ __forceinline__ int32_t first_latent_key(const attend_keys *keys)
+{
+    return uniform(keys->first / LATENT_TILE * LATENT_TILE);
+}
+static __device__ __forceinline__ int32_t count_latent_tiles(const attend_keys *keys)
+{
+    if (keys->first >= keys->end) return 0;
+    return uniform((keys->end - first_latent_key(keys) + LATENT_TILE - 1) / LATENT_TILE);
+}
+
+#endif
