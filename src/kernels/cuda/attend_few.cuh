@@ -204,6 +204,8 @@ static __global__ void __launch_bounds__(S::THREADS, S::BLOCKS)
     const int32_t warp = threadIdx.x / 32, lane = threadIdx.x % 32;
     few_walk walk = {-1, 0, 0, {-1, 0}, few_lane_of<S, IS_NARROW>(memory, &args, warp, lane)};
     few_scout scout = begin_few_jobs(&memory->jobs, &args);
+    /* Before it waits itself, where the reduction reads no more than items before it waits: not lengths, nor sinks. */
+    if (args.params.items && !args.params.sinks) overlap_let_next_start();
     overlap_begin();
     __syncthreads();
 #pragma unroll 1

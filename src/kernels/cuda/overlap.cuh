@@ -4,7 +4,9 @@
  * Synchronization"; PTX ISA, griddepcontrol).
  *
  * A kernel that is launched so reads and writes nothing that others touch before overlap_wait(), and every thread
- * calls it. On older GPUs both calls are nothing and the launch is a plain one. */
+ * calls it: then all kernels before have ended, for the one before this has waited, too. A kernel may let the next one
+ * start before it waits itself where what that one reads before it waits is older than both.
+ * On older GPUs both calls are nothing and the launch is a plain one. */
 #ifndef FV_KERNELS_CUDA_OVERLAP_CUH
 #define FV_KERNELS_CUDA_OVERLAP_CUH
 

@@ -233,7 +233,7 @@ static __device__ __forceinline__ void reduce_pair(const fv_reduce_params *param
     const segment_walk walk = walk_segments(params, item, 0, 1, token, head);
     const reduce_target target = find_target(params, item, token, head);
     const segment_batch<2> batch = place_segments<2>(&walk);
-    if (waits) overlap_begin();
+    if (waits) overlap_wait();
     const float max[2] = {params->partial_max[batch.rows[0]], params->partial_max[batch.rows[1]]};
     const float sum[2] = {params->partial_sum[batch.rows[0]], params->partial_sum[batch.rows[1]]};
     const float4 low = load_values(params, batch.rows[0], d, is_there);
@@ -248,7 +248,7 @@ static __device__ __forceinline__ void reduce_long_pair(segment_memory *memory, 
 {
     const segment_walk walk = walk_segments(params, item, 0, 1, token, head);
     const segment_batch<2> batch = place_segments<2>(&walk);
-    if (waits) overlap_begin();
+    if (waits) overlap_wait();
     const float max[2] = {params->partial_max[batch.rows[0]], params->partial_max[batch.rows[1]]};
     const float sum[2] = {params->partial_sum[batch.rows[0]], params->partial_sum[batch.rows[1]]};
 #pragma unroll 1
@@ -286,7 +286,7 @@ static __device__ __forceinline__ void reduce_span(const fv_reduce_params *param
 #pragma unroll 1
     for (int32_t segment = 0; segment < item->num_segments; segment += GROUPS * N) {
         const segment_batch<N> batch = place_segments<N>(&walk);
-        if (waits) overlap_begin();
+        if (waits) overlap_wait();
         waits = false;
         add_segments(&sums, &batch, walk.num, params, is_there ? d : 0);
         walk.row += N * walk.step;
@@ -362,7 +362,7 @@ static __device__ __forceinline__ void reduce_long_row(segment_memory *memory, c
             const float *from = (const float *)ptx_keep((const char *)row); /* found before the wait */
             const int64_t from_step = (int64_t)(apart * walk.step) * size;
             __syncthreads(); /* maxima and sums have been read */
-            if (waits) overlap_begin();
+            if (waits) overlap_wait();
             waits = false;
             const float own = ptx_load_or((brings_max ? params->partial_max : params->partial_sum) + own_row,
                                           own_segment < fv_min_i32(walk.num, LANE_SEGMENTS * groups),
@@ -384,7 +384,7 @@ static __device__ __forceinline__ void reduce_long_row(segment_memory *memory, c
                                                  (int32_t)ptx_keep((uint32_t)head)); /* not before */
         if (group == 0 && d < size) store_values(&sums, &target, d);
     }
-    if (waits) overlap_begin(); /* a block that has no part */
+    if (waits) overlap_wait(); /* a block that has no part */
 }
 
 template <bool IS_LONG>
@@ -426,6 +426,7 @@ static __global__ void __launch_bounds__(THREADS, IS_LONG ? 8 : 5)
     reduce_segments(const __grid_constant__ fv_reduce_params params)
 {
     __shared__ segment_memory memory;
+    overlap_let_next_start();
     fv_reduce_item item;
     bool has_item = true; /* found before the segments are there: the step is older than their kernel */
     if (params.items)
@@ -438,7 +439,7 @@ static __global__ void __launch_bounds__(THREADS, IS_LONG ? 8 : 5)
     const bool is_pair = item.num_segments == 2 && !is_odd && (IS_LONG || params.v_head_size <= SPAN);
     const int32_t own = first + (is_pair ? (int32_t)threadIdx.x / 32 : 0);
     const bool has_rows = has_item && item.num_tokens > 0 && own < end && (!is_pair || blockIdx.z == 0);
-    if (!has_rows || is_odd) overlap_begin();
+    if (!has_rows || is_odd) overlap_wait();
     if (!has_rows) return;
 #pragma unroll 1
     for (int32_t token = 0; token < item.num_tokens; token++) {
