@@ -194,6 +194,23 @@ static int32_t most_rows(const fv_attend_params *params)
     return fv_max_i32(FV_DECODE_ROWS, fv_max_i32(1, params->block_q) * group);
 }
 
+/* Do latents lie together in eights or more? Bulk copies of them read as fast as memory does, of single ones not. */
+static bool lie_in_runs(const attend_args *args)
+{
+    return args->params.cache.block_size % 8 == 0 && args->k[0].plane.slot_stride == args->params.head_size * 2;
+}
+
+/* Hopper's kernel of the fewest rows that an item fits in, else of 64. */
+static const fv_cuda_attend_kernel *find_latent_kernel(const attend_args *args, int32_t is_half)
+{
+    const int32_t rows = most_rows(&args->params);
+    if (args->rescaling != FV_RESCALING_MULTIPLY) return &fv_cuda_hopper.amla[is_half];
+    if (!lie_in_runs(args)) return &fv_cuda_hopper.latent[is_half];
+    if (rows <= fv_cuda_hopper.latent_16[is_half].block_m) return &fv_cuda_hopper.latent_16[is_half];
+    if (rows <= fv_cuda_hopper.latent_32[is_half].block_m) return &fv_cuda_hopper.latent_32[is_half];
+    return &fv_cuda_hopper.latent[is_half];
+}
+
 /* The Hopper kernel that serves the call, or NULL: latents with any number of rows, all else with many. */
 static const fv_cuda_attend_kernel *find_hopper_kernel(const attend_args *args, int32_t block_m)
 {
@@ -202,9 +219,7 @@ static const fv_cuda_attend_kernel *find_hopper_kernel(const attend_args *args, 
     const int32_t is_half = params->q_dtype == FV_DTYPE_F16;
     if (args->is_latent) {
         const bool is_whole = params->head_size == 576 && params->v_head_size == 512 && !params->dense.k;
-        if (!is_whole) return NULL;
-        return args->rescaling == FV_RESCALING_MULTIPLY ? &fv_cuda_hopper.latent[is_half]
-                                                        : &fv_cuda_hopper.amla[is_half];
+        return is_whole ? find_latent_kernel(args, is_half) : NULL;
     }
     const int32_t head_size = fv_max_i32(params->head_size, params->v_head_size);
     if (block_m <= FV_CUDA_FEW_ROWS || head_size > 128) return NULL;
@@ -312,8 +327,9 @@ extern "C" fv_status fv_cuda_attend_open(const fv_device *device)
             status = allow_shared(device, kernel, kernel->shared_bytes);
         }
     }
-    const fv_cuda_attend_kernel *hopper[] = {fv_cuda_hopper.rows_64, fv_cuda_hopper.rows_128, fv_cuda_hopper.latent,
-                                             fv_cuda_hopper.amla};
+    const fv_cuda_attend_kernel *hopper[] = {fv_cuda_hopper.rows_64,   fv_cuda_hopper.rows_128,
+                                             fv_cuda_hopper.latent,    fv_cuda_hopper.amla,
+                                             fv_cuda_hopper.latent_16, fv_cuda_hopper.latent_32};
     for (const fv_cuda_attend_kernel *kernels : hopper) {
         for (int32_t i = 0; i < 2 && status == FV_OK && fv_cuda_state_of(device)->is_hopper; i++)
             status = allow_shared(device, &kernels[i], kernels[i].shared_bytes);

@@ -1,6 +1,7 @@
 /* The instances of Hopper's attention kernels. */
 #include "kernels/cuda/hopper/attend.cuh"
 #include "kernels/cuda/hopper/attend_entry.cuh"
+#include "kernels/cuda/hopper/attend_few_latent.cuh"
 #include "kernels/cuda/hopper/attend_latent.cuh"
 #include "kernels/cuda/hopper/attend_rows.cuh"
 
@@ -12,5 +13,7 @@ const fv_cuda_hopper_kernels fv_cuda_hopper = {
     {wgmma_rows_of<rows_128<__nv_bfloat16>>(), wgmma_rows_of<rows_128<__half>>()},
     {wgmma_latent_of<latent_form<__nv_bfloat16, false>>(), wgmma_latent_of<latent_form<__half, false>>()},
     {wgmma_latent_of<latent_form<__nv_bfloat16, true>>(), wgmma_latent_of<latent_form<__half, true>>()},
+    {wgmma_few_latent_of<few_latent_form<__nv_bfloat16, 16>>(), wgmma_few_latent_of<few_latent_form<__half, 16>>()},
+    {wgmma_few_latent_of<few_latent_form<__nv_bfloat16, 32>>(), wgmma_few_latent_of<few_latent_form<__half, 32>>()},
     {wgmma_entry_of<16>(), wgmma_entry_of<32>(), wgmma_entry_of<64>()},
 };

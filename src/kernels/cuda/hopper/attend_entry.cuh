@@ -101,26 +101,6 @@ static_assert(sizeof(entry_memory<16>) <= 227 * 1024 && sizeof(entry_memory<32>)
                   sizeof(entry_memory<64>) <= 227 * 1024,
               "the shared memory of a block");
 
-static __device__ __forceinline__ int32_t warp_of_group(void) { return uniform((int32_t)threadIdx.x / 32 % 4); }
-
-template <class T>
-static __device__ __forceinline__ void multiply_columns(float (&d)[8], const uint32_t (&a)[4], uint64_t b, int32_t adds)
-{
-    ptx_wgmma_m64n16k16_rs<T>(d, a, b, adds);
-}
-template <class T>
-static __device__ __forceinline__ void multiply_columns(float (&d)[16], const uint32_t (&a)[4], uint64_t b,
-                                                        int32_t adds)
-{
-    ptx_wgmma_m64n32k16_rs<T>(d, a, b, adds);
-}
-template <class T>
-static __device__ __forceinline__ void multiply_columns(float (&d)[32], const uint32_t (&a)[4], uint64_t b,
-                                                        int32_t adds)
-{
-    ptx_wgmma_m64n64k16_rs<T>(d, a, b, adds);
-}
-
 /* --- the producer ---------------------------------------------------------------------------------------------- */
 
 /* The block's rows, by the lanes of a warp, and the keys that they have. */

@@ -22,6 +22,27 @@ static __device__ __forceinline__ int32_t key_of_thread(void)
     return (int32_t)(threadIdx.x / 32 % 4 * 16 + threadIdx.x % 32 / 4);
 }
 
+static __device__ __forceinline__ int32_t warp_of_group(void) { return uniform((int32_t)threadIdx.x / 32 % 4); }
+
+/* A product of 16, 32 or 64 columns, 16 deep. */
+template <class T>
+static __device__ __forceinline__ void multiply_columns(float (&d)[8], const uint32_t (&a)[4], uint64_t b, int32_t adds)
+{
+    ptx_wgmma_m64n16k16_rs<T>(d, a, b, adds);
+}
+template <class T>
+static __device__ __forceinline__ void multiply_columns(float (&d)[16], const uint32_t (&a)[4], uint64_t b,
+                                                        int32_t adds)
+{
+    ptx_wgmma_m64n32k16_rs<T>(d, a, b, adds);
+}
+template <class T>
+static __device__ __forceinline__ void multiply_columns(float (&d)[32], const uint32_t (&a)[4], uint64_t b,
+                                                        int32_t adds)
+{
+    ptx_wgmma_m64n64k16_rs<T>(d, a, b, adds);
+}
+
 /* -inf for keys that a row does not see. */
 template <int ROWS>
 static __device__ __forceinline__ void mask_columns(float (&s)[ROWS / 2], const attend_row *rows, int32_t tile_first)
