@@ -743,7 +743,7 @@ static __global__ void __launch_bounds__(FEW_LATENT_THREADS, 1)
     constexpr int N = F::ROWS;
     extern __shared__ __align__(1024) char shared[];
     typename F::memory *memory = (typename F::memory *)shared;
-    const int32_t row0 = (int32_t)blockIdx.x % args.row_parts * N, group = warpgroup_of_thread();
+    const int32_t row0 = row_part_of_block(&args) * N, group = warpgroup_of_thread();
     const bool produces = group == FEW_LATENT_CONSUMERS / 128;
     int32_t num_early = 0; /* units that are asked for before rows are known: a trip to memory earlier, or two */
     latent_query query;
