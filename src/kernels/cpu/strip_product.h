@@ -3,22 +3,28 @@
  *   scores^T [key][row]  = K [key][d]     times  Q^T [d][row]     4 keys x 24 rows in registers
  *   sums     [row][col] += P^T [key][row] times  V [key][col]     6 rows x 16 columns in registers
  *
- * with vectors of 8 lanes; with 16 (AVX-512) 8 keys x 48 rows and 12 rows x 32 columns. The left factor is broadcast an
- * element at a time, the right one is read in vectors. A row's arithmetic is the same in any strip and lane. */
+ * with vectors of 8 lanes; with 16 (AVX-512, or FV_STRIP_WIDE=1 in plain C) 4 keys x 48 rows and 12 rows x 32 columns.
+ * The left factor is broadcast an element at a time, the right one is read in vectors. A row's arithmetic is the same in
+ * any strip and lane. */
 #ifndef FV_KERNELS_CPU_STRIP_PRODUCT_H
 #define FV_KERNELS_CPU_STRIP_PRODUCT_H
 
 #include "kernels/cpu/lanes.h"
 
 #if defined(__AVX512F__)
+#define FV_STRIP_WIDE 1
+#endif
+
+#if FV_STRIP_WIDE
 typedef fv_lanes fv_strip_lanes;
-enum { FV_STRIP_LANES = 16, FV_STRIP_STEP_KEYS = 4, FV_STRIP_STEP_ROWS = 12 };
+enum { FV_STRIP_LANES = 16, FV_STRIP_STEP_ROWS = 12 };
 #else
 typedef fv_f32x8 fv_strip_lanes;
-enum { FV_STRIP_LANES = FV_LANES, FV_STRIP_STEP_KEYS = 4, FV_STRIP_STEP_ROWS = 6 };
+enum { FV_STRIP_LANES = FV_LANES, FV_STRIP_STEP_ROWS = 6 };
 #endif
 
 enum {
+    FV_STRIP_STEP_KEYS = 4,
     FV_STRIP_REGISTERS = 3, /* of a full strip, of FV_STRIP_LANES each */
     FV_STRIP_ROWS = FV_STRIP_REGISTERS * FV_STRIP_LANES,
     FV_STRIP_VECTORS = FV_STRIP_ROWS / FV_LANES, /* what the softmax goes by */
@@ -48,6 +54,8 @@ FV_ALWAYS_INLINE fv_strip_lanes fv_strip_fma(fv_strip_lanes a, fv_strip_lanes b,
 {
 #if defined(__AVX512F__)
     return (fv_strip_lanes)_mm512_fmadd_ps((__m512)a, (__m512)b, (__m512)c);
+#elif FV_STRIP_WIDE
+    return a * b + c;
 #else
     return fv_fma(a, b, c);
 #endif
@@ -56,7 +64,7 @@ FV_ALWAYS_INLINE fv_strip_lanes fv_strip_fma(fv_strip_lanes a, fv_strip_lanes b,
 /* `value` where the lane of `weight` is not 0, else 0. */
 FV_ALWAYS_INLINE fv_strip_lanes fv_strip_seen(fv_strip_lanes value, fv_strip_lanes weight)
 {
-#if defined(__AVX512F__)
+#if FV_STRIP_WIDE
     return (fv_strip_lanes)((fv_lane_ints)value & (fv_lane_ints)(weight != 0.0f));
 #else
     return (fv_strip_lanes)((fv_i32x8)value & (fv_i32x8)(weight != 0.0f));
