@@ -1,4 +1,4 @@
-/* A block of threads of MLA decode's kernels of 64 rows (attend_latent.cuh, attend_entry.cuh): its shared memory, and
+/* A block of threads of the kernel of 64 rows of MLA decode (attend_latent.cuh): its shared memory, and
  * how it finds the rows of an item, the keys that they have, and their queries. */
 #ifndef FV_KERNELS_CUDA_HOPPER_LATENT_BLOCK_CUH
 #define FV_KERNELS_CUDA_HOPPER_LATENT_BLOCK_CUH
