@@ -130,13 +130,6 @@ static __device__ __forceinline__ void find_entry_rows(entry_memory<N> *memory, 
     __syncwarp();
 }
 
-/* A copy is of so many entries, where a tile has no keys that no row sees: they lie together in a page. */
-static __device__ __forceinline__ int32_t find_run_keys(const attend_args *args)
-{
-    const int32_t page = args->params.cache.block_size;
-    return args->k[0].plane.slot_stride == FV_DS_ENTRY_BYTES ? fv_min_i32(page & -page, LATENT_TILE) : 1;
-}
-
 /* A lane's copy of a tile, known before it is asked for. A copy is some hundred cycles of a warp, so where they are many
  * all four warps ask for some. */
 typedef struct entry_run {
@@ -170,7 +163,7 @@ static __device__ __forceinline__ void bring_entries(entry_memory<N> *memory, co
 {
     constexpr int TILES = entry_shape<N>::TILES;
     if (num_tiles == 0) return;
-    const int32_t run_keys = find_run_keys(args);
+    const int32_t run_keys = find_run_latents(args, FV_DS_ENTRY_BYTES, LATENT_TILE);
     entry_run next = find_entry_run(memory, args, origin, run_keys);
 #pragma unroll 1
     for (int32_t tile = 0; tile < num_tiles; tile++) {
@@ -327,17 +320,7 @@ static __device__ __forceinline__ void follow_entry_maxima(entry_state<N> *state
         return;
     }
     float before[N / 4];
-    bool moves = false;
-#pragma unroll
-    for (int i = 0; i < N / 4; i += 2) {
-        const float2 was = *(const float2 *)&known[column_of_thread(i)];
-        const float2 is = *(const float2 *)&memory->max[column_of_thread(i)];
-        before[i] = was.x;
-        before[i + 1] = was.y;
-        state->max[i] = is.x;
-        state->max[i + 1] = is.y;
-        moves = moves || was.x != is.x || was.y != is.y;
-    }
+    const bool moves = load_column_maxima<N>(before, state->max, known, memory->max);
     state->inverse_unit = memory->inverse_unit;
     if (!__any_sync(~0u, moves)) return;
 #pragma unroll

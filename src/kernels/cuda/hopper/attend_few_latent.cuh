@@ -156,13 +156,6 @@ typedef struct latent_copy {
     int32_t keys; /* that it has */
 } latent_copy;
 
-/* Latents that lie together in a page. */
-static __device__ __forceinline__ int32_t find_run_latents(const attend_args *args)
-{
-    const int32_t page = args->params.cache.block_size;
-    return args->k[0].plane.slot_stride == FEW_LATENT_BYTES ? fv_min_i32(page & -page, FEW_UNIT) : 1;
-}
-
 /* Runs, or one by one where some of the unit's keys are a neighbour's. */
 static __device__ __forceinline__ latent_copy find_latent_copy(const latent_source *source, const attend_args *args,
                                                                int32_t unit, int32_t run)
@@ -188,7 +181,7 @@ static __device__ __forceinline__ void bring_few_latents(few_latent_memory<N> *m
                                                          const latent_source *source, int32_t first, int32_t end)
 {
     if (first >= end) return;
-    const int32_t run = find_run_latents(args);
+    const int32_t run = find_run_latents(args, FEW_LATENT_BYTES, FEW_UNIT);
     latent_copy next = find_latent_copy(source, args, first, run);
 #pragma unroll 1
     for (int32_t unit = first; unit < end; unit++) {
@@ -310,17 +303,7 @@ static __device__ __forceinline__ void follow_latent_maxima(few_latent_state<N> 
 {
     float *known = memory->known_max[threadIdx.x / 32];
     float before[N / 4];
-    bool moves = false;
-#pragma unroll
-    for (int i = 0; i < N / 4; i += 2) {
-        const float2 was = *(const float2 *)&known[column_of_thread(i)];
-        const float2 is = *(const float2 *)&memory->max[column_of_thread(i)];
-        before[i] = was.x;
-        before[i + 1] = was.y;
-        state->max[i] = is.x;
-        state->max[i + 1] = is.y;
-        moves = moves || was.x != is.x || was.y != is.y;
-    }
+    const bool moves = load_column_maxima<N>(before, state->max, known, memory->max);
     if (!__any_sync(~0u, moves)) return;
 #pragma unroll
     for (int i = 0; i < N / 4; i++) {

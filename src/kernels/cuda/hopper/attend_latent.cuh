@@ -585,18 +585,6 @@ static __device__ __forceinline__ void consume_latents(latent_memory *memory, co
     store_latent_rows<F>(out, &state, memory, args, group, num_rows);
 }
 
-static __device__ __forceinline__ void init_latent_memory(latent_memory *memory)
-{
-    for (int32_t buffer = 0; buffer < 2; buffer++) {
-        for (int32_t panel = 0; panel < LATENT_PANELS; panel++) {
-            ptx_mbarrier_init(&memory->full[buffer][panel], LATENT_LOADERS / 32);
-            ptx_mbarrier_init(&memory->landed[buffer][panel], LATENT_LOADERS);
-        }
-        for (int32_t side = 0; side < 2; side++) ptx_mbarrier_init(&memory->empty[buffer][side], 4);
-    }
-    ptx_fence_mbarrier_init();
-}
-
 template <class F>
 static __global__ void __launch_bounds__(LATENT_THREADS, 1)
     wgmma_latent_kernel(const __grid_constant__ attend_args args)
@@ -607,7 +595,7 @@ static __global__ void __launch_bounds__(LATENT_THREADS, 1)
     fv_work_item item;
     attend_keys keys;
     if (args.map_rows > 0 && threadIdx.x == LATENT_CONSUMERS) ptx_prefetch_map(&args.key_map);
-    if (!find_latent_item(&item, memory, &args, init_latent_memory)) return;
+    if (!find_latent_item(&item, memory, &args)) return;
     if (!find_latent_rows(&keys, memory, &args, &item)) return;
     if (threadIdx.x >= LATENT_CONSUMERS) {
         ptx_give_registers<LATENT_PRODUCER_REGISTERS>();

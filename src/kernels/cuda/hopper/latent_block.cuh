@@ -61,16 +61,27 @@ static __device__ __forceinline__ int32_t first_latent_row(const attend_args *ar
     return row_part_of_block(args) * LATENT_ROWS;
 }
 
+static __device__ __forceinline__ void init_latent_memory(latent_memory *memory)
+{
+    for (int32_t buffer = 0; buffer < 2; buffer++) {
+        for (int32_t panel = 0; panel < LATENT_PANELS; panel++) {
+            ptx_mbarrier_init(&memory->full[buffer][panel], LATENT_LOADERS / 32);
+            ptx_mbarrier_init(&memory->landed[buffer][panel], LATENT_LOADERS);
+        }
+        for (int32_t side = 0; side < 2; side++) ptx_mbarrier_init(&memory->empty[buffer][side], 4);
+    }
+    ptx_fence_mbarrier_init();
+}
+
 /* The block's item, and barriers in `memory` to use from here on; false: there is no item. A list is older than the
  * kernel before this one, so its items are asked for while that still runs. */
-template <class Init>
 static __device__ __forceinline__ bool find_latent_item(fv_work_item *item, latent_memory *memory,
-                                                        const attend_args *args, Init init)
+                                                        const attend_args *args)
 {
     const fv_attend_params *params = &args->params;
     const int32_t block = divide_index((int32_t)blockIdx.x, args->row_parts);
     if (params->items) *item = params->items[block];
-    if (threadIdx.x == LATENT_THREADS - 32) init(memory);
+    if (threadIdx.x == LATENT_THREADS - 32) init_latent_memory(memory);
     __syncthreads();
     overlap_begin();
     return params->items || find_grid_item(item, params, params->num_q_blocks - 1 - block, 0, (int32_t)blockIdx.z);

@@ -16,6 +16,13 @@ static __device__ __forceinline__ constexpr int element_of_column(int i, int whi
     return i / 2 * 4 + which * 2 + i % 2;
 }
 
+/* Latents of `bytes` that lie together in a page, at most `most`: a copy is of so many where all of them are seen. */
+static __device__ __forceinline__ int32_t find_run_latents(const attend_args *args, int32_t bytes, int32_t most)
+{
+    const int32_t page = args->params.cache.block_size;
+    return args->k[0].plane.slot_stride == bytes ? fv_min_i32(page & -page, most) : 1;
+}
+
 /* The thread's first row of 64: a key of the tile, or a value of a panel. */
 static __device__ __forceinline__ int32_t key_of_thread(void)
 {
@@ -41,6 +48,25 @@ static __device__ __forceinline__ void multiply_columns(float (&d)[32], const ui
                                                         int32_t adds)
 {
     ptx_wgmma_m64n64k16_rs<T>(d, a, b, adds);
+}
+
+/* What the thread's columns are relative to by `known` and by `now`, of all columns; true: some of them moved. */
+template <int ROWS>
+static __device__ __forceinline__ bool load_column_maxima(float (&before)[ROWS / 4], float (&after)[ROWS / 4],
+                                                          const float *known, const float *now)
+{
+    bool moves = false;
+#pragma unroll
+    for (int i = 0; i < ROWS / 4; i += 2) {
+        const float2 was = *(const float2 *)&known[column_of_thread(i)];
+        const float2 is = *(const float2 *)&now[column_of_thread(i)];
+        before[i] = was.x;
+        before[i + 1] = was.y;
+        after[i] = is.x;
+        after[i + 1] = is.y;
+        moves = moves || was.x != is.x || was.y != is.y;
+    }
+    return moves;
 }
 
 /* -inf for keys that a row does not see. */
