@@ -101,7 +101,7 @@ __attribute__((noinline)) static void score_keys(const amla_scratch *scratch, co
                                                  const fv_strip_span *span)
 {
     fv_strip_scores(strip->scores, scratch->latents, scratch->stride, strip->rows.q, span->first, span->end,
-                    span->job->params->head_size, strip->rows.num_vectors);
+                    span->job->params->head_size, FV_STRIP_DEPTH, strip->rows.num_vectors);
 }
 
 /* V1: S to P^, and m, l, n, s, gamma. */

@@ -215,12 +215,8 @@ static void attend_tile_strip(const many_scratch *scratch, fv_row_strip *strip, 
     span.v_scales = tile->v_scales;
     span.scale = scale;
 
-    /* From a multiple of 8, so that the last step ends inside the padded tile. */
-    for (int32_t d = 0; d < params->head_size; d += DEPTH) {
-        fv_strip_scores_part(scratch->scores, scratch->keys, params->head_size, strip->q,
-                             span.first / FV_STRIP_KEYS * FV_STRIP_KEYS, span.end, d,
-                             fv_min_i32(d + DEPTH, params->head_size), strip->num_vectors);
-    }
+    fv_strip_scores(scratch->scores, scratch->keys, params->head_size, strip->q, span.first, span.end,
+                    params->head_size, DEPTH, strip->num_vectors);
     for (int32_t v = 0; v < strip->num_vectors; v++) fv_row_strip_softmax(strip, v, scratch->scores, &span);
     const fv_strip_values values = {scratch->values, FV_STRIP_PANEL, params->tile_keys * FV_STRIP_PANEL};
     fv_strip_accumulate(strip->sums, num_columns, scratch->scores, strip->rescale, &values, span.first, span.end,

@@ -17,9 +17,11 @@
 
 #if FV_STRIP_WIDE
 typedef fv_lanes fv_strip_lanes;
+typedef fv_lane_ints fv_strip_mask;
 enum { FV_STRIP_LANES = 16, FV_STRIP_STEP_ROWS = 12 };
 #else
 typedef fv_f32x8 fv_strip_lanes;
+typedef fv_i32x8 fv_strip_mask;
 enum { FV_STRIP_LANES = FV_LANES, FV_STRIP_STEP_ROWS = 6 };
 #endif
 
@@ -64,11 +66,7 @@ FV_ALWAYS_INLINE fv_strip_lanes fv_strip_fma(fv_strip_lanes a, fv_strip_lanes b,
 /* `value` where the lane of `weight` is not 0, else 0. */
 FV_ALWAYS_INLINE fv_strip_lanes fv_strip_seen(fv_strip_lanes value, fv_strip_lanes weight)
 {
-#if FV_STRIP_WIDE
-    return (fv_strip_lanes)((fv_lane_ints)value & (fv_lane_ints)(weight != 0.0f));
-#else
-    return (fv_strip_lanes)((fv_i32x8)value & (fv_i32x8)(weight != 0.0f));
-#endif
+    return (fv_strip_lanes)((fv_strip_mask)value & (fv_strip_mask)(weight != 0.0f));
 }
 
 /* --- scores = K Q^T ------------------------------------------------------------------------------------------ */
@@ -119,14 +117,13 @@ static inline void fv_strip_scores_part(float *scores, const float *keys, int32_
 }
 
 /* Dot products of the keys [first, end), and of those that fill up multiples of 8, with the strip's queries
- * q [head_size][8 num_vectors]. */
+ * q [head_size][8 num_vectors], `depth` elements at a time: so much of Q^T stays in L1 while the keys pass. */
 static inline void fv_strip_scores(float *scores, const float *keys, int32_t stride, const float *q, int32_t first,
-                                   int32_t end, int32_t head_size, int32_t num_vectors)
+                                   int32_t end, int32_t head_size, int32_t depth, int32_t num_vectors)
 {
     first = first / FV_STRIP_KEYS * FV_STRIP_KEYS;
-    for (int32_t d = 0; d < head_size; d += FV_STRIP_DEPTH) {
-        fv_strip_scores_part(scores, keys, stride, q, first, end, d, fv_min_i32(d + FV_STRIP_DEPTH, head_size),
-                             num_vectors);
+    for (int32_t d = 0; d < head_size; d += depth) {
+        fv_strip_scores_part(scores, keys, stride, q, first, end, d, fv_min_i32(d + depth, head_size), num_vectors);
     }
 }
 
