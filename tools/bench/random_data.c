@@ -9,13 +9,13 @@
 #include "core/device_probes.h"
 #include "core/error.h"
 #include "core/float.h"
+#include "kvcache/kv_address.h"
 #include "kvcache/latent_entry.h"
 
 #define POOL_ELEMENTS (1 << 20)
 #define POOL_ENTRIES (1 << 12)
 #define PIECE_BYTES 8192
 #define DEVICE_ALIGNMENT 16
-#define LARGEST_E4M3 448.0f
 
 uint64_t fv_random_next(uint64_t *state)
 {
@@ -52,7 +52,7 @@ fv_status fv_random_pool_init(fv_random_pool *pool, fv_dtype dtype)
     return FV_OK;
 }
 
-/* Elements that share a scale: their largest becomes the largest e4m3. */
+/* Elements that share a scale, which is returned. */
 static float store_entry_tile(char *to, uint64_t *state)
 {
     float values[FV_DS_TILE], largest = 0;
@@ -60,7 +60,7 @@ static float store_entry_tile(char *to, uint64_t *state)
         values[i] = next_normal(state);
         largest = fmaxf(largest, fabsf(values[i]));
     }
-    const float scale = largest / LARGEST_E4M3;
+    const float scale = fv_scale_of_largest(largest, FV_DTYPE_F8_E4M3);
     for (int32_t i = 0; i < FV_DS_TILE; i++) fv_float_store(to + i, values[i] / scale, FV_DTYPE_F8_E4M3);
     return scale;
 }
