@@ -30,7 +30,9 @@ decode() {
     for block_size in 16 64; do run --stored --block-size $block_size $gqa; done
     for shape in "64/8 128" "32/4 128" "32/8 64" "16/8 256"; do
         read -r heads head_size <<<"$shape"
-        run --stored --heads "$heads" --head-size "$head_size" 1q1s8k 8q1s8k 32q1s8k 128q1s1k
+        for block_size in 16 64; do
+            run --stored --heads "$heads" --head-size "$head_size" --block-size $block_size 1q1s8k 8q1s8k 32q1s8k 128q1s1k
+        done
     done
 }
 
