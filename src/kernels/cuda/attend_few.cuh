@@ -1,10 +1,10 @@
 /* Attention of few rows over a cache on tensor cores (mma.sync, sm_80 and later): decode, which the memory bounds.
- * Up to 16 rows share each key, and the keys of a job are dealt out to four warps, 16 at a time, each with its own
- * sums and its own ring of two tiles in shared memory (attend_few_tile.cuh): no warp waits for another before the end.
+ * Up to 16 rows share each key, and the keys of a job are dealt out to four or six warps, 16 at a time, each with its
+ * own sums and its own ring of two tiles in shared memory (attend_few_tile.cuh): no warp waits for another before the end.
  *
  *   warp w      tile w     tile w + 4     tile w + 8 ...          first tile of the next job ...
  *   its ring    [ worked on ][ on its way ]                       cp.async
- *   the end     maxima, sums and values of the four warps meet in the half of each ring that is free
+ *   the end     maxima, sums and values of the warps meet in the half of each ring that is free
  *
  * Blocks of threads stay and do one job after the other (attend_few_jobs.cuh), so that memory is asked for
  * something at any time: a job's first tiles are on their way while the one before ends.
@@ -78,7 +78,7 @@ static __device__ __forceinline__ void attend_few_tiles(few_state<S> *state, few
         }
         ptx_cp_async_commit();
         if (warp == 0 && tiles.count - n <= SCOUTED && scout->step != FEW_DONE)
-            step_few_scout(scout, &memory->jobs, args, walk->n, lane);
+            step_few_scout<S::WARPS * S::TILE>(scout, &memory->jobs, args, walk->n, lane);
         if (n < 0 || n >= end) continue;
         ptx_cp_async_wait<1>();
         __syncwarp();
@@ -121,7 +121,7 @@ static __device__ __forceinline__ void share_few_state(few_memory<S> *memory, co
     }
 }
 
-/* The four warps' sums become one, and the row's results go to memory: a thread for each four elements. */
+/* The warps' sums become one, and the row's results go to memory: a thread for each four elements. */
 template <class S>
 static __device__ __forceinline__ void store_few_rows(const few_memory<S> *memory, const attend_args *args,
                                                       const few_slot *slot)

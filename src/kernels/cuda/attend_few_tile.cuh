@@ -8,14 +8,15 @@
 
 template <class Element, int HEAD_, int VALUE_> struct few_shape {
     using T = Element;
-    static constexpr int HEAD = HEAD_, VALUE = VALUE_, WARPS = 4, THREADS = 32 * WARPS, TILE = 16, BLOCK_M = FEW_ROWS;
-    static constexpr int Q_ROW = HEAD + 8; /* 8 rows lie in different banks */
+    static constexpr int HEAD = HEAD_, VALUE = VALUE_, TILE = 16, BLOCK_M = FEW_ROWS;
+    static constexpr int WARPS = HEAD <= 128 ? 4 : 6 /* for which there is shared memory */, THREADS = 32 * WARPS;
+    static constexpr int Q_ROW = HEAD + 8;                                    /* 8 rows lie in different banks */
     static constexpr int WIDE = TILE * (HEAD + VALUE) * 2, NARROW = WIDE / 2; /* bytes of a tile */
     static constexpr int RING = 2 * WIDE; /* of one byte: room for a warp's sums, and behind it the two stages */
     static constexpr int BLOCKS = HEAD <= 64 ? 4 : HEAD <= 128 ? 3 : 1; /* on a multiprocessor */
     static_assert(HEAD == VALUE && HEAD * 2 % 128 == 0, "keys and values lie alike, in whole lines");
     static_assert(WIDE + 2 * NARROW <= RING, "a ring");
-    static_assert(BLOCK_M * VALUE * 4 <= WIDE && WARPS * TILE == FEW_FIRST_KEYS, "a warp's sums fit into a stage");
+    static_assert(BLOCK_M * VALUE * 4 <= WIDE && WARPS * TILE <= FEW_FIRST_KEYS, "a warp's sums fit into a stage");
 };
 
 /* A warp's ring: bytes of an entry's row there, of a stage, and before the first one; 16-byte copies of a row. */
@@ -99,12 +100,13 @@ static __device__ __forceinline__ few_place find_few_tile(const few_slot *slot, 
 }
 
 /* Where chunk `chunk` of 16 bytes of a key lies in its row: the same chunk of eight keys has all banks, and of one-byte
- * entries four chunks of two keys, too. Rows are not padded for that: a line of 128 bytes that is not copied to a line of
- * shared memory takes twice the time there. */
+ * entries four chunks of two keys, too. Rows are not padded for that: 128 bytes of a line that are not copied to one line
+ * of shared memory take twice the time there. */
 template <int ELEMENT, int CHUNKS> static __device__ __forceinline__ int32_t few_chunk_place(int32_t key, int32_t chunk)
 {
     if constexpr (ELEMENT == 2) return chunk ^ key % 8;
-    static_assert(ELEMENT == 2 || CHUNKS == 4 || CHUNKS == 8 || CHUNKS == 16, "two rows, one row or half a row to all banks");
+    static_assert(ELEMENT == 2 || CHUNKS == 4 || CHUNKS == 8 || CHUNKS == 16,
+                  "two rows, one row or half a row to all banks");
     return chunk ^ (CHUNKS == 4 ? key / 2 % 4 : key % 2 * 4 + key % 8 / 2);
 }
 
@@ -439,12 +441,13 @@ template <class S, bool IS_NARROW>
 static __device__ __forceinline__ void load_few_queries(few_memory<S> *memory, const attend_args *args,
                                                         const few_slot *slot)
 {
-    constexpr int CHUNKS = S::HEAD / 8;
+    constexpr int CHUNKS = S::HEAD / 8, ALL = S::BLOCK_M * CHUNKS;
     const fv_attend_params *params = &args->params;
     const int32_t num_rows = slot->job.num_rows - slot->row0;
 #pragma unroll
-    for (int n = 0; n < S::BLOCK_M * CHUNKS / S::THREADS; n++) {
+    for (int n = 0; n < (ALL + S::THREADS - 1) / S::THREADS; n++) {
         const int32_t i = (int32_t)threadIdx.x + n * S::THREADS, r = i / CHUNKS, chunk = i % CHUNKS;
+        if (ALL % S::THREADS != 0 && i >= ALL) break; /* whole rows are a warp's */
         const few_row *row = &slot->rows[r];
         const bool is_there = r < num_rows && chunk * 8 < params->head_size;
         const char *from = (const char *)params->q;
