@@ -1,10 +1,10 @@
 /* Attention of few rows over a cache on tensor cores (mma.sync, sm_80 and later): decode, which the memory bounds.
- * Up to 16 rows share each key, and the keys of a job are dealt out to four warps, 16 at a time, each with its own
- * sums and its own ring of two tiles in shared memory (attend_few_tile.cuh): no warp waits for another before the end.
+ * Up to 16 rows share each key, and the keys of a job are dealt out to four or six warps, 16 at a time, each with its
+ * own sums and its own ring of two tiles in shared memory (attend_few_tile.cuh): no warp waits for another before the end.
  *
  *   warp w      tile w     tile w + 4     tile w + 8 ...          first tile of the next job ...
  *   its ring    [ worked on ][ on its way ]                       cp.async
- *   the end     maxima, sums and values of the four warps meet in the half of each ring that is free
+ *   the end     maxima, sums and values of the warps meet in the half of each ring that is free
  *
  * Blocks of threads stay and do one job after the other (attend_few_jobs.cuh), so that memory is asked for
  * something at any time: a job's first tiles are on their way while the one before ends.
@@ -64,7 +64,7 @@ static __device__ __forceinline__ void attend_few_tiles(few_state<S> *state, few
 {
     enum { SCOUTED = 6 }; /* tiles before the end: the later a job is claimed, the better they are dealt out */
     const int32_t in_matrix = lane % 8, matrix = lane / 8;
-    const uint32_t q_at = ptx_shared_address(memory->q + (matrix % 2 * 8 + in_matrix) * S::K_ROW + matrix / 2 * 8);
+    const uint32_t q_at = ptx_shared_address(memory->q + (matrix % 2 * 8 + in_matrix) * S::Q_ROW + matrix / 2 * 8);
     const float scale = args->params.scale * slot->job.k_head_scale * FV_LOG2E;
     few_tiles tiles = {0, 0, 0, 0};
     if (slot_state == FEW_JOB) tiles = few_tiles_of<S>(slot, warp);
@@ -78,7 +78,7 @@ static __device__ __forceinline__ void attend_few_tiles(few_state<S> *state, few
         }
         ptx_cp_async_commit();
         if (warp == 0 && tiles.count - n <= SCOUTED && scout->step != FEW_DONE)
-            step_few_scout(scout, &memory->jobs, args, walk->n, lane);
+            step_few_scout<S::WARPS * S::TILE>(scout, &memory->jobs, args, walk->n, lane);
         if (n < 0 || n >= end) continue;
         ptx_cp_async_wait<1>();
         __syncwarp();
@@ -95,8 +95,7 @@ template <class S, bool IS_NARROW>
 static __device__ __forceinline__ void share_few_state(few_memory<S> *memory, const few_state<S> *state, float *values,
                                                        int32_t warp, int32_t lane)
 {
-    float *max = values + S::BLOCK_M * S::VALUE, *sums = max + S::BLOCK_M, *rounded = sums + S::BLOCK_M;
-    if (lane == 0) memory->sums[warp] = values;
+    if (lane == 0) memory->values[warp] = values;
 #pragma unroll
     for (int half = 0; half < 2; half++) {
         const int32_t r = lane / 4 + half * 8;
@@ -104,9 +103,9 @@ static __device__ __forceinline__ void share_few_state(few_memory<S> *memory, co
         sum += __shfl_xor_sync(~0u, sum, 1);
         sum += __shfl_xor_sync(~0u, sum, 2);
         if (lane % 4 == 0) {
-            max[r] = state->max[half];
-            sums[r] = sum;
-            rounded[r] = state->rounded[2 * half];
+            memory->max[warp][r] = state->max[half];
+            memory->sum[warp][r] = sum;
+            memory->rounded[warp][r] = state->rounded[2 * half];
         }
         float *row = values + r * S::VALUE;
 #pragma unroll
@@ -122,12 +121,12 @@ static __device__ __forceinline__ void share_few_state(few_memory<S> *memory, co
     }
 }
 
-/* The four warps' sums become one, and the row's results go to memory: a thread for each four elements. */
+/* The warps' sums become one, and the row's results go to memory: a thread for each four elements. */
 template <class S>
 static __device__ __forceinline__ void store_few_rows(const few_memory<S> *memory, const attend_args *args,
                                                       const few_slot *slot)
 {
-    constexpr int FOURS = S::VALUE / 4, ALL = S::BLOCK_M * S::VALUE;
+    constexpr int FOURS = S::VALUE / 4;
     const attend_job *job = &slot->job;
     const int32_t num_rows = fv_min_i32(S::BLOCK_M, job->num_rows - slot->row0);
 #pragma unroll 1
@@ -136,14 +135,13 @@ static __device__ __forceinline__ void store_few_rows(const few_memory<S> *memor
         float max = -INFINITY, sum = 0, rounded = 0;
         float4 value = make_float4(0, 0, 0, 0);
 #pragma unroll
-        for (int w = 0; w < S::WARPS; w++) max = fmaxf(max, memory->sums[w][ALL + r]);
+        for (int w = 0; w < S::WARPS; w++) max = fmaxf(max, memory->max[w][r]);
 #pragma unroll
         for (int w = 0; w < S::WARPS; w++) {
-            const float *of_warp = memory->sums[w], own = of_warp[ALL + r];
-            const float factor = own == -INFINITY ? 0.0f : ptx_ex2(own - max);
-            const float4 part = *(const float4 *)(of_warp + r * S::VALUE + d);
-            sum += of_warp[ALL + S::BLOCK_M + r] * factor;
-            rounded += of_warp[ALL + 2 * S::BLOCK_M + r] * factor;
+            const float own = memory->max[w][r], factor = own == -INFINITY ? 0.0f : ptx_ex2(own - max);
+            const float4 part = *(const float4 *)(memory->values[w] + r * S::VALUE + d);
+            sum += memory->sum[w][r] * factor;
+            rounded += memory->rounded[w][r] * factor;
             value.x += factor == 0.0f ? 0.0f : part.x * factor;
             value.y += factor == 0.0f ? 0.0f : part.y * factor;
             value.z += factor == 0.0f ? 0.0f : part.z * factor;

@@ -20,7 +20,7 @@
 
 #include "kernels/cuda/attend_job.cuh"
 
-enum { FEW_ROWS = 16, FEW_FIRST_KEYS = 64, FEW_ITEM_WORDS = sizeof(fv_work_item) / 4 };
+enum { FEW_ROWS = 16, FEW_FIRST_KEYS = 96 /* at most */, FEW_ITEM_WORDS = sizeof(fv_work_item) / 4 };
 
 typedef enum few_slot_state {
     FEW_NO_JOB = 0, /* nor any after it */
@@ -59,7 +59,7 @@ typedef struct few_scout {
     int32_t num_jobs;  /* -1: not known yet (whole queries) */
     int32_t word;      /* a lane's part of what the last step asked for: FEW_QUERY_START .. */
     int32_t item_word; /* word `lane` of the item */
-    int32_t blocks[2]; /* of the first keys `lane` and lane + 32 */
+    int32_t blocks[FEW_FIRST_KEYS / 32]; /* of the first keys lane, lane + 32 ... */
 } few_scout;
 
 /* Lanes of few_scout.word. */
@@ -69,13 +69,14 @@ enum { FEW_QUERY_START = 0, FEW_QUERY_END, FEW_SEQ_LEN, FEW_CAUSAL, FEW_K_SCALE,
 static __device__ __forceinline__ int32_t few_first_key(const attend_keys *keys) { return keys->first / 16 * 16; }
 
 /* Asks for the blocks of the first keys; of pages that hold tiles, for that of each tile with a key that some row sees. */
+template <int FIRST_KEYS>
 static __device__ __forceinline__ void ask_few_blocks(few_scout *scout, const attend_args *args, const attend_job *job,
                                                       const attend_keys *keys, int32_t lane)
 {
     const bool has_keys = keys->first < keys->end;
     const int32_t first = has_keys ? few_first_key(keys) : 0;
 #pragma unroll
-    for (int i = 0; i < 2; i++) {
+    for (int i = 0; i < FIRST_KEYS / 32; i++) {
         const int32_t key = first + lane + i * 32, from = args->pages_hold_tiles ? key / 16 * 16 : key;
         const bool is_seen = has_keys && from < keys->end && (args->pages_hold_tiles || key >= keys->first);
         scout->blocks[i] = is_seen ? job->table[split_key(args, from).x] : -1;
@@ -98,6 +99,7 @@ static __device__ __forceinline__ few_row few_row_of(const attend_args *args, co
 }
 
 /* Writes a slot, the rows of `job` from row0 on, and asks for its first blocks. */
+template <int FIRST_KEYS>
 static __device__ __forceinline__ void fill_few_slot(few_slot *slot, few_scout *scout, const attend_args *args,
                                                      const attend_job *job, int32_t row0, int32_t lane)
 {
@@ -110,7 +112,7 @@ static __device__ __forceinline__ void fill_few_slot(few_slot *slot, few_scout *
     keys.end = __reduce_max_sync(~0u, has_keys ? row.end : 0);
     keys.full_first = __reduce_max_sync(~0u, row.first);
     keys.full_end = __reduce_min_sync(~0u, is_row ? row.end : INT32_MAX);
-    ask_few_blocks(scout, args, job, &keys, lane);
+    ask_few_blocks<FIRST_KEYS>(scout, args, job, &keys, lane);
     if (lane < FEW_ROWS) slot->rows[lane] = row;
     if (lane == 0) {
         slot->job = *job;
@@ -255,6 +257,7 @@ static __device__ __forceinline__ int32_t few_head_of(const few_scout *scout, co
 }
 
 /* Makes a step towards the slot of job `n` + 1 of the block, all lanes of the scout's warp together. */
+template <int FIRST_KEYS>
 static __device__ __forceinline__ void step_few_scout(few_scout *scout, few_jobs *jobs, const attend_args *args,
                                                       int32_t n, int32_t lane)
 {
@@ -265,7 +268,7 @@ static __device__ __forceinline__ void step_few_scout(few_scout *scout, few_jobs
     case FEW_CLAIM:
         if (now->state == FEW_JOB && now->row0 + FEW_ROWS < now->job.num_rows) { /* more rows of this one */
             const attend_job job = now->job;
-            fill_few_slot(next, scout, args, &job, now->row0 + FEW_ROWS, lane);
+            fill_few_slot<FIRST_KEYS>(next, scout, args, &job, now->row0 + FEW_ROWS, lane);
             scout->step = FEW_BLOCKS;
             break;
         }
@@ -320,15 +323,15 @@ static __device__ __forceinline__ void step_few_scout(few_scout *scout, few_jobs
         lengths.query_end = item.query_end;
         lengths.seq_len = item.seq_len;
         const attend_job job = job_of(args, &item, item.first_kv_head, &lengths);
-        fill_few_slot(next, scout, args, &job, 0, lane);
+        fill_few_slot<FIRST_KEYS>(next, scout, args, &job, 0, lane);
         const bool has_head = is_cell ||
                               head < __shfl_sync(~0u, scout->item_word, offsetof(fv_work_item, num_kv_heads) / 4);
         if (!has_head && lane == 0) next->state = FEW_NOTHING;
         break;
     }
     case FEW_BLOCKS: /* warps that are behind still read those of job n */
-        jobs->first_blocks[(n + 1) & 1][lane] = scout->blocks[0];
-        jobs->first_blocks[(n + 1) & 1][lane + 32] = scout->blocks[1];
+#pragma unroll
+        for (int i = 0; i < FIRST_KEYS / 32; i++) jobs->first_blocks[(n + 1) & 1][lane + i * 32] = scout->blocks[i];
         __threadfence_block();
         __syncwarp();
         if (lane == 0) *(volatile int32_t *)&jobs->num_known = n + 2;

@@ -8,30 +8,32 @@
 
 template <class Element, int HEAD_, int VALUE_> struct few_shape {
     using T = Element;
-    static constexpr int HEAD = HEAD_, VALUE = VALUE_, WARPS = 4, THREADS = 32 * WARPS, TILE = 16, BLOCK_M = FEW_ROWS;
-    static constexpr int K_ROW = HEAD + 8, V_ROW = VALUE + 8; /* 8 rows lie in different banks */
-    static constexpr int WIDE = TILE * (K_ROW + V_ROW) * 2, NARROW = TILE * (HEAD + VALUE); /* bytes of a tile */
+    static constexpr int HEAD = HEAD_, VALUE = VALUE_, TILE = 16, BLOCK_M = FEW_ROWS;
+    static constexpr int WARPS = HEAD <= 128 ? 4 : 6 /* for which there is shared memory */, THREADS = 32 * WARPS;
+    static constexpr int Q_ROW = HEAD + 8;                                    /* 8 rows lie in different banks */
+    static constexpr int WIDE = TILE * (HEAD + VALUE) * 2, NARROW = WIDE / 2; /* bytes of a tile */
     static constexpr int RING = 2 * WIDE; /* of one byte: room for a warp's sums, and behind it the two stages */
     static constexpr int BLOCKS = HEAD <= 64 ? 4 : HEAD <= 128 ? 3 : 1; /* on a multiprocessor */
-    static_assert(HEAD == VALUE && RING % 128 == 0 && WIDE % 128 == 0, "keys and values lie alike, in whole lines");
-    static_assert(HEAD % 32 == 0 && VALUE % 16 == 0 && WIDE + 2 * NARROW <= RING, "whole instructions, and a ring");
-    static_assert(BLOCK_M * (VALUE + 3) * 4 <= WIDE && WARPS * TILE == FEW_FIRST_KEYS,
-                  "a warp's sums fit into a stage");
+    static_assert(HEAD == VALUE && HEAD * 2 % 128 == 0, "keys and values lie alike, in whole lines");
+    static_assert(WIDE + 2 * NARROW <= RING, "a ring");
+    static_assert(BLOCK_M * VALUE * 4 <= WIDE && WARPS * TILE <= FEW_FIRST_KEYS, "a warp's sums fit into a stage");
 };
 
 /* A warp's ring: bytes of an entry's row there, of a stage, and before the first one; 16-byte copies of a row. */
 template <class S, bool IS_NARROW> struct few_ring {
-    static constexpr int ROW = IS_NARROW ? S::HEAD : S::K_ROW * 2, BYTES = IS_NARROW ? S::NARROW : S::WIDE;
-    static constexpr int FIRST = IS_NARROW ? S::WIDE : 0, COPIES = S::HEAD * (IS_NARROW ? 1 : 2) / 16;
+    static constexpr int ROW = S::HEAD * (IS_NARROW ? 1 : 2), BYTES = IS_NARROW ? S::NARROW : S::WIDE;
+    static constexpr int FIRST = IS_NARROW ? S::WIDE : 0, COPIES = ROW / 16;
 };
 
 template <class S> struct few_memory {
     alignas(128) char ring[S::WARPS][S::RING];
-    alignas(16) typename S::T q[S::BLOCK_M * S::K_ROW];
+    alignas(16) typename S::T q[S::BLOCK_M * S::Q_ROW];
     float q_factors[S::BLOCK_M];      /* entries of one byte: what scores lack for q is fp16 */
     const char *k[S::WARPS][S::TILE]; /* of the tile that a warp asks for; NULL: no row sees the key */
     const char *v[S::WARPS][S::TILE];
-    float *sums[S::WARPS]; /* at the end: values [BLOCK_M][VALUE] of each warp, maxima, sums, and sums as rounded */
+    /* At a job's end, of each warp: values [BLOCK_M][VALUE], maxima, sums, and sums as rounded. */
+    const float *values[S::WARPS];
+    float max[S::WARPS][S::BLOCK_M], sum[S::WARPS][S::BLOCK_M], rounded[S::WARPS][S::BLOCK_M];
     few_jobs jobs;
 };
 
@@ -97,11 +99,14 @@ static __device__ __forceinline__ few_place find_few_tile(const few_slot *slot, 
     return place;
 }
 
-/* Where chunk `chunk` of 16 bytes of a key lies in its row of one-byte entries: neither the same chunk of eight keys
- * nor four chunks of two keys share a bank. */
-template <int CHUNKS> static __device__ __forceinline__ int32_t narrow_chunk_place(int32_t key, int32_t chunk)
+/* Where chunk `chunk` of 16 bytes of a key lies in its row: the same chunk of eight keys has all banks, and of one-byte
+ * entries four chunks of two keys, too. Rows are not padded for that: 128 bytes of a line that are not copied to one line
+ * of shared memory take twice the time there. */
+template <int ELEMENT, int CHUNKS> static __device__ __forceinline__ int32_t few_chunk_place(int32_t key, int32_t chunk)
 {
-    static_assert(CHUNKS == 4 || CHUNKS == 8 || CHUNKS == 16, "two rows, one row or half a row to all banks");
+    if constexpr (ELEMENT == 2) return chunk ^ key % 8;
+    static_assert(ELEMENT == 2 || CHUNKS == 4 || CHUNKS == 8 || CHUNKS == 16,
+                  "two rows, one row or half a row to all banks");
     return chunk ^ (CHUNKS == 4 ? key / 2 % 4 : key % 2 * 4 + key % 8 / 2);
 }
 
@@ -116,8 +121,7 @@ static __device__ __forceinline__ void copy_few_rows(char *to, const char *const
         const int32_t at = lane + i * 32, key = at / COPIES, copy = at % COPIES;
         const char *row = rows[key];
         const bool is_there = row && copy * EACH < size;
-        int32_t place = copy;
-        if constexpr (ELEMENT == 1) place = narrow_chunk_place<COPIES>(key, copy);
+        const int32_t place = few_chunk_place<ELEMENT, COPIES>(key, copy);
         ptx_cp_async_stream_16_or_zeros(to + key * ROW_BYTES + place * 16, is_there ? row + copy * 16 : somewhere,
                                         is_there ? 16 : 0);
     }
@@ -133,12 +137,11 @@ static __device__ __forceinline__ void copy_few_run(char *to, const char *rows, 
     const int32_t key = lane / COPIES, copy = lane % COPIES;
     const char *from = rows + (int64_t)key * stride + copy * 16;
     const uint32_t own = copy * EACH < size ? seen >> key : 0;
-    int32_t place = copy;
-    if constexpr (ELEMENT == 1) place = narrow_chunk_place<COPIES>(key, copy);
+    const int32_t place = few_chunk_place<ELEMENT, COPIES>(key, copy);
 #pragma unroll
     for (int i = 0; i < ROWS / STEP; i++) {
-        int32_t turn = 0; /* the key's part of the place: its bits are those of `key` and of i * STEP, side by side */
-        if constexpr (ELEMENT == 1) turn = narrow_chunk_place<COPIES>(i * STEP, 0);
+        /* The key's part of the place: its bits are those of `key` and of i * STEP, side by side. */
+        const int32_t turn = few_chunk_place<ELEMENT, COPIES>(i * STEP, 0);
         ptx_cp_async_stream_16_or_zeros(to + (key + i * STEP) * ROW_BYTES + (place ^ turn) * 16,
                                         from + (int64_t)stride * (i * STEP), own >> (i * STEP) & 1 ? 16 : 0);
     }
@@ -151,8 +154,7 @@ static __device__ __forceinline__ few_lane few_lane_of(const few_memory<S> *memo
     using R = few_ring<S, IS_NARROW>;
     const fv_attend_params *params = &args->params;
     const int32_t key = lane / R::COPIES, copy = lane % R::COPIES;
-    int32_t place = copy;
-    if constexpr (IS_NARROW) place = narrow_chunk_place<R::COPIES>(key, copy);
+    const int32_t place = few_chunk_place<R::ROW / S::HEAD, R::COPIES>(key, copy);
     few_lane own;
     own.from = ptx_keep((const char *)args->k[0].plane.data + key * args->k[0].plane.slot_stride + copy * 16);
     own.to = ptx_keep(ptx_shared_address(memory->ring[warp] + R::FIRST + key * R::ROW + place * 16));
@@ -169,8 +171,8 @@ static __device__ __forceinline__ void copy_whole_rows(uint32_t to, const char *
     constexpr int STEP = 32 / R::COPIES;
 #pragma unroll
     for (int i = 0; i < S::TILE / STEP; i++) {
-        int32_t turn = 0; /* as in copy_few_run; rows lie in whole lines */
-        if constexpr (IS_NARROW) turn = narrow_chunk_place<R::COPIES>(i * STEP, 0) * 16;
+        /* As in copy_few_run; rows lie in whole lines. */
+        const int32_t turn = few_chunk_place<R::ROW / S::HEAD, R::COPIES>(i * STEP, 0) * 16;
         ptx_cp_async_stream_16((to ^ turn) + i * STEP * R::ROW, from + (uint64_t)stride * (uint32_t)(i * STEP));
     }
 }
@@ -246,7 +248,7 @@ static __device__ __forceinline__ void multiply_few_keys(float (&s)[2][4], uint3
 #pragma unroll
         for (int d = first; d < first + SPAN; d += 16) {
             uint32_t k[4], q[4];
-            ptx_ldmatrix_x4(k, k_at + d * 2);
+            ptx_ldmatrix_x4(k, (k_at ^ d * 2 % 128) + d * 2 / 128 * 128);
             ptx_ldmatrix_x4(q, q_at + d * 2);
             ptx_mma_m16n8k16<T>(part[0], q, k[0], k[1]);
             ptx_mma_m16n8k16<T>(part[1], q, k[2], k[3]);
@@ -339,7 +341,7 @@ static __device__ __forceinline__ void add_few_values(few_state<S> *state, const
 #pragma unroll
     for (int n = 0; n < S::VALUE / 8; n += 2) {
         uint32_t v[4];
-        ptx_ldmatrix_x4_trans(v, v_at + n * 16);
+        ptx_ldmatrix_x4_trans(v, (v_at ^ n * 16 % 128) + n * 16 / 128 * 128);
         ptx_mma_m16n8k16<typename S::T>(state->out[n], weights, v[0], v[1]);
         ptx_mma_m16n8k16<typename S::T>(state->out[n + 1], weights, v[2], v[3]);
     }
@@ -353,7 +355,7 @@ template <class S, fv_dtype DTYPE>
 static __device__ __forceinline__ void multiply_narrow_keys(float (&s)[2][4], uint32_t q_at, const char *keys,
                                                             int32_t lane)
 {
-    const int32_t key = lane / 4, place = narrow_chunk_place<S::HEAD / 16>(key, lane % 4);
+    const int32_t key = lane / 4, place = few_chunk_place<1, S::HEAD / 16>(key, lane % 4);
 #pragma unroll
     for (int i = 0; i < S::HEAD / 64; i++) {
         float part[2][4] = {};
@@ -385,7 +387,7 @@ static __device__ __forceinline__ void add_narrow_values(few_state<S> *state, co
                                                          const char *values, int32_t lane)
 {
     const int32_t matrix = lane / 8, key = matrix % 2 * 8 + lane % 8;
-    const int32_t place = narrow_chunk_place<S::VALUE / 16>(key, matrix / 2);
+    const int32_t place = few_chunk_place<1, S::VALUE / 16>(key, matrix / 2);
     const uint32_t row_at = ptx_shared_address(values + key * S::VALUE);
 #pragma unroll
     for (int chunk = 0; chunk < S::VALUE / 16; chunk += 2) {
@@ -430,7 +432,7 @@ static __device__ __forceinline__ void store_narrow_query(few_memory<S> *memory,
 #pragma unroll
     for (int i = 0; i < 4; i++) {
         const int32_t step = chunk / 8 * 4 + chunk % 2 * 2 + i / 2, column = step * 16 + chunk / 2 % 4 * 2 + i % 2 * 8;
-        *(uint32_t *)(memory->q + r * S::K_ROW + column) = pairs[i];
+        *(uint32_t *)(memory->q + r * S::Q_ROW + column) = pairs[i];
     }
 }
 
@@ -439,12 +441,13 @@ template <class S, bool IS_NARROW>
 static __device__ __forceinline__ void load_few_queries(few_memory<S> *memory, const attend_args *args,
                                                         const few_slot *slot)
 {
-    constexpr int CHUNKS = S::HEAD / 8;
+    constexpr int CHUNKS = S::HEAD / 8, ALL = S::BLOCK_M * CHUNKS;
     const fv_attend_params *params = &args->params;
     const int32_t num_rows = slot->job.num_rows - slot->row0;
 #pragma unroll
-    for (int n = 0; n < S::BLOCK_M * CHUNKS / S::THREADS; n++) {
+    for (int n = 0; n < (ALL + S::THREADS - 1) / S::THREADS; n++) {
         const int32_t i = (int32_t)threadIdx.x + n * S::THREADS, r = i / CHUNKS, chunk = i % CHUNKS;
+        if (ALL % S::THREADS != 0 && i >= ALL) break; /* whole rows are a warp's */
         const few_row *row = &slot->rows[r];
         const bool is_there = r < num_rows && chunk * 8 < params->head_size;
         const char *from = (const char *)params->q;
@@ -452,7 +455,7 @@ static __device__ __forceinline__ void load_few_queries(few_memory<S> *memory, c
         if constexpr (IS_NARROW)
             store_narrow_query<S>(memory, is_there ? *(const uint4 *)from : make_uint4(0, 0, 0, 0), r, chunk);
         else
-            ptx_cp_async_16_or_zeros(memory->q + r * S::K_ROW + chunk * 8, from, is_there ? 16 : 0);
+            ptx_cp_async_16_or_zeros(memory->q + r * S::Q_ROW + chunk * 8, from, is_there ? 16 : 0);
     }
 }
 
@@ -461,9 +464,11 @@ static __device__ __forceinline__ void attend_few_tile(few_state<S> *state, cons
                                                        uint32_t q_at, int32_t first_key, float scale, int32_t lane)
 {
     const int32_t in_matrix = lane % 8, matrix = lane / 8;
-    const uint32_t k_at = ptx_shared_address(tile + ((matrix / 2 * 8 + in_matrix) * S::K_ROW + matrix % 2 * 8) * 2);
-    const uint32_t v_at = ptx_shared_address(tile + S::TILE * S::K_ROW * 2 +
-                                             ((matrix % 2 * 8 + in_matrix) * S::V_ROW + matrix / 2 * 8) * 2);
+    constexpr int ROW = S::HEAD * 2, CHUNKS = ROW / 16;
+    const int32_t key = matrix / 2 * 8 + in_matrix, value = matrix % 2 * 8 + in_matrix;
+    const uint32_t k_at = ptx_shared_address(tile + key * ROW + few_chunk_place<2, CHUNKS>(key, matrix % 2) * 16);
+    const uint32_t v_at = ptx_shared_address(tile + (S::TILE + value) * ROW +
+                                             few_chunk_place<2, CHUNKS>(value, matrix / 2) * 16);
     const float scales[2] = {scale, scale};
     float s[2][4];
     uint32_t weights[4];
