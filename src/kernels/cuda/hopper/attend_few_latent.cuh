@@ -6,9 +6,9 @@
  *   O^T [256 values x N] += V^T P^T      of all tiles
  *
  * A latent lies in shared memory as it does in the cache, 1152 bytes and then the next one's: so it comes by bulk
- * copies of whole pages, which read as fast as memory does. Tensor copies do not, nor copies to places that are no
- * multiples of 128 bytes. Then all latents begin in the same bank, so each lane goes through them in an order of its
- * own, to registers, from where the tensor cores take their left operand. Roles:
+ * copies of whole pages, or one by one, which read as fast as memory does; copies to places that are no multiples of
+ * 128 bytes do not. Then all latents begin in the same bank, so each lane goes through them in an order of its own, to
+ * registers, from where the tensor cores take their left operand. Roles:
  *
  *   four warps        bring units of 32 latents, as far ahead as five units hold
  *   two warpgroups    S^T and softmax, of every second tile each; P to shared memory
@@ -175,8 +175,8 @@ static __device__ __forceinline__ latent_copy find_latent_copy(const latent_sour
     return copy;
 }
 
-/* Units first .. end - 1, as many as a tile has at a time. Bytes of the other warps may be there before the first one has
- * said how many are expected: the phase ends behind that. */
+/* Units first .. end - 1, as many as a tile has at a time. Bytes of the other warps may be there before the first one
+ * has said how many are expected: the phase ends behind that. */
 template <int N>
 static __device__ __forceinline__ void bring_few_latents(few_latent_memory<N> *memory, const attend_args *args,
                                                          const latent_source *source, int32_t first, int32_t end)

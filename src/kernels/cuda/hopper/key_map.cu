@@ -21,6 +21,7 @@ void fv_cuda_find_encode_map(fv_cuda_state *state)
     if (error == cudaSuccess && found == cudaDriverEntryPointSuccess) state->encode_map = function;
 }
 
+/* L2 asks memory for the 128 bytes that are a row of a box: for 256 the same boxes take 7% longer. */
 void fv_cuda_map_keys(attend_args *args, const fv_cuda_state *state)
 {
     const fv_attend_params *params = &args->params;
