@@ -194,18 +194,11 @@ static int32_t most_rows(const fv_attend_params *params)
     return fv_max_i32(FV_DECODE_ROWS, fv_max_i32(1, params->block_q) * group);
 }
 
-/* Do latents lie together in eights or more? Bulk copies of them read as fast as memory does, of single ones not. */
-static bool lie_in_runs(const attend_args *args)
-{
-    return args->params.cache.block_size % 8 == 0 && args->k[0].plane.slot_stride == args->params.head_size * 2;
-}
-
 /* Hopper's kernel of the fewest rows that an item fits in, else of 64. */
 static const fv_cuda_attend_kernel *find_latent_kernel(const attend_args *args, int32_t is_half)
 {
     const int32_t rows = most_rows(&args->params);
     if (args->rescaling != FV_RESCALING_MULTIPLY) return &fv_cuda_hopper.amla[is_half];
-    if (!lie_in_runs(args)) return &fv_cuda_hopper.latent[is_half];
     if (rows <= fv_cuda_hopper.latent_16[is_half].block_m) return &fv_cuda_hopper.latent_16[is_half];
     if (rows <= fv_cuda_hopper.latent_32[is_half].block_m) return &fv_cuda_hopper.latent_32[is_half];
     return &fv_cuda_hopper.latent[is_half];

@@ -6,9 +6,9 @@
  *   O^T [256 values x N] += V^T P^T      of all tiles
  *
  * A latent lies in shared memory as it does in the cache, 1152 bytes and then the next one's: so it comes by bulk
- * copies of whole pages, which read as fast as memory does. Tensor copies do not, nor copies to places that are no
- * multiples of 128 bytes. Then all latents begin in the same bank, so each lane goes through them in an order of its
- * own, to registers, from where the tensor cores take their left operand. Roles:
+ * copies of whole pages, or one by one, which read as fast as memory does; copies to places that are no multiples of
+ * 128 bytes do not. Then all latents begin in the same bank, so each lane goes through them in an order of its own, to
+ * registers, from where the tensor cores take their left operand. Roles:
  *
  *   four warps        bring units of 32 latents, as far ahead as five units hold
  *   two warpgroups    S^T and softmax, of every second tile each; P to shared memory
@@ -29,6 +29,7 @@ enum {
     FEW_UNIT_BYTES = FEW_UNIT * FEW_LATENT_BYTES,
     FEW_TILE_UNITS = LATENT_TILE / FEW_UNIT,
     FEW_UNIT_STEPS = FEW_UNIT / 16, /* of the depth of a product of values; warps of a tile's scores */
+    FEW_COPY_LANES = FEW_UNIT / 4,  /* of a warp of the producers: a lane for each copy of a unit, at most */
     FEW_LATENT_SCORER_REGISTERS = 96,
     FEW_LATENT_VALUER_REGISTERS = 128,
     FEW_LATENT_PRODUCER_REGISTERS = 32
@@ -149,54 +150,60 @@ static __device__ __forceinline__ int32_t count_few_units(const latent_source *s
     return source->first < source->end ? (end_tile - first_tile) * FEW_TILE_UNITS : 0;
 }
 
-/* A lane's copy of a unit, known before it is asked for. */
+/* A lane's copy of one of a tile's units, of which the table is asked a tile ahead. */
 typedef struct latent_copy {
-    const char *from;
+    int32_t page, slot;
     int32_t key;  /* of the unit, its first; FEW_UNIT: none */
     int32_t keys; /* that it has */
 } latent_copy;
 
-/* Runs, or one by one where some of the unit's keys are a neighbour's. */
+/* Runs, or one by one where some of the unit's keys are a neighbour's. `unit`: that of the first lanes. */
 static __device__ __forceinline__ latent_copy find_latent_copy(const latent_source *source, const attend_args *args,
                                                                int32_t unit, int32_t run)
 {
-    const fv_kv_plane *plane = &args->k[0].plane;
-    const int32_t first = source->first / LATENT_TILE * LATENT_TILE + unit * FEW_UNIT;
+    const int32_t lane = (int32_t)threadIdx.x % 32, warp = warp_of_group();
+    const int32_t first = source->first / LATENT_TILE * LATENT_TILE + (unit + lane / FEW_COPY_LANES) * FEW_UNIT;
     const bool is_inside = first >= source->first && first + FEW_UNIT <= source->end;
-    latent_copy copy = {NULL, FEW_UNIT, is_inside ? run : 1};
-    const int32_t of_warp = fv_max_i32(1, FEW_UNIT / FEW_LATENT_PRODUCERS / copy.keys),
-                  lane = (int32_t)threadIdx.x % 32;
-    const int32_t own = (warp_of_group() * of_warp + lane) * copy.keys; /* in all lanes: they find the warp's number */
-    if (lane < of_warp) copy.key = fv_min_i32(own, FEW_UNIT);
+    latent_copy copy = {0, 0, FEW_UNIT, is_inside ? run : 1};
+    const int32_t of_warp = lane % FEW_COPY_LANES * copy.keys;
+    if (lane < FEW_TILE_UNITS * FEW_COPY_LANES && of_warp < FEW_COPY_LANES)
+        copy.key = fv_min_i32(warp * fv_max_i32(FEW_COPY_LANES, copy.keys) + of_warp, FEW_UNIT);
     const int32_t key = first + fv_min_i32(copy.key, FEW_UNIT - 1);
     const int2 at = split_key(args, fv_max_i32(source->first, fv_min_i32(key, source->end - 1)));
-    copy.from = (const char *)plane->data + source->table[at.x] * plane->block_stride + at.y * plane->slot_stride;
+    copy.page = source->table[at.x];
+    copy.slot = at.y;
     return copy;
 }
 
-/* Units first .. end - 1. Bytes of the other warps may be there before the first one has said how many are expected:
- * the phase ends behind that. */
+/* Units first .. end - 1, as many as a tile has at a time. Bytes of the other warps may be there before the first one
+ * has said how many are expected: the phase ends behind that. */
 template <int N>
 static __device__ __forceinline__ void bring_few_latents(few_latent_memory<N> *memory, const attend_args *args,
                                                          const latent_source *source, int32_t first, int32_t end)
 {
     if (first >= end) return;
+    const fv_kv_plane *plane = &args->k[0].plane;
     const int32_t run = find_run_latents(args, FEW_LATENT_BYTES, FEW_UNIT);
     latent_copy next = find_latent_copy(source, args, first, run);
 #pragma unroll 1
-    for (int32_t unit = first; unit < end; unit++) {
-        const int32_t at = unit % FEW_UNITS;
+    for (int32_t unit = first; unit < end; unit += FEW_TILE_UNITS) {
         const latent_copy copy = next;
-        next = find_latent_copy(source, args, unit + 1, run);
+        const char *from = (const char *)plane->data + copy.page * plane->block_stride + copy.slot * plane->slot_stride;
+        next = find_latent_copy(source, args, unit + FEW_TILE_UNITS, run);
         /* a warp without a copy neither lags nor leads by a phase */
         ptx_bar_sync(FEW_LATENT_BARRIER_PRODUCERS, FEW_LATENT_PRODUCERS * 32);
-        ptx_mbarrier_wait(&memory->empty[at], (unit / FEW_UNITS + 1) % 2);
-        if (threadIdx.x == FEW_LATENT_CONSUMERS) ptx_mbarrier_expect(&memory->full[at], FEW_UNIT_BYTES);
-        __syncwarp();
-        if (copy.key < FEW_UNIT)
-            ptx_bulk_load(memory->units[at] + copy.key * FEW_LATENT_BYTES, copy.from, copy.keys * FEW_LATENT_BYTES,
-                          &memory->full[at]);
-        __syncwarp();
+#pragma unroll
+        for (int i = 0; i < FEW_TILE_UNITS; i++) {
+            const int32_t at = (unit + i) % FEW_UNITS;
+            if (unit + i >= end) break;
+            ptx_mbarrier_wait(&memory->empty[at], ((unit + i) / FEW_UNITS + 1) % 2);
+            if (threadIdx.x == FEW_LATENT_CONSUMERS) ptx_mbarrier_expect(&memory->full[at], FEW_UNIT_BYTES);
+            __syncwarp();
+            if (threadIdx.x % 32 / FEW_COPY_LANES == i && copy.key < FEW_UNIT)
+                ptx_bulk_load(memory->units[at] + copy.key * FEW_LATENT_BYTES, from, copy.keys * FEW_LATENT_BYTES,
+                              &memory->full[at]);
+            __syncwarp();
+        }
     }
 }
 
