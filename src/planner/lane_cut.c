@@ -10,11 +10,11 @@
 
 /* Equal Q blocks, neighbours in the pass, as the lanes see them: of one KV head. */
 typedef struct lane_block {
-    int32_t count;
+    int32_t count, rows;
     float cost;  /* of its keys */
     float most;  /* pieces */
     float whole; /* what it takes beside its keys */
-    float part;  /* what a piece of it takes */
+    float part;  /* what a piece of it takes in a full round */
 } lane_block;
 
 typedef struct lane_blocks {
@@ -29,6 +29,7 @@ static int32_t add_kind(lane_blocks *blocks, const fv_split_rule *rule, const fv
     blocks->num_blocks++;
     blocks->kinds[blocks->num_kinds++] = (lane_block){
         .count = 1,
+        .rows = rows,
         .cost = (float)(fv_query_block_cost(rule, block) / rule->problem->mha.num_kv_heads),
         .most = (float)fv_max_i32(1, (block->end_key - block->first_key) / FV_MIN_LANE_SEGMENT_KEYS),
         .whole = fv_lane_item_cost(rows, 0),
@@ -69,13 +70,21 @@ static float count_of(const lane_block *kind, int32_t *at, int32_t from, int32_t
     return (float)fv_max_i32(0, last - first);
 }
 
+static float cost_of_keys(int32_t rows, float keys) { return keys * (float)(FV_LANE_KEY_COST + rows); }
+
+/* What a piece of `rows` rows takes beside its keys, one of so many. */
+static float part_cost(const fv_split_rule *rule, int32_t rows, float num_items)
+{
+    return cost_of_keys(rows, fv_lane_part_keys(rule, rows, num_items));
+}
+
 /* How long the lanes would take for blocks from .. end - 1 with shares of that size: the items' costs, what they take
  * beside their keys, and how well they fill rounds of the lanes. */
 static float lane_time(const fv_split_rule *rule, const lane_blocks *blocks, int32_t from, int32_t end, float share)
 {
     const float per_share = 1.0f / share;
     float total = 0, keys = 0, beside = 0, num_items = 0; /* of all; of the largest */
-    int32_t at = 0;
+    int32_t at = 0, rows_of_part = 0;
     for (int32_t i = 0; i < blocks->num_kinds; i++) {
         const lane_block *block = &blocks->kinds[i];
         const float count = count_of(block, &at, from, end);
@@ -89,8 +98,10 @@ static float lane_time(const fv_split_rule *rule, const lane_blocks *blocks, int
         if (of_keys + fixed <= keys + beside) continue;
         keys = of_keys;
         beside = fixed;
+        rows_of_part = pieces > 1 ? block->rows : 0;
     }
     const float num_kv_heads = (float)rule->problem->mha.num_kv_heads, lanes = (float)rule->num_lanes;
+    if (rows_of_part > 0) beside = part_cost(rule, rows_of_part, num_items * num_kv_heads);
     const float in_rounds = fv_lane_time(rule, blocks->num_blocks, num_items * num_kv_heads, keys, beside);
     const float dealt_out = total * num_kv_heads / lanes + (keys + beside) * (1 - 1 / lanes); /* never longer */
     return in_rounds < dealt_out ? in_rounds : dealt_out;

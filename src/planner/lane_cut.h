@@ -29,6 +29,17 @@ static inline float fv_lane_item_cost(int32_t rows, int32_t is_part)
     return (float)fv_lane_item_keys(rows, is_part) * (float)(FV_LANE_KEY_COST + rows);
 }
 
+/* And of a part where there are `num_items` of them. MLA's partial results are so large that writing and reducing them takes as
+ * long as there are many at once: 1 x 4k in 64 pieces of 64 keys 17.9 us, in 32 of 128 keys 16.5 (measured with 16, 64 and 128
+ * heads, docs/notes/cuda-hopper.md). */
+static inline float fv_lane_part_keys(const fv_split_rule *rule, int32_t rows, float num_items)
+{
+    const float of_round = (float)fv_lane_item_keys(rows, 1), share = num_items / (float)rule->num_lanes;
+    if (rule->problem->kind != FV_ATTENTION_MLA || share >= 1) return of_round;
+    const float keys = of_round - 240 * (1 - share), least = (float)fv_lane_item_keys(rows, 0);
+    return keys > least ? keys : least;
+}
+
 /* How long equal items of `num_seqs` sequences take, each of `keys` and what it takes `beside` them.
  *
  * Where workers have several lanes, those share the memory that all lanes share, and with entries of two bytes and more two of them

@@ -362,6 +362,27 @@ static void test_whole_rounds(void **state)
     }
 }
 
+/* Partial results of MLA are large: few keys are cut into pieces of more than one tile before they fill half of the lanes. */
+static void test_large_parts(void **state)
+{
+    (void)state;
+    static const struct {
+        int32_t num_seqs, keys, pieces;
+    } cases[] = {{1, 1024, 16}, {1, 4096, 32}, {1, 32768, 64}, {2, 4096, 22}};
+    for (size_t i = 0; i < FV_ARRAY_LEN(cases); i++) {
+        fixture *f = make(128, 1, 132);
+        f->problem.kind = FV_ATTENTION_MLA;
+        f->rule.block_q = 1;
+        f->rule.num_lanes = 66;
+        allocate(f);
+        for (int32_t seq = 0; seq < cases[i].num_seqs; seq++) add(f, 1, cases[i].keys);
+        build(f);
+        check_cover(f);
+        assert_int_equal(f->list.num_items, cases[i].num_seqs * cases[i].pieces);
+        destroy(f);
+    }
+}
+
 /* Few sequences: as many pieces of each as fill one round. */
 static void test_one_round(void **state)
 {
@@ -578,6 +599,7 @@ int main(void)
         cmocka_unit_test(test_lanes_are_filled),
         cmocka_unit_test(test_filled_lanes_are_covered),
         cmocka_unit_test(test_whole_rounds),
+        cmocka_unit_test(test_large_parts),
         cmocka_unit_test(test_one_round),
         cmocka_unit_test(test_pieces_taper),
     };
