@@ -23,7 +23,8 @@ enum {
     LANE_SEGMENTS = 8, /* of a longer row, that a lane has all at once */
     MOST_GROUPS = 8,   /* of a longer row */
     CHUNK = LANE_SEGMENTS * MOST_GROUPS,
-    MOST_LONG_SEGMENTS = 32, /* above, a block for each span is faster: one sequence (docs/notes/cuda-hopper.md) */
+    MOST_LONG_SEGMENTS = 32, /* of a longer row; above, and for one item from 17 on, a block for each span is faster */
+    MOST_LONG_OF_ITEM = 16,  /* (docs/notes/cuda-hopper.md) */
     MANY_ROWS = 2048         /* from here on a block has four heads */
 };
 static_assert(CHUNK == 16 * WARPS, "a half of a warp's lanes for its share of the maxima, one for the sums");
@@ -463,7 +464,7 @@ extern "C" fv_status fv_cuda_reduce_segments(const fv_launch *launch, const fv_r
     const int32_t num_items = params->items ? params->num_items : params->num_q_blocks, size = params->v_head_size;
     const int64_t num_rows = (int64_t)num_items * params->num_heads;
     const bool has_spans = size > SPAN && size % 4 == 0, are_many = num_rows >= MANY_ROWS;
-    const bool is_long = has_spans && params->most_segments <= MOST_LONG_SEGMENTS;
+    const bool is_long = has_spans && params->most_segments <= (num_items > 1 ? MOST_LONG_SEGMENTS : MOST_LONG_OF_ITEM);
     const int64_t blocks = are_many ? fv_ceil_div(params->num_heads, WARPS) : params->num_heads;
     const int64_t groups = is_long && !are_many ? groups_of(params->most_segments, size) : 1;
     const int64_t long_parts = groups > 1 ? fv_ceil_div(size, WARPS * SPAN / groups) : 1;
