@@ -35,22 +35,30 @@ static __device__ __forceinline__ void overlap_begin(void)
     overlap_let_next_start();
 }
 
-/* fv_cuda_launch of a kernel that calls overlap_wait(). */
+/* fv_cuda_launch of a kernel that calls overlap_wait(), in clusters of so many blocks, neighbours along x. */
 template <class Params>
 static fv_status fv_cuda_launch_overlapped(const fv_launch *launch, const char *operation, void (*kernel)(Params),
-                                           dim3 grid, uint32_t num_threads, size_t shared_bytes, const Params &params)
+                                           dim3 grid, uint32_t num_threads, size_t shared_bytes, const Params &params,
+                                           uint32_t cluster = 1)
 {
     if (grid.x == 0 || grid.y == 0 || grid.z == 0) return FV_OK;
-    cudaLaunchAttribute attribute = {};
-    attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;
-    attribute.val.programmaticStreamSerializationAllowed = 1;
+    cudaLaunchAttribute attributes[2] = {};
+    int32_t num_attributes = 0;
+    if (fv_cuda_state_of(launch->device)->overlaps) {
+        attributes[num_attributes].id = cudaLaunchAttributeProgrammaticStreamSerialization;
+        attributes[num_attributes++].val.programmaticStreamSerializationAllowed = 1;
+    }
+    if (cluster > 1) {
+        attributes[num_attributes].id = cudaLaunchAttributeClusterDimension;
+        attributes[num_attributes++].val.clusterDim = {cluster, 1, 1};
+    }
     cudaLaunchConfig_t config = {};
     config.gridDim = grid;
     config.blockDim = dim3(num_threads);
     config.dynamicSmemBytes = shared_bytes;
     config.stream = (cudaStream_t)launch->stream;
-    config.attrs = &attribute;
-    config.numAttrs = fv_cuda_state_of(launch->device)->overlaps ? 1 : 0;
+    config.attrs = attributes;
+    config.numAttrs = num_attributes;
     const int previous = fv_cuda_enter(launch->device);
     const cudaError_t error = cudaLaunchKernelEx(&config, kernel, params);
     fv_cuda_leave(launch->device, previous);
