@@ -62,6 +62,7 @@ fv_status fv_schedule_attend(fv_schedule *schedule, const fv_split_rule *rule, f
         .target = target,
         .first = first_item,
         .count = schedule->list.num_items - first_item,
+        .num_split = schedule->list.num_split,
         .first_token = first_token,
         .indices = schedule->num_indices,
     };

@@ -285,6 +285,7 @@ static fv_attend_params attend_params(const layer_run *run, const fv_call *call)
     if (call->count >= 0) {
         params.items = run->step.items + call->first;
         params.num_items = call->count;
+        params.num_split = call->num_split;
     } else {
         const int32_t num_seqs = sized_by_bounds(plan) ? plan->bounds.max_num_seqs : batch->num_seqs;
         params.whole_queries = plan->bounds.max_query_len <= params.block_q;

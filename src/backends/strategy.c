@@ -480,6 +480,12 @@ static int32_t num_lanes(const fv_plan *plan, const fv_attend_variant *variant, 
     return places ? fv_max_i32(1, places / (int32_t)fv_ceil_div(group, variant->block_m)) : 0;
 }
 
+/* Batch-invariant: what rounds an item fills is the batch's. */
+static int32_t splits_items(const fv_plan *plan, const fv_attend_variant *variant)
+{
+    return variant->splits_items && !plan->options.batch_invariant && variant->splits_items(&plan->problem);
+}
+
 fv_status fv_strategy_create(fv_plan *plan, const fv_strategy *strategy)
 {
     const fv_plan_options *options = &plan->options;
@@ -505,6 +511,7 @@ fv_status fv_strategy_create(fv_plan *plan, const fv_strategy *strategy)
         .tile_keys = plan->paged->tile_keys,
         .num_workers = plan->device->num_workers,
         .num_lanes = num_lanes(plan, plan->paged, plan->group),
+        .splits_items = splits_items(plan, plan->paged),
         .path = options->path,
         .batch_invariant = options->batch_invariant,
         .segment_keys = options->path == FV_PATH_3D || options->batch_invariant ? options->segment_keys : 0,
@@ -517,6 +524,7 @@ fv_status fv_strategy_create(fv_plan *plan, const fv_strategy *strategy)
         plan->dense_rule.block_q = plan->dense->block_m;
         plan->dense_rule.tile_keys = plan->dense->tile_keys;
         plan->dense_rule.num_lanes = num_lanes(plan, plan->dense, 1);
+        plan->dense_rule.splits_items = 0;
         plan->dense_rule.path = FV_PATH_2D;
         plan->dense_rule.cascade = 0;
     }

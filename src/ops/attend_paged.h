@@ -61,6 +61,7 @@ typedef struct fv_attend_params {
     float *lse; /* [T', Hq] or NULL */
     int64_t lse_token_stride, lse_head_stride;
     int32_t out_first_token; /* of the batch: row 0 of out and lse */
+    int32_t num_split; /* of a list: the last items, each of which two lanes of a device may share; it may do without */
     fv_kv_view cache;
     fv_dense_keys dense;
     const float *sinks;        /* [Hq] or NULL */
@@ -201,6 +202,8 @@ typedef struct fv_attend_variant {
     fv_rescaling rescaling;
     /* Items that a worker of the device holds at a time; NULL: one, and it takes them as they come. */
     int32_t (*items_at_once)(const fv_problem *problem);
+    /* 1: two lanes share the keys of an item where the list says so; NULL: they do not. */
+    int32_t (*splits_items)(const fv_problem *problem);
 } fv_attend_variant;
 
 typedef fv_status (*fv_reduce_segments_fn)(const fv_launch *launch, const fv_reduce_params *params);

@@ -4,9 +4,10 @@
 
 #include "planner/query_block.h"
 
-#define LANE_BLOCKS 256 /* Q blocks that are weighed; where there are more, pieces taper */
-#define TAPER_KEYS 512  /* of the smallest piece that pieces taper to */
-#define TAPER_END 0.2f  /* of the last piece: how long lanes wait for it */
+#define LANE_BLOCKS 256     /* Q blocks that are weighed; where there are more, pieces taper */
+#define MOST_SPLIT_PIECES 2 /* of a Q block, where two lanes share each: more are reduced as fast as they meet */
+#define TAPER_KEYS 512      /* of the smallest piece that pieces taper to */
+#define TAPER_END 0.2f      /* of the last piece: how long lanes wait for it */
 
 /* Equal Q blocks, neighbours in the pass, as the lanes see them: of one KV head. */
 typedef struct lane_block {
@@ -107,6 +108,25 @@ static float lane_time(const fv_split_rule *rule, const lane_blocks *blocks, int
     return in_rounds < dealt_out ? in_rounds : dealt_out;
 }
 
+/* The same where two lanes share each item, all in one round; INFINITY: there are too many. */
+static float split_time(const fv_split_rule *rule, const lane_blocks *blocks, int32_t from, int32_t end, float share)
+{
+    const float num_kv_heads = (float)rule->problem->mha.num_kv_heads;
+    float longest = 0, num_items = 0;
+    int32_t at = 0;
+    for (int32_t i = 0; i < blocks->num_kinds; i++) {
+        const lane_block *block = &blocks->kinds[i];
+        const float count = count_of(block, &at, from, end);
+        if (count == 0) continue;
+        const float pieces = fminf(ceilf(block->cost / share), block->most);
+        num_items += pieces * count;
+        const float beside = pieces > 1 ? part_cost(rule, block->rows, num_items * num_kv_heads) : block->whole;
+        const float meeting = cost_of_keys(block->rows, fv_lane_meeting_keys(block->rows));
+        longest = fmaxf(longest, block->cost / pieces / 2 + beside + meeting);
+    }
+    return 2 * num_items * num_kv_heads <= (float)rule->num_lanes ? longest : INFINITY;
+}
+
 /* How long the first `end` blocks take if they are not cut. */
 static float whole_time(const fv_split_rule *rule, const lane_blocks *blocks, int32_t end)
 {
@@ -141,13 +161,14 @@ static int64_t cost_from(const lane_blocks *blocks, int32_t from)
 /* And a little more, for times are floats. */
 static int64_t share_of(int64_t exact) { return exact + exact / 1024; }
 
-/* The share at which blocks from `from` on are as many pieces each as fill one round of the lanes; 0: there is none, or a worker
- * has several lanes, to make up for a round that is not full. */
-static int64_t one_round_share(const fv_split_rule *rule, const lane_blocks *blocks, int32_t from)
+/* The share at which blocks from `from` on are as many pieces each, least .. most, as fill one round of `num_lanes`; 0: there is
+ * none, or a worker has several lanes, to make up for a round that is not full. */
+static int64_t one_round_share(const fv_split_rule *rule, const lane_blocks *blocks, int32_t from, int32_t num_lanes,
+                               int32_t least, int32_t most)
 {
     const int32_t num_blocks = blocks->num_blocks - from;
-    const int32_t pieces = num_blocks > 0 ? rule->num_lanes / (num_blocks * rule->problem->mha.num_kv_heads) : 0;
-    if (rule->num_lanes > rule->num_workers || pieces < 2) return 0;
+    const int32_t pieces = num_blocks > 0 ? num_lanes / (num_blocks * rule->problem->mha.num_kv_heads) : 0;
+    if (rule->num_lanes > rule->num_workers || pieces < least || pieces > most) return 0;
     float largest = 0;
     int32_t at = 0;
     for (int32_t i = 0; i < blocks->num_kinds; i++)
@@ -207,7 +228,7 @@ fv_lane_cut fv_lane_cut_choose(const fv_split_rule *rule, const fv_step *step, c
     for (int32_t w = 0; w < (whole[1] > 0 ? 2 : 1); w++) {
         const float before = whole_time(rule, &blocks, whole[w]);
         const int64_t rest = cost_from(&blocks, whole[w]);
-        const int64_t one_round = one_round_share(rule, &blocks, whole[w]);
+        const int64_t one_round = one_round_share(rule, &blocks, whole[w], rule->num_lanes, 2, INT32_MAX);
         for (size_t i = 0; i < FV_ARRAY_LEN(items) + (one_round > 0); i++) {
             const int64_t share = i == FV_ARRAY_LEN(items) ? one_round : items_share(rule, rest, items[i]);
             const float time = before + lane_time(rule, &blocks, whole[w], num_blocks, (float)share);
@@ -215,6 +236,13 @@ fv_lane_cut fv_lane_cut_choose(const fv_split_rule *rule, const fv_step *step, c
             best_time = time;
             best = (fv_lane_cut){.share = share, .whole_runs = whole[w], .time = time};
         }
+        if (!rule->splits_items || pass->num_groups > 0) continue;
+        const int64_t halves = one_round_share(rule, &blocks, whole[w], rule->num_lanes / 2, 1, MOST_SPLIT_PIECES);
+        if (halves == 0) continue;
+        const float time = before + split_time(rule, &blocks, whole[w], num_blocks, (float)halves);
+        if (time >= best_time) continue;
+        best_time = time;
+        best = (fv_lane_cut){.share = halves, .whole_runs = whole[w], .splits = 1, .time = time};
     }
     return best;
 }

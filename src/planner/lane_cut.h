@@ -40,6 +40,9 @@ static inline float fv_lane_part_keys(const fv_split_rule *rule, int32_t rows, f
     return keys > least ? keys : least;
 }
 
+/* What two lanes that share an item take to add their results. */
+static inline float fv_lane_meeting_keys(int32_t rows) { return 0.875f * (float)rows; }
+
 /* How long equal items of `num_seqs` sequences take, each of `keys` and what it takes `beside` them.
  *
  * Where workers have several lanes, those share the memory that all lanes share, and with entries of two bytes and more two of them
@@ -68,6 +71,7 @@ typedef struct fv_lane_cut {
     int32_t tapers;     /* 1: fv_lane_taper_share() instead, run by run ... */
     int64_t uncut;      /* ... where blocks of less stay whole */
     int32_t whole_runs; /* the first ones, which are not cut */
+    int32_t splits;     /* 1: two lanes share each item of the others */
     float time;         /* that the lanes take, in units of cost; 0: not known */
 } fv_lane_cut;
 

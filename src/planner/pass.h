@@ -48,8 +48,9 @@ typedef struct fv_split_rule {
     int32_t block_q;           /* tokens of a Q block of a long query */
     int32_t tile_keys;
     int32_t num_workers;
-    int32_t num_lanes; /* items that a device works on at once, each KV head of an item by itself; 0: a worker takes
+    int32_t num_lanes;    /* items that a device works on at once, each KV head of an item by itself; 0: a worker takes
                         * items one by one, and where rows are few an item has several KV heads */
+    int32_t splits_items; /* 1: two lanes may share an item */
     fv_softmax_path path;
     int32_t batch_invariant; /* 1: cut by the sequence's own lengths only */
     int32_t segment_keys;    /* keys of a segment, where the rule does not follow the load; 0: follow it */

@@ -53,6 +53,7 @@ typedef struct fv_call {
     fv_key_source source;
     fv_result_target target;
     int32_t first, count;        /* work items, or reductions; count -1: the static grid */
+    int32_t num_split;           /* of those items, the last ones: for two lanes each */
     int32_t most_segments;       /* of those reductions */
     int32_t first_token;         /* of the batch: row 0 of the state buffers, or of the absorbed queries */
     int32_t token;               /* merge_states, absorb, project: tokens of the batch [token, token + num_tokens) */

@@ -337,7 +337,8 @@ static int64_t max_shares(const fv_split_rule *rule)
 
 fv_status fv_work_list_append(fv_work_list *list, const fv_split_rule *rule, const fv_step *step, const fv_pass *pass)
 {
-    list->num_slots = 0;
+    const int32_t first_item = list->num_items;
+    list->num_slots = list->num_split = 0;
     const int64_t no_share = INT64_MAX / 2; /* whole */
     int64_t share = no_share, rest = 0;
     int64_t cost = 0;
@@ -368,6 +369,8 @@ fv_status fv_work_list_append(fv_work_list *list, const fv_split_rule *rule, con
             if (status != FV_OK) return status;
         }
     }
+    const int32_t num_cut = list->num_items - first_item - cut.whole_runs;
+    if (cut.splits && 2 * num_cut <= rule->num_lanes) list->num_split = num_cut; /* a path may have forced more */
     return FV_OK;
 }
 

@@ -362,6 +362,30 @@ static void test_whole_rounds(void **state)
     }
 }
 
+/* Where two lanes may share an item, sequences that would be cut in two to fill the last round stay whole, for two lanes each. */
+static void test_split_rounds(void **state)
+{
+    (void)state;
+    static const struct {
+        int32_t num_seqs, num_items, num_split;
+    } cases[] = {{96, 96, 30}, {90, 90, 24}, {66, 66, 0}, {33, 33, 33}, {34, 0, 0}, {16, 32, 32}, {8, 0, 0}};
+    for (size_t i = 0; i < FV_ARRAY_LEN(cases); i++) {
+        fixture *f = make(128, 1, 132);
+        f->problem.kind = FV_ATTENTION_MLA;
+        f->rule.block_q = 1;
+        f->rule.num_lanes = 66;
+        f->rule.splits_items = 1;
+        allocate(f);
+        for (int32_t seq = 0; seq < cases[i].num_seqs; seq++) add(f, 1, 4096);
+        build(f);
+        check_cover(f);
+        assert_int_equal(f->list.num_split, cases[i].num_split);
+        if (cases[i].num_split > 0) assert_int_equal(f->list.num_items, cases[i].num_items);
+        if (cases[i].num_split > 0) assert_int_equal(f->list.num_reduces, cases[i].num_seqs == 16 ? 16 : 0);
+        destroy(f);
+    }
+}
+
 /* Partial results of MLA are large: few keys are cut into pieces of more than one tile before they fill half of the lanes. */
 static void test_large_parts(void **state)
 {
@@ -599,6 +623,7 @@ int main(void)
         cmocka_unit_test(test_lanes_are_filled),
         cmocka_unit_test(test_filled_lanes_are_covered),
         cmocka_unit_test(test_whole_rounds),
+        cmocka_unit_test(test_split_rounds),
         cmocka_unit_test(test_large_parts),
         cmocka_unit_test(test_one_round),
         cmocka_unit_test(test_pieces_taper),

@@ -120,6 +120,7 @@ static void set_args(attend_args *args, const fv_attend_params *params, fv_resca
     args->params = *params;
     args->rescaling = rescaling;
     args->row_parts = index_divisor_of(1);
+    args->num_whole = args->first_split = INT32_MAX;
     args->block = index_divisor_of(params->cache.block_size);
     set_sources(args);
     args->is_ds = params->cache.layout == FV_KV_LAYOUT_LATENT_FP8_DS;
@@ -273,6 +274,24 @@ static dim3 grid_of(attend_args *args, const fv_cuda_attend_kernel *kernel, int3
     return dim3((uint32_t)(kernel->stays ? fv_min_i32(num_jobs, kernel->stays * num_workers) : num_jobs) * parts);
 }
 
+/* Are there items for two blocks each to share, of a kernel whose blocks can? */
+static bool splits_items(const attend_args *args, const fv_cuda_attend_kernel *kernel)
+{
+    const fv_attend_params *params = &args->params;
+    const int32_t is_half = params->q_dtype == FV_DTYPE_F16;
+    return params->items && params->num_split > 0 && kernel->kernel == fv_cuda_hopper.latent[is_half].kernel;
+}
+
+/* The grid of a list whose last items have two blocks for each block of rows. */
+static dim3 split_grid_of(attend_args *args)
+{
+    const fv_attend_params *params = &args->params;
+    const int32_t parts = (int32_t)args->row_parts.by;
+    args->num_whole = (params->num_items - params->num_split) * parts;
+    args->first_split = (int32_t)fv_round_up(args->num_whole, 2);
+    return dim3((uint32_t)(args->first_split + 2 * params->num_split * parts));
+}
+
 fv_status fv_cuda_attend_launch(const fv_launch *launch, const fv_attend_params *params, int32_t block_m,
                                 fv_rescaling rescaling, bool may_be_hopper)
 {
@@ -288,9 +307,10 @@ fv_status fv_cuda_attend_launch(const fv_launch *launch, const fv_attend_params 
     }
     if (kernel.takes_row_parts)
         args.row_parts = index_divisor_of((int32_t)fv_ceil_div(most_rows(params), kernel.block_m));
-    const dim3 grid = grid_of(&args, &kernel, launch->device->num_workers);
+    const bool splits = splits_items(&args, &kernel);
+    const dim3 grid = splits ? split_grid_of(&args) : grid_of(&args, &kernel, launch->device->num_workers);
     return fv_cuda_launch_overlapped(launch, "attend_paged", kernel.kernel, grid, (uint32_t)kernel.num_threads,
-                                     (size_t)kernel.shared_bytes, args);
+                                     (size_t)kernel.shared_bytes, args, splits ? 2 : 1);
 }
 
 /* Shared memory above 48 KiB is for kernels that ask for it. */

@@ -62,6 +62,8 @@ typedef struct attend_args {
     index_divisor row_parts; /* blocks of threads, neighbours in the grid, that share an item's rows */
     int32_t pages_hold_tiles; /* 1: 16 keys from a multiple of 16 on lie in one page of a plain cache */
     int32_t planes_alike;     /* 1: values of a plain cache lie as its keys do, at strides of 32 bits */
+    int32_t num_whole;        /* of a list: blocks of threads of items that no two blocks share, the first ones, ... */
+    int32_t first_split;      /* ... and the first of the others in the grid, a multiple of 2; INT32_MAX: there are none */
 } attend_args;
 
 /* One row of a block, in shared memory. */

@@ -107,9 +107,17 @@ static int32_t few_at_once(const fv_problem *problem)
     return size <= 64 ? 4 : size <= 128 ? 3 : 1;
 }
 
+/* Does Hopper's kernel of 64 rows of latents serve the problem, whose blocks can share keys? */
+static int32_t splits_latents(const fv_problem *problem)
+{
+    const fv_mla_shape *mla = &problem->mla;
+    return mla->kv_lora_rank == 512 && mla->qk_rope_head_dim == 64 && problem->kv_dtype == problem->q_dtype;
+}
+
 template <int32_t BLOCK_M, bool IS_HOPPER>
 static constexpr fv_attend_variant paged(const char *name, const char *(*reason)(const fv_problem *),
-                                         int32_t (*items_at_once)(const fv_problem *))
+                                         int32_t (*items_at_once)(const fv_problem *),
+                                         int32_t (*splits_items)(const fv_problem *) = NULL)
 {
     return {name,
             BLOCK_M,
@@ -118,7 +126,8 @@ static constexpr fv_attend_variant paged(const char *name, const char *(*reason)
             scratch_bytes,
             launch_paged<BLOCK_M, FV_RESCALING_MULTIPLY, IS_HOPPER>,
             FV_RESCALING_MULTIPLY,
-            items_at_once};
+            items_at_once,
+            IS_HOPPER ? splits_items : NULL};
 }
 
 template <int32_t BLOCK_M, bool IS_HOPPER>
@@ -142,7 +151,7 @@ static constexpr fv_attend_variant amla(const char *name, const char *(*reason)(
     const fv_attend_variant PREFIX##_mla_decode[FV_CUDA_NUM_MLA_DECODE] = {                        \
         paged<FV_CUDA_FEW_ROWS, IS_HOPPER>("rows16_keys64", why_not_mla, one_at_once),             \
         paged<FV_CUDA_FEW_LATENT_ROWS, IS_HOPPER>("rows32_keys64", why_not_mla_many, one_at_once), \
-        paged<FV_CUDA_MANY_ROWS, IS_HOPPER>("rows64_keys64", why_not_mla_many, one_at_once),       \
+        paged<FV_CUDA_MANY_ROWS, IS_HOPPER>("rows64_keys64", why_not_mla_many, one_at_once, splits_latents), \
         amla<FV_RESCALING_ADD, IS_HOPPER>("amla", amla_why_not),                                   \
         amla<FV_RESCALING_ADD_UNCOMPENSATED, IS_HOPPER>("amla_uncompensated", amla_why_not),       \
         amla<FV_RESCALING_MULTIPLY_BF16, IS_HOPPER>("amla_multiply", why_not_mla),                 \

@@ -459,13 +459,10 @@ static __device__ __forceinline__ void attend_latents(float (&out)[LATENT_VALUE 
     ptx_wgmma_settle(out);
 }
 
-/* The end of row `lane` of the warp's 16, in its first 16 lanes, from the sums of both warpgroups; others: out_factor 0, of
- * no row. Two barriers, after the first of which no product reads shared memory any more. */
-template <class F>
-static __device__ __forceinline__ attend_end end_latent_row(const latent_state *state, latent_memory *memory,
-                                                            const attend_args *args, int32_t group, int32_t num_rows)
+/* Maximum, sum and sum of P as rounded of row lane % 16 of the warp's 16, from both warpgroups. Two barriers, after the first of
+ * which no product reads shared memory any more. */
+static __device__ __forceinline__ float4 sum_latent_row(const latent_state *state, latent_memory *memory, int32_t group)
 {
-    const attend_job *job = &memory->job;
     const row_sums *sums = &state->sums;
     float2 *values = (float2 *)memory->p;
     ptx_bar_sync(LATENT_BARRIER_CONSUMERS, LATENT_CONSUMERS);
@@ -475,16 +472,26 @@ static __device__ __forceinline__ attend_end end_latent_row(const latent_state *
         if (threadIdx.x % 4 == 0) values[group * LATENT_ROWS + state->row + half * 8] = own;
     }
     ptx_bar_sync(LATENT_BARRIER_CONSUMERS, LATENT_CONSUMERS);
-    const int32_t lane = threadIdx.x % 32, r = threadIdx.x / 32 % 4 * 16 + lane, from = lane % 8 * 4;
+    const int32_t lane = threadIdx.x % 32, r = threadIdx.x / 32 % 4 * 16 + lane % 16, from = lane % 8 * 4;
     const float max[2] = {__shfl_sync(~0u, sums->max[0], from), __shfl_sync(~0u, sums->max[1], from)};
+    const float2 low = values[r], high = values[LATENT_ROWS + r];
+    return make_float4(lane % 16 < 8 ? max[0] : max[1], low.x + high.x, low.y + high.y, 0);
+}
+
+/* The end of row `lane` of the warp's 16, in its first 16 lanes; others: out_factor 0, of no row. */
+template <class F>
+static __device__ __forceinline__ attend_end end_latent_row(const float4 *sums, const latent_state *state,
+                                                            const latent_memory *memory, const attend_args *args,
+                                                            int32_t num_rows)
+{
+    const attend_job *job = &memory->job;
+    const int32_t lane = threadIdx.x % 32, r = threadIdx.x / 32 % 4 * 16 + lane, from = lane % 8 * 4;
     const float scale[2] = {F::IS_AMLA ? __shfl_sync(~0u, state->scale[0], from) : 1.0f,
                             F::IS_AMLA ? __shfl_sync(~0u, state->scale[1], from) : 1.0f};
     if (lane >= 16 || r >= num_rows) return {-INFINITY, 0, 0, -1, 0};
-    const float2 low = values[r], high = values[LATENT_ROWS + r];
-    const float sum = low.x + high.x;
-    float factor = factor_of_values(job, sum, low.y + high.y);
+    float factor = factor_of_values(job, sums->y, sums->z);
     if (F::IS_AMLA) factor = __fdividef(factor, lane < 8 ? scale[0] : scale[1]);
-    return end_row(args, job, &memory->rows[r], lane < 8 ? max[0] : max[1], sum, factor);
+    return end_row(args, job, &memory->rows[r], sums->x, sums->y, factor);
 }
 
 /* The thread's part of the output as its end has it, to shared memory from `to` on, where four rows of fp32, or eight of
@@ -524,14 +531,82 @@ static __device__ __forceinline__ void send_latent_rows(char *to_of_lane, const 
     ptx_bulk_commit();
 }
 
+/* Where the thread's part of a warp's staged rows lies. */
+static __device__ __forceinline__ int32_t staged_part(int32_t element_bytes)
+{
+    const int32_t lane = threadIdx.x % 32;
+    return lane / 4 * (LATENT_STAGED_BYTES / 4 * element_bytes) + lane % 4 * 2 * element_bytes;
+}
+
+/* --- two blocks of an item: the first ends the first warpgroup's columns, the second the second's ----------------- */
+
+/* The warp's part of the output, relative to the block's own maxima, goes to the other block when that has sent its sums too and
+ * needs its queries no more. The block stays until it is there. */
+static __device__ __forceinline__ void give_latent_values(const float (&out)[LATENT_VALUE / 4], const float4 *sums,
+                                                          latent_memory *memory, int32_t group)
+{
+    const uint32_t other_rank = ~blockIdx.x % 2;
+    const int32_t warp = threadIdx.x / 32 % 4, lane = threadIdx.x % 32;
+    const float as_it_is[2] = {1, 1};
+    char *staged = memory->tiles[group][0] + warp * LATENT_WARP_BYTES;
+    ptx_cluster_wait(); /* its barriers are there */
+    if (lane < 16)
+        ptx_store_async_16(ptx_shared_address_in(sums_of_other(memory, warp * 16 + lane), other_rank), *sums,
+                           ptx_shared_address_in(&memory->met, other_rank));
+    stage_latent_values<float>(out, staged + staged_part(4), as_it_is);
+    ptx_fence_proxy_async();
+    ptx_mbarrier_wait(&memory->met, 0);
+    __syncwarp();
+    if (ptx_elect())
+        ptx_bulk_send(ptx_shared_address_in(memory->q[0] + warp * LATENT_WARP_BYTES, other_rank), staged,
+                      LATENT_WARP_BYTES, ptx_shared_address_in(&memory->inbox[warp], other_rank));
+    __syncwarp();
+    ptx_mbarrier_wait(&memory->taken, 0);
+}
+
+/* Output and sums go over to the keys of both blocks. */
+static __device__ __forceinline__ void take_latent_values(float (&out)[LATENT_VALUE / 4], float4 *sums,
+                                                          latent_memory *memory)
+{
+    const uint32_t other_rank = ~blockIdx.x % 2;
+    const int32_t warp = threadIdx.x / 32 % 4, lane = threadIdx.x % 32;
+    ptx_cluster_wait();
+    ptx_mbarrier_wait(&memory->met, 0);
+    const float4 other = *sums_of_other(memory, warp * 16 + lane % 16);
+    const float max = fmaxf(sums->x, other.x), base = max == -INFINITY ? 0.0f : max;
+    const float weight = ptx_ex2(sums->x - base), of_other = ptx_ex2(other.x - base);
+    *sums = make_float4(max, weight * sums->y + of_other * other.y, weight * sums->z + of_other * other.z, 0);
+    const float weights[2] = {__shfl_sync(~0u, weight, lane / 4), __shfl_sync(~0u, weight, lane / 4 + 8)};
+    const float others[2] = {__shfl_sync(~0u, of_other, lane / 4), __shfl_sync(~0u, of_other, lane / 4 + 8)};
+    ptx_mbarrier_wait(&memory->inbox[warp], 0);
+    if (ptx_elect()) /* to where nothing is any more */
+        ptx_store_async_16(ptx_shared_address_in(memory->p + LATENT_PANEL_BYTES / 2 + warp * 16, other_rank), other,
+                           ptx_shared_address_in(&memory->taken, other_rank));
+    __syncwarp();
+    const char *from = memory->q[0] + warp * LATENT_WARP_BYTES + staged_part(4);
+#pragma unroll
+    for (int i = 0; i < LATENT_VALUE / 8; i++) {
+        const float2 values = *(const float2 *)(from + i % 2 * 8 * LATENT_STAGED_BYTES + i / 2 * 32);
+        out[2 * i] = out[2 * i] * weights[i % 2] + values.x * others[i % 2];
+        out[2 * i + 1] = out[2 * i + 1] * weights[i % 2] + values.y * others[i % 2];
+    }
+}
+
+/* --- the end of the rows ----------------------------------------------------------------------------------------- */
+
 /* The output, by way of the tiles' shared memory: written from registers it would be 3000 instructions, which a block runs
  * once, and 32 bytes of a row at a time. A warp has its rows for itself. */
 template <class F>
-static __device__ __forceinline__ void store_latent_rows(const float (&out)[LATENT_VALUE / 4],
-                                                         const latent_state *state, latent_memory *memory,
-                                                         const attend_args *args, int32_t group, int32_t num_rows)
+static __device__ __forceinline__ void store_latent_rows(float (&out)[LATENT_VALUE / 4], const latent_state *state,
+                                                         latent_memory *memory, const attend_args *args, int32_t group,
+                                                         int32_t num_rows)
 {
-    const attend_end end = end_latent_row<F>(state, memory, args, group, num_rows);
+    float4 sums = sum_latent_row(state, memory, group);
+    if (!F::IS_AMLA && is_split(args)) {
+        if (group != (int32_t)blockIdx.x % 2) return give_latent_values(out, &sums, memory, group);
+        take_latent_values(out, &sums, memory);
+    }
+    const attend_end end = end_latent_row<F>(&sums, state, memory, args, num_rows);
     const int32_t lane = threadIdx.x % 32, first_row = threadIdx.x / 32 % 4 * 16;
     const bool is_row = lane < 16 && first_row + lane < num_rows;
     const fv_dtype dtype = memory->job.item.partial >= 0 ? FV_DTYPE_F32 : args->params.out_dtype;
@@ -539,7 +614,7 @@ static __device__ __forceinline__ void store_latent_rows(const float (&out)[LATE
     const int32_t row_bytes = LATENT_STAGED_BYTES / 4 * element_bytes;
     const float factor[2] = {__shfl_sync(~0u, end.out_factor, lane / 4), __shfl_sync(~0u, end.out_factor, lane / 4 + 8)};
     char *staged = memory->tiles[group][0] + first_row * LATENT_STAGED_BYTES;
-    char *own = staged + lane / 4 * row_bytes + lane % 4 * 2 * element_bytes;
+    char *own = staged + staged_part(element_bytes);
     if (dtype == FV_DTYPE_F32)
         stage_latent_values<float>(out, own, factor);
     else if (dtype == FV_DTYPE_F16)
@@ -597,9 +672,11 @@ static __global__ void __launch_bounds__(LATENT_THREADS, 1)
     if (args.map_rows > 0 && threadIdx.x == LATENT_CONSUMERS) ptx_prefetch_map(&args.key_map);
     if (!find_latent_item(&item, memory, &args)) return;
     if (!find_latent_rows(&keys, memory, &args, &item)) return;
+    if (is_split(&args)) ptx_cluster_arrive();
     if (threadIdx.x >= LATENT_CONSUMERS) {
         ptx_give_registers<LATENT_PRODUCER_REGISTERS>();
         produce_latents(memory, &args, &item, &keys);
+        if (is_split(&args)) ptx_cluster_wait();
     } else {
         ptx_take_registers<LATENT_CONSUMER_REGISTERS>();
         consume_latents<F>(memory, &args, &item);

@@ -21,7 +21,8 @@ enum {
     LATENT_CONSUMER_REGISTERS = 224,
     LATENT_PRODUCER_REGISTERS = 56,
     LATENT_LOW_PANELS = 4,                          /* of the first warpgroup's values */
-    LATENT_STAGED_BYTES = LATENT_VALUE / 2 * 4 + 32 /* of a row of half of the output; 32: four rows in all banks */
+    LATENT_STAGED_BYTES = LATENT_VALUE / 2 * 4 + 32, /* of a row of half of the output; 32: four rows in all banks */
+    LATENT_WARP_BYTES = 16 * LATENT_STAGED_BYTES     /* of a warp's rows */
 };
 
 /* Barriers of threads, by their numbers; 0 is __syncthreads(). */
@@ -48,20 +49,60 @@ struct latent_memory { /* of the 227 KiB that a block can have, all */
     uint64_t landed[2][LATENT_PANELS]; /* the rows of a panel that come one by one, before products may read them */
     attend_keys keys;
     attend_job job;
+
+    /* of two blocks that share an item's keys, what comes from the other */
+    uint64_t met;      /* the sums of its rows: sums_of_other */
+    uint64_t inbox[4]; /* a warp's rows of its half of the output, in `q` */
+    uint64_t taken;    /* word that it has the other half */
 };
 static_assert(sizeof(latent_memory) <= 227 * 1024, "the shared memory of a block");
-static_assert(LATENT_ROWS * LATENT_STAGED_BYTES <= LATENT_PANELS * LATENT_PANEL_BYTES,
-              "a tile's, of half of the output");
+static_assert(4 * LATENT_WARP_BYTES <= LATENT_PANELS * LATENT_PANEL_BYTES, "a tile's, of half of the output");
+
+/* --- two blocks of an item --------------------------------------------------------------------------------------- */
+
+/* Where a round of items leaves multiprocessors free, two blocks share the keys of each, neighbours in the grid and a cluster:
+ * the first has the first half of the tiles. */
+static __device__ __forceinline__ bool is_split(const attend_args *args)
+{
+    return (int32_t)blockIdx.x >= args->first_split;
+}
+
+/* The block's place among the items' blocks of rows, -1: none. */
+static __device__ __forceinline__ int32_t latent_place(const attend_args *args)
+{
+    const int32_t block = (int32_t)blockIdx.x;
+    if (block < args->num_whole) return block;
+    return block < args->first_split ? -1 : args->num_whole + (block - args->first_split) / 2;
+}
+
+/* Maximum, sum, and sum of P as rounded, of a row in the other block: where the row has what these kernels do not read. */
+static __device__ __forceinline__ float4 *sums_of_other(latent_memory *memory, int32_t row)
+{
+    static_assert(offsetof(attend_row, position) == 16 && sizeof(attend_row) == 32, "16 bytes of each row");
+    return (float4 *)&memory->rows[row].position;
+}
+
+/* The block's half of an item's keys. */
+static __device__ __forceinline__ void take_half(fv_work_item *item)
+{
+    const int32_t tiles = (item->end_key - item->first_key + LATENT_TILE - 1) / LATENT_TILE;
+    const int32_t middle = fv_min_i32(item->first_key + (tiles + 1) / 2 * LATENT_TILE, item->end_key);
+    if (blockIdx.x % 2 == 0)
+        item->end_key = middle;
+    else
+        item->first_key = middle;
+}
 
 /* --- the block's rows ------------------------------------------------------------------------------------------ */
 
 /* The block's first row of its job. */
 static __device__ __forceinline__ int32_t first_latent_row(const attend_args *args)
 {
-    return row_part_of_block(args) * LATENT_ROWS;
+    const int32_t place = latent_place(args);
+    return (place - divide_index(place, args->row_parts) * (int32_t)args->row_parts.by) * LATENT_ROWS;
 }
 
-static __device__ __forceinline__ void init_latent_memory(latent_memory *memory)
+static __device__ __forceinline__ void init_latent_memory(latent_memory *memory, const attend_args *args)
 {
     for (int32_t buffer = 0; buffer < 2; buffer++) {
         for (int32_t panel = 0; panel < LATENT_PANELS; panel++) {
@@ -70,7 +111,14 @@ static __device__ __forceinline__ void init_latent_memory(latent_memory *memory)
         }
         for (int32_t side = 0; side < 2; side++) ptx_mbarrier_init(&memory->empty[buffer][side], 4);
     }
+    ptx_mbarrier_init(&memory->met, 1);
+    ptx_mbarrier_init(&memory->taken, 1);
+    for (int32_t warp = 0; warp < 4; warp++) ptx_mbarrier_init(&memory->inbox[warp], 1);
     ptx_fence_mbarrier_init();
+    if (!is_split(args)) return;
+    ptx_mbarrier_expect(&memory->met, LATENT_ROWS * sizeof(float4));
+    ptx_mbarrier_expect(&memory->taken, 4 * sizeof(float4));
+    for (int32_t warp = 0; warp < 4; warp++) ptx_mbarrier_expect(&memory->inbox[warp], LATENT_WARP_BYTES);
 }
 
 /* The block's item, and barriers in `memory` to use from here on; false: there is no item. A list is older than the
@@ -79,11 +127,13 @@ static __device__ __forceinline__ bool find_latent_item(fv_work_item *item, late
                                                         const attend_args *args)
 {
     const fv_attend_params *params = &args->params;
-    const int32_t block = divide_index((int32_t)blockIdx.x, args->row_parts);
+    const int32_t place = latent_place(args), block = divide_index(place, args->row_parts);
+    if (place < 0) return false;
     if (params->items) *item = params->items[block];
-    if (threadIdx.x == LATENT_THREADS - 32) init_latent_memory(memory);
+    if (threadIdx.x == LATENT_THREADS - 32) init_latent_memory(memory, args);
     __syncthreads();
     overlap_begin();
+    if (is_split(args)) take_half(item);
     return params->items || find_grid_item(item, params, params->num_q_blocks - 1 - block, 0, (int32_t)blockIdx.z);
 }
 

@@ -74,6 +74,42 @@ __device__ __forceinline__ void ptx_bulk_store(void *global, const void *shared,
 __device__ __forceinline__ void ptx_bulk_commit(void) { asm volatile("cp.async.bulk.commit_group;" ::: "memory"); }
 __device__ __forceinline__ void ptx_bulk_wait_read(void) { asm volatile("cp.async.bulk.wait_group.read 0;" ::: "memory"); }
 
+/* "barrier.cluster": arrives, of all threads of a cluster's blocks, and waits for all that have not exited. Relaxed: of
+ * what was written before, the others see mbarriers alone, behind ptx_fence_mbarrier_init. */
+__device__ __forceinline__ void ptx_cluster_arrive(void)
+{
+    asm volatile("barrier.cluster.arrive.relaxed.aligned;" ::: "memory");
+}
+__device__ __forceinline__ void ptx_cluster_wait(void) { asm volatile("barrier.cluster.wait.aligned;" ::: "memory"); }
+
+/* "mapa": the shared address of what lies at the same place in block `rank` of the cluster. */
+__device__ __forceinline__ uint32_t ptx_shared_address_in(const void *pointer, uint32_t rank)
+{
+    uint32_t address;
+    asm("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(address) : "r"(ptx_shared_address(pointer)), "r"(rank));
+    return address;
+}
+
+/* "st.async": 16 bytes to shared memory of a block of the cluster; they arrive at a barrier of that block. */
+__device__ __forceinline__ void ptx_store_async_16(uint32_t shared, float4 value, uint32_t barrier)
+{
+    asm volatile("st.async.shared::cluster.mbarrier::complete_tx::bytes.v4.b32 [%0], {%1, %2, %3, %4}, [%5];" ::"r"(
+                     shared),
+                 "r"(__float_as_uint(value.x)), "r"(__float_as_uint(value.y)), "r"(__float_as_uint(value.z)),
+                 "r"(__float_as_uint(value.w)), "r"(barrier)
+                 : "memory");
+}
+
+/* "cp.async.bulk": bytes, a multiple of 16, to shared memory of a block of the cluster; they arrive at a barrier of that
+ * block. What was written there before is seen behind a fence (ptx_fence_proxy_async). */
+__device__ __forceinline__ void ptx_bulk_send(uint32_t shared, const void *from, int32_t bytes, uint32_t barrier)
+{
+    asm volatile("cp.async.bulk.shared::cluster.shared::cta.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(
+                     shared),
+                 "r"(ptx_shared_address(from)), "r"(bytes), "r"(barrier)
+                 : "memory");
+}
+
 /* "prefetch.tensormap": the first copy by a map need not wait for it. */
 __device__ __forceinline__ void ptx_prefetch_map(const fv_tensor_map *map)
 {
