@@ -494,16 +494,17 @@ static __device__ __forceinline__ attend_end end_latent_row(const float4 *sums, 
     return end_row(args, job, &memory->rows[r], sums->x, sums->y, factor);
 }
 
-/* The thread's part of the output as its end has it, to shared memory from `to` on, where four rows of fp32, or eight of
- * 16 bits, lie in all banks. */
+/* The thread's part of the output as its end has it, to shared memory from `to` on, rows of `row_bytes`: where four rows of fp32,
+ * or eight of 16 bits, lie in all banks. */
 template <class T>
 static __device__ __forceinline__ void stage_latent_values(const float (&out)[LATENT_VALUE / 4], char *to,
-                                                           const float (&factor)[2])
+                                                           int32_t row_bytes, const float (&factor)[2])
 {
+    char *const rows[2] = {to, to + 8 * row_bytes};
 #pragma unroll
     for (int i = 0; i < LATENT_VALUE / 8; i++) {
         const float low = out[2 * i] * factor[i % 2], high = out[2 * i + 1] * factor[i % 2];
-        char *at = to + (i % 2 * 8 * LATENT_STAGED_BYTES / 4 + i / 2 * 8) * (int32_t)sizeof(T);
+        char *at = rows[i % 2] + i / 2 * 8 * (int32_t)sizeof(T);
         if constexpr (sizeof(T) == 4)
             *(float2 *)at = make_float2(low, high);
         else
@@ -511,13 +512,14 @@ static __device__ __forceinline__ void stage_latent_values(const float (&out)[LA
     }
 }
 
-/* The warp's rows, whose places the lanes have, from shared memory: by the copy engine, or, where one is at no multiple of 16
- * bytes, 16 bits at a time. */
+/* Rows first .. end - 1 of the warp's, whose places the lanes have, from shared memory: by the copy engine, or, where one is at no
+ * multiple of 16 bytes, 16 bits at a time. */
 static __device__ __forceinline__ void send_latent_rows(char *to_of_lane, const char *staged, int32_t row_bytes,
-                                                        int32_t bytes)
+                                                        int32_t bytes, int32_t first = 0, int32_t end = 16)
 {
+    staged += first * row_bytes;
 #pragma unroll 1
-    for (int32_t i = 0; i < 16; i++, staged += row_bytes) {
+    for (int32_t i = first; i < end; i++, staged += row_bytes) {
         char *to = (char *)__shfl_sync(~0u, (uint64_t)to_of_lane, i);
         if (!to) break; /* the last ones are no rows */
         if ((uintptr_t)to % 16 == 0) {
@@ -531,11 +533,11 @@ static __device__ __forceinline__ void send_latent_rows(char *to_of_lane, const 
     ptx_bulk_commit();
 }
 
-/* Where the thread's part of a warp's staged rows lies. */
-static __device__ __forceinline__ int32_t staged_part(int32_t element_bytes)
+/* Where the thread's part of rows of `row_bytes` lies. */
+static __device__ __forceinline__ int32_t staged_part(int32_t row_bytes, int32_t element_bytes)
 {
     const int32_t lane = threadIdx.x % 32;
-    return lane / 4 * (LATENT_STAGED_BYTES / 4 * element_bytes) + lane % 4 * 2 * element_bytes;
+    return lane / 4 * row_bytes + lane % 4 * 2 * element_bytes;
 }
 
 /* --- two blocks of an item: the first ends the first warpgroup's columns, the second the second's ----------------- */
@@ -553,7 +555,7 @@ static __device__ __forceinline__ void give_latent_values(const float (&out)[LAT
     if (lane < 16)
         ptx_store_async_16(ptx_shared_address_in(sums_of_other(memory, warp * 16 + lane), other_rank), *sums,
                            ptx_shared_address_in(&memory->met, other_rank));
-    stage_latent_values<float>(out, staged + staged_part(4), as_it_is);
+    stage_latent_values<float>(out, staged + staged_part(LATENT_STAGED_BYTES, 4), LATENT_STAGED_BYTES, as_it_is);
     ptx_fence_proxy_async();
     ptx_mbarrier_wait(&memory->met, 0);
     __syncwarp();
@@ -583,7 +585,7 @@ static __device__ __forceinline__ void take_latent_values(float (&out)[LATENT_VA
         ptx_store_async_16(ptx_shared_address_in(memory->p + LATENT_PANEL_BYTES / 2 + warp * 16, other_rank), other,
                            ptx_shared_address_in(&memory->taken, other_rank));
     __syncwarp();
-    const char *from = memory->q[0] + warp * LATENT_WARP_BYTES + staged_part(4);
+    const char *from = memory->q[0] + warp * LATENT_WARP_BYTES + staged_part(LATENT_STAGED_BYTES, 4);
 #pragma unroll
     for (int i = 0; i < LATENT_VALUE / 8; i++) {
         const float2 values = *(const float2 *)(from + i % 2 * 8 * LATENT_STAGED_BYTES + i / 2 * 32);
@@ -595,41 +597,49 @@ static __device__ __forceinline__ void take_latent_values(float (&out)[LATENT_VA
 /* --- the end of the rows ----------------------------------------------------------------------------------------- */
 
 /* The output, by way of the tiles' shared memory: written from registers it would be 3000 instructions, which a block runs
- * once, and 32 bytes of a row at a time. A warp has its rows for itself. */
+ * once, and 32 bytes of a row at a time. The two warps that have the same rows send half of them each. */
 template <class F>
 static __device__ __forceinline__ void store_latent_rows(float (&out)[LATENT_VALUE / 4], const latent_state *state,
                                                          latent_memory *memory, const attend_args *args, int32_t group,
                                                          int32_t num_rows)
 {
+    const bool shares = !F::IS_AMLA && is_split(args);
     float4 sums = sum_latent_row(state, memory, group);
-    if (!F::IS_AMLA && is_split(args)) {
+    if (shares) {
         if (group != (int32_t)blockIdx.x % 2) return give_latent_values(out, &sums, memory, group);
         take_latent_values(out, &sums, memory);
     }
     const attend_end end = end_latent_row<F>(&sums, state, memory, args, num_rows);
-    const int32_t lane = threadIdx.x % 32, first_row = threadIdx.x / 32 % 4 * 16;
+    const int32_t lane = threadIdx.x % 32, warp = threadIdx.x / 32 % 4, first_row = warp * 16;
     const bool is_row = lane < 16 && first_row + lane < num_rows;
     const fv_dtype dtype = memory->job.item.partial >= 0 ? FV_DTYPE_F32 : args->params.out_dtype;
-    const int32_t element_bytes = dtype == FV_DTYPE_F32 ? 4 : 2, bytes = LATENT_VALUE / 2 * element_bytes;
-    const int32_t row_bytes = LATENT_STAGED_BYTES / 4 * element_bytes;
+    const int32_t element_bytes = dtype == FV_DTYPE_F32 ? 4 : 2, half_bytes = LATENT_VALUE / 2 * element_bytes;
+    const int32_t row_bytes = (shares ? LATENT_VALUE / 2 + 8 : LATENT_VALUE + 8) * element_bytes;
     const float factor[2] = {__shfl_sync(~0u, end.out_factor, lane / 4), __shfl_sync(~0u, end.out_factor, lane / 4 + 8)};
-    char *staged = memory->tiles[group][0] + first_row * LATENT_STAGED_BYTES;
-    char *own = staged + staged_part(element_bytes);
+    char *rows = memory->tiles[shares ? group : 0][0] + first_row * row_bytes;
+    char *staged = rows + (shares ? 0 : group * half_bytes), *own = staged + staged_part(row_bytes, element_bytes);
     if (dtype == FV_DTYPE_F32)
-        stage_latent_values<float>(out, own, factor);
+        stage_latent_values<float>(out, own, row_bytes, factor);
     else if (dtype == FV_DTYPE_F16)
-        stage_latent_values<__half>(out, own, factor);
+        stage_latent_values<__half>(out, own, row_bytes, factor);
     else
-        stage_latent_values<__nv_bfloat16>(out, own, factor);
+        stage_latent_values<__nv_bfloat16>(out, own, row_bytes, factor);
     __syncwarp();
     if (is_row && end.out_factor == 0) { /* no key: 0, whatever the sums are */
 #pragma unroll 1
-        for (int32_t at = 0; at < bytes; at += 16) *(uint4 *)(staged + lane * row_bytes + at) = make_uint4(0, 0, 0, 0);
+        for (int32_t at = 0; at < half_bytes; at += 16)
+            *(uint4 *)(staged + lane * row_bytes + at) = make_uint4(0, 0, 0, 0);
     }
     ptx_fence_proxy_async();
-    __syncwarp();
     const attend_row *row = &memory->rows[first_row + lane % 16];
-    send_latent_rows(is_row ? target_of(args, row, &end).to + group * bytes : NULL, staged, row_bytes, bytes);
+    char *to = is_row ? target_of(args, row, &end).to : NULL;
+    if (shares) {
+        __syncwarp();
+        send_latent_rows(is_row ? to + group * half_bytes : NULL, rows, row_bytes, half_bytes, 0, 16);
+    } else {
+        ptx_bar_sync(LATENT_BARRIER_ROWS + warp, 64); /* whole rows are there: half as many copies */
+        send_latent_rows(to, rows, row_bytes, 2 * half_bytes, group * 8, group * 8 + 8);
+    }
     if (is_row && group == 0) store_sums(args, row, &end);
     ptx_bulk_wait_read();
 }

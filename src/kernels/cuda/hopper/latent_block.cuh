@@ -29,7 +29,8 @@ enum {
 enum {
     LATENT_BARRIER_EVEN = 1, /* the first warpgroup's P and maxima are there */
     LATENT_BARRIER_ODD,      /* the second's */
-    LATENT_BARRIER_CONSUMERS
+    LATENT_BARRIER_CONSUMERS,
+    LATENT_BARRIER_ROWS /* and three more: the warps that have the same rows */
 };
 
 /* A kernel's form. */
@@ -56,6 +57,7 @@ struct latent_memory { /* of the 227 KiB that a block can have, all */
     uint64_t taken;    /* word that it has the other half */
 };
 static_assert(sizeof(latent_memory) <= 227 * 1024, "the shared memory of a block");
+static_assert(LATENT_ROWS * (LATENT_VALUE + 8) * 4 <= 2 * LATENT_PANELS * LATENT_PANEL_BYTES, "both tiles'");
 static_assert(4 * LATENT_WARP_BYTES <= LATENT_PANELS * LATENT_PANEL_BYTES, "a tile's, of half of the output");
 
 /* --- two blocks of an item --------------------------------------------------------------------------------------- */
