@@ -264,7 +264,7 @@ static int64_t lane_segments(const fv_plan *plan, int64_t most)
         const float num_items = (float)(blocks * segments);
         const float beside = segments > 1 ? fv_lane_part_keys(&plan->rule, rows, num_items)
                                           : (float)fv_lane_item_keys(rows, 0);
-        const float time = fv_lane_time(&plan->rule, plan->bounds.max_num_seqs, num_items, (float)segment_keys, beside);
+        const float time = fv_lane_time(&plan->rule, num_items, (float)segment_keys, beside);
         if (time < best_time) {
             best_time = time;
             best = segments;

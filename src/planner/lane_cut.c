@@ -103,7 +103,7 @@ static float lane_time(const fv_split_rule *rule, const lane_blocks *blocks, int
     }
     const float num_kv_heads = (float)rule->problem->mha.num_kv_heads, lanes = (float)rule->num_lanes;
     if (rows_of_part > 0) beside = part_cost(rule, rows_of_part, num_items * num_kv_heads);
-    const float in_rounds = fv_lane_time(rule, blocks->num_blocks, num_items * num_kv_heads, keys, beside);
+    const float in_rounds = fv_lane_time(rule, num_items * num_kv_heads, keys, beside);
     const float dealt_out = total * num_kv_heads / lanes + (keys + beside) * (1 - 1 / lanes); /* never longer */
     return in_rounds < dealt_out ? in_rounds : dealt_out;
 }

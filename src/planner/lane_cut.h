@@ -43,18 +43,16 @@ static inline float fv_lane_part_keys(const fv_split_rule *rule, int32_t rows, f
 /* What two lanes that share an item take to add their results. */
 static inline float fv_lane_meeting_keys(int32_t rows) { return 0.875f * (float)rows; }
 
-/* How long equal items of `num_seqs` sequences take, each of `keys` and what it takes `beside` them.
+/* How long equal items take, each of `keys` and what it takes `beside` them.
  *
  * Where workers have several lanes, those share the memory that all lanes share, and with entries of two bytes and more two of them
- * take all of it. So one round of one sequence takes as long as its workers are busy, and where one has an item more than
- * others, it takes half of what they leave: fitted to 40 measured cuts on an H200 (docs/notes/cuda-hopper.md). More sequences have
- * more new keys: where their write still holds some workers, others take more items than their share. In further rounds the lanes
- * that end first do. */
-static inline float fv_lane_time(const fv_split_rule *rule, int32_t num_seqs, float num_items, float keys, float beside)
+ * take all of it. So one round takes as long as its workers are busy, and where one has an item more than others, it takes half of
+ * what they leave: fitted to 40 measured cuts on an H200 (docs/notes/cuda-hopper.md). In further rounds the lanes that end first do. */
+static inline float fv_lane_time(const fv_split_rule *rule, float num_items, float keys, float beside)
 {
     const float rounds = num_items / (float)rule->num_lanes, whole = (float)(int32_t)rounds, rest = rounds - whole;
     const int32_t shares = rule->num_workers<rule->num_lanes, is_wide = fv_dtype_bytes(rule->problem->kv_dtype)> 1;
-    if (shares && is_wide && num_seqs == 1 && rounds <= 1) {
+    if (shares && is_wide && rounds <= 1) {
         const float of_worker = num_items / (float)rule->num_workers, down = (float)(int32_t)of_worker;
         const float full = down < of_worker ? down : down - 1;
         const float items = full < 1 ? 1.35f

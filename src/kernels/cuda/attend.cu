@@ -292,6 +292,14 @@ static dim3 split_grid_of(attend_args *args)
     return dim3((uint32_t)(args->first_split + 2 * params->num_split * parts));
 }
 
+/* Where a multiprocessor has two blocks that stay at most, so many bytes of shared memory that no third one fits: while the kernel
+ * before still holds some multiprocessors, others would take three. */
+static int32_t shared_bytes_of(const fv_cuda_attend_kernel *kernel, const fv_device *device, dim3 grid)
+{
+    const bool has_room = kernel->stays > 2 && (int64_t)grid.x <= 2 * (int64_t)device->num_workers;
+    return has_room ? fv_max_i32(kernel->shared_bytes, fv_cuda_state_of(device)->max_shared / 3) : kernel->shared_bytes;
+}
+
 fv_status fv_cuda_attend_launch(const fv_launch *launch, const fv_attend_params *params, int32_t block_m,
                                 fv_rescaling rescaling, bool may_be_hopper)
 {
@@ -310,7 +318,7 @@ fv_status fv_cuda_attend_launch(const fv_launch *launch, const fv_attend_params 
     const bool splits = splits_items(&args, &kernel);
     const dim3 grid = splits ? split_grid_of(&args) : grid_of(&args, &kernel, launch->device->num_workers);
     return fv_cuda_launch_overlapped(launch, "attend_paged", kernel.kernel, grid, (uint32_t)kernel.num_threads,
-                                     (size_t)kernel.shared_bytes, args, splits ? 2 : 1);
+                                     (size_t)shared_bytes_of(&kernel, launch->device, grid), args, splits ? 2 : 1);
 }
 
 /* Shared memory above 48 KiB is for kernels that ask for it. */
@@ -337,7 +345,7 @@ extern "C" fv_status fv_cuda_attend_open(const fv_device *device)
     for (const fv_cuda_attend_few_kernels &kernels : fv_cuda_attend_few) {
         for (int32_t i = 0; i < 4 && status == FV_OK; i++) {
             const fv_cuda_attend_kernel *kernel = &kernels.of[i / 2][i % 2];
-            status = allow_shared(device, kernel, kernel->shared_bytes);
+            status = allow_shared(device, kernel, fv_max_i32(kernel->shared_bytes, fv_cuda_state_of(device)->max_shared / 3));
         }
     }
     const fv_cuda_attend_kernel *hopper[] = {fv_cuda_hopper.rows_64,   fv_cuda_hopper.rows_128,
