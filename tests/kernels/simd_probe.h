@@ -11,7 +11,8 @@ typedef struct simd_probe {
     void (*load16)(float *to, const void *from, fv_dtype dtype);   /* lane order undone */
     void (*reorder)(float *to, const float *from, fv_dtype dtype); /* 16 to lane order and back */
     void (*store8)(void *to, const float *from, fv_dtype dtype);
-    void (*exp2)(float *to, const float *from); /* 8 */
+    void (*exp2)(float *to, const float *from);    /* 8 */
+    void (*exp2_16)(float *to, const float *from); /* of two vectors of 16 at a time: 32 */
     void (*tanh)(float *to, const float *from);
     void (*max)(float *to, const float *a, const float *b);
     void (*min)(float *to, const float *a, const float *b);

@@ -1,5 +1,6 @@
 /* The body of simd_probe_<isa>.c; FV_ISA and FV_PROBE_ISA name the level. */
 #include "kernels/cpu/isa.h"
+#include "kernels/cpu/lanes.h"
 #include "kernels/cpu/simd.h"
 #include "kernels/simd_probe.h"
 
@@ -22,6 +23,15 @@ static void reorder(float *to, const float *from, fv_dtype dtype)
 
 static void store8(void *to, const float *from, fv_dtype dtype) { fv_store8(to, fv_load_f32(from), dtype); }
 static void exp2_8(float *to, const float *from) { fv_store_f32(to, fv_exp2(fv_load_f32(from))); }
+
+static void exp2_16(float *to, const float *from)
+{
+    fv_lanes x[2] = {fv_lanes_load(from), fv_lanes_load(from + 16)};
+    fv_lanes_exp2_each(x, 2);
+    fv_lanes_store(to, x[0]);
+    fv_lanes_store(to + 16, x[1]);
+}
+
 static void tanh_8(float *to, const float *from) { fv_store_f32(to, fv_tanh(fv_load_f32(from))); }
 
 static void max_8(float *to, const float *a, const float *b)
@@ -53,6 +63,6 @@ static void sum_by_period(float *to, const float *from, int32_t period)
 static int32_t any(const int32_t *mask) { return fv_any(fv_load_i32(mask)); }
 
 const simd_probe FV_ISA_SYMBOL(simd_probe) = {
-    FV_PROBE_ISA, load8, load16,  reorder,       store8,        exp2_8, tanh_8,
-    max_8,        min_8, reduce8, max_by_period, sum_by_period, any,
+    FV_PROBE_ISA, load8, load16, reorder, store8,        exp2_8,        exp2_16,
+    tanh_8,       max_8, min_8,  reduce8, max_by_period, sum_by_period, any,
 };

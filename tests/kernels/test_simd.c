@@ -156,6 +156,29 @@ static void test_exp2(void **state)
     }
 }
 
+/* Vectors of 16 have the bits of vectors of 8: finite numbers up to 127 of every size, and those at the ends. */
+static void test_exp2_of_sixteen(void **state)
+{
+    (void)state;
+    FOR_EACH_PROBE(probe)
+    {
+        static const float ends[32] = {-INFINITY, NAN,     0.0f,           -0.0f,   127.0f,  126.5f,  -0.5f,  -1.5f,
+                                       -125.5f,   -126.0f, -0x1.f80002p6f, -126.5f, -127.0f, -150.0f, -3e38f, 0.5f};
+        float x[32], y[32], eight[8];
+        memcpy(x, ends, sizeof(x));
+        for (uint32_t bits = 0; bits < 0xff800000u - 32 * 4099u; bits += 32 * 4099u) {
+            probe->exp2_16(y, x);
+            for (int32_t i = 0; i < 32; i += 8) {
+                probe->exp2(eight, x + i);
+                for (int32_t j = 0; j < 8; j++)
+                    assert_true(memcmp(&y[i + j], &eight[j], sizeof(float)) == 0 ||
+                                (x[i + j] != x[i + j] && y[i + j] != y[i + j]));
+            }
+            for (int32_t i = 0; i < 32; i++) x[i] = fminf(127.0f, fv_f32_of_bits(bits + (uint32_t)i * 4099u));
+        }
+    }
+}
+
 static void test_tanh(void **state)
 {
     (void)state;
@@ -238,6 +261,7 @@ int main(void)
         cmocka_unit_test(test_encodes_to_nearest_even),
         cmocka_unit_test(test_encodes_any_float),
         cmocka_unit_test(test_exp2),
+        cmocka_unit_test(test_exp2_of_sixteen),
         cmocka_unit_test(test_tanh),
         cmocka_unit_test(test_max_keeps_nan_of_the_second),
         cmocka_unit_test(test_reductions),

@@ -34,8 +34,8 @@ static void scores_are_dot_products(void **state)
     static float keys[KEYS * STRIDE], q[HEAD * FV_STRIP_ROWS], scores[KEYS * FV_STRIP_ROWS];
     fill(keys, KEYS * STRIDE, &random);
     fill(q, HEAD * FV_STRIP_ROWS, &random);
-    for (int32_t num_vectors = 2; num_vectors <= FV_STRIP_VECTORS; num_vectors += 2) {
-        const int32_t width = num_vectors * FV_LANES;
+    for (int32_t num_vectors = 1; num_vectors <= FV_STRIP_VECTORS; num_vectors++) {
+        const int32_t width = num_vectors * FV_STRIP_LANES;
         for (int32_t i = 0; i < KEYS * FV_STRIP_ROWS; i++) scores[i] = NAN;
         fv_strip_scores(scores, keys, STRIDE, q, FIRST, END, HEAD, FV_STRIP_DEPTH, num_vectors);
         for (int32_t key = FIRST; key < END; key++) {
@@ -57,7 +57,7 @@ static void check_sums(const fv_strip_values *values, const float *natural, int3
     uint32_t random = 5;
     static float weights[KEYS * FV_STRIP_ROWS], sums[FV_STRIP_ROWS * COLUMNS], before[FV_STRIP_ROWS * COLUMNS];
     float rescale[FV_STRIP_ROWS];
-    const int32_t width = num_vectors * FV_LANES;
+    const int32_t width = num_vectors * FV_STRIP_LANES;
     fill(weights, KEYS * FV_STRIP_ROWS, &random);
     fill(sums, FV_STRIP_ROWS * COLUMNS, &random);
     fill(rescale, FV_STRIP_ROWS, &random);
@@ -93,7 +93,7 @@ static void sums_are_weighted_values(void **state)
         }
         const fv_strip_values whole = fv_strip_values_of_rows(rows, STRIDE);
         const fv_strip_values in_panels = {panels, FV_STRIP_PANEL, KEYS * FV_STRIP_PANEL};
-        for (int32_t num_vectors = 2; num_vectors <= FV_STRIP_VECTORS; num_vectors += 2) {
+        for (int32_t num_vectors = 1; num_vectors <= FV_STRIP_VECTORS; num_vectors++) {
             check_sums(&whole, rows, num_vectors, 0, hidden);
             check_sums(&in_panels, rows, num_vectors, 1, hidden);
         }
@@ -103,9 +103,9 @@ static void sums_are_weighted_values(void **state)
 static void rows_fill_registers(void **state)
 {
     (void)state;
-    assert_int_equal(fv_strip_num_vectors(1), 2);
-    assert_int_equal(fv_strip_num_vectors(16), 2);
-    assert_int_equal(fv_strip_num_vectors(17), 4);
+    assert_int_equal(fv_strip_num_vectors(1), 1);
+    assert_int_equal(fv_strip_num_vectors(16), 1);
+    assert_int_equal(fv_strip_num_vectors(17), 2);
     assert_int_equal(fv_strip_num_vectors(FV_STRIP_ROWS), FV_STRIP_VECTORS);
 }
 

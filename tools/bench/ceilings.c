@@ -5,7 +5,6 @@
 
 #include "bench/ceiling_tiles.h"
 #include "core/compiler.h"
-#include "core/cpu.h"
 
 #define COMPUTE_CHAINS 12
 #define COMPUTE_ROUNDS 4096 /* of a task: some tens of microseconds */
@@ -99,11 +98,11 @@ static void tile_task(void *user, int64_t index, int32_t worker)
     fv_tile_loop(TILE_ROUNDS);
 }
 
-double fv_ceiling_compute(fv_context *context, fv_dtype dtype)
+double fv_ceiling_compute(fv_context *context, fv_dtype dtype, fv_isa isa)
 {
-    const loops *chosen = &all_loops[fv_cpu_isa()];
+    const loops *chosen = &all_loops[isa];
     const int64_t num_tasks = (int64_t)COMPUTE_TASKS * fv_context_num_workers(context);
-    if (dtype == FV_DTYPE_BF16 && fv_cpu_isa() >= FV_ISA_AMX) {
+    if (dtype == FV_DTYPE_BF16 && isa >= FV_ISA_AMX) {
         fv_context_parallel_for(context, num_tasks, tile_task, NULL);
         return fv_tile_loop(1) * TILE_ROUNDS * (double)num_tasks;
     }

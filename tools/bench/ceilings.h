@@ -1,10 +1,10 @@
 /* What the machine can do, measured beside the kernels: a pure read of the same pages in the same
- * order, and a loop of multiply-adds, or, for bf16 on a CPU with AMX, of products of tiles. Both run on the
- * context's executor, with the widest vectors of this CPU whatever FOVEA_ISA says: a ceiling is the machine's,
- * not a kernel's. */
+ * order, with the widest vectors of this CPU whatever FOVEA_ISA says, and a loop of multiply-adds of a level's own
+ * instructions: with those of its vectors or, for bf16 at level amx, of tiles. Both run on the context's executor. */
 #ifndef FV_TOOLS_BENCH_CEILINGS_H
 #define FV_TOOLS_BENCH_CEILINGS_H
 
+#include "core/cpu.h"
 #include "fovea/context.h"
 #include "fovea/dtype.h"
 
@@ -18,11 +18,11 @@ typedef struct fv_read_range {
  * Returns a sum of what was read, so that no compiler can leave the reading out. */
 uint64_t fv_ceiling_read(fv_context *context, const void *base, const fv_read_range *ranges, int64_t num_ranges);
 
-/* Multiply-adds on all workers, in fp32 or, bf16 on a CPU with AMX, in tiles: returns the operations done (2 for each
- * multiply-add). */
-double fv_ceiling_compute(fv_context *context, fv_dtype dtype);
+/* Multiply-adds on all workers, in fp32 or, bf16 at level amx, in tiles: returns the operations done (2 for each
+ * multiply-add). `isa` is one that this CPU has. */
+double fv_ceiling_compute(fv_context *context, fv_dtype dtype, fv_isa isa);
 
-/* "amx", "avx512", "avx2" or "portable": the vectors of these loops. */
+/* The level of the reads: "amx", "avx512", "avx2" or "portable". */
 const char *fv_ceiling_isa(void);
 
 #endif

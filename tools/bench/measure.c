@@ -14,16 +14,19 @@
 #include <string.h>
 
 #include "backends/backend.h"
+#include "core/cpu.h"
 #include "core/error.h"
 #include "planner/plan.h"
 
 #define MAX_SAMPLES 2000
 #define WORKSPACE_ALIGNMENT 256
+#define NUM_LEVELS (FV_ISA_AMX + 1)
 
 /* A plan and the copies as it sees them. */
 typedef struct timed_plan {
     fv_plan *plan;
     fv_layer *layers; /* [num_copies] */
+    fv_isa isa;       /* whose peak is its ceiling */
     double run_us[MAX_SAMPLES];
 } timed_plan;
 
@@ -56,6 +59,14 @@ fv_problem fv_measured_problem(const fv_workload *workload)
     return problem;
 }
 
+/* The level of a table, by its name; that of the machine where a table is of none. */
+static fv_isa level_of(const fv_kernel_table *kernels)
+{
+    for (fv_isa isa = FV_ISA_PORTABLE; isa < fv_cpu_isa(); isa++)
+        if (strcmp(kernels->name, fv_isa_name(isa)) == 0) return isa;
+    return fv_cpu_isa();
+}
+
 static fv_status timed_plan_create(timed_plan **out, const fv_workload *workload, const fv_plan_options *options)
 {
     *out = NULL;
@@ -69,6 +80,7 @@ static fv_status timed_plan_create(timed_plan **out, const fv_workload *workload
         timed_plan_destroy(timed);
         return status;
     }
+    timed->isa = level_of(timed->plan->kernels);
     *out = timed;
     return FV_OK;
 }
@@ -128,11 +140,19 @@ typedef struct race {
     timed_plan **plans; /* [num_plans] */
     int32_t num_plans;
     void *workspace;
-    double *read_us, *compute_us; /* [MAX_SAMPLES] */
-    double operations;            /* of one sample of compute */
+    double *read_us;               /* [MAX_SAMPLES] */
+    double *compute_us;            /* [NUM_LEVELS][MAX_SAMPLES], of the levels that some plan has */
+    double operations[NUM_LEVELS]; /* of one sample of compute */
     int32_t num_rounds;
     int32_t next_copy;
 } race;
+
+static int32_t has_level(const race *r, fv_isa isa)
+{
+    for (int32_t i = 0; i < r->num_plans; i++)
+        if (r->plans[i]->isa == isa) return 1;
+    return 0;
+}
 
 /* The read of the same pages goes to the copy half way round, so that it neither finds what a kernel left in
  * the caches nor warms what comes next. */
@@ -140,14 +160,19 @@ static void sample_ceilings(race *r, int32_t round)
 {
     fv_workload *w = r->workload;
     const int32_t copy = (r->next_copy + w->num_copies / 2) % w->num_copies;
-    fv_ceiling_compute(w->context, w->problem.q_dtype); /* wakes workers that a kernel of one thread let sleep */
-    const double compute_start = fv_now_us();
-    r->operations = fv_ceiling_compute(w->context, w->problem.q_dtype);
+    int32_t is_awake = 0;
+    for (fv_isa isa = 0; isa < NUM_LEVELS; isa++) {
+        if (!has_level(r, isa)) continue;
+        if (!is_awake) fv_ceiling_compute(w->context, w->problem.q_dtype, isa); /* workers that one thread let sleep */
+        is_awake = 1;
+        const double start = fv_now_us();
+        r->operations[isa] = fv_ceiling_compute(w->context, w->problem.q_dtype, isa);
+        r->compute_us[isa * MAX_SAMPLES + round] = fv_now_us() - start;
+    }
     const double read_start = fv_now_us();
     volatile uint64_t sink = fv_ceiling_read(w->context, w->caches[copy], w->ranges, w->num_ranges);
     const double read_end = fv_now_us();
     (void)sink;
-    r->compute_us[round] = read_start - compute_start;
     r->read_us[round] = read_end - read_start;
 }
 
@@ -182,7 +207,7 @@ static fv_status run_rounds(race *r, const fv_measure_limits *limits)
 static fv_status run_race(race *r, const fv_measure_limits *limits)
 {
     r->read_us = malloc(MAX_SAMPLES * sizeof(double));
-    r->compute_us = malloc(MAX_SAMPLES * sizeof(double));
+    r->compute_us = malloc(NUM_LEVELS * MAX_SAMPLES * sizeof(double));
     if (!r->read_us || !r->compute_us) return fv_fail(FV_ERR_NO_MEMORY, "no memory for samples");
     fv_status status = alloc_workspace(&r->workspace, r->plans, r->num_plans);
     /* The pages are the same bytes in every layout: one order of reading is the ceiling of all. */
@@ -198,7 +223,8 @@ static void fill_measurement(fv_measurement *m, const race *r, timed_plan *timed
     m->update_us = median_update(timed->plan, &r->workload->batch);
     m->run = fv_samples_of(timed->run_us, r->num_rounds);
     m->read_us = fv_samples_of(r->read_us, r->num_rounds).quartile_us;
-    m->flops_per_us = r->operations / fv_samples_of(r->compute_us, r->num_rounds).quartile_us;
+    double *compute_us = r->compute_us + timed->isa * MAX_SAMPLES;
+    m->flops_per_us = r->operations[timed->isa] / fv_samples_of(compute_us, r->num_rounds).quartile_us;
 }
 
 /* The contenders whose plans can be made are plans[0 .. num_plans); places[i] is the contender of plan i. */

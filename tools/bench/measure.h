@@ -12,7 +12,8 @@ typedef struct fv_measurement {
     double update_us;    /* fv_plan_update on the host, median; on a device that of the static grid */
     double read_us;      /* a pure read of the same pages: the first quartile, a ceiling is the machine undisturbed;
                           * on a device the median of a graph of it */
-    double flops_per_us; /* of the multiply-add loop, likewise; on a device of a GEMM, 0: it has none */
+    double flops_per_us; /* of a loop of the kernels' own multiply-adds, likewise; on a device of a GEMM, 0: it has
+                          * none */
     fv_samples list;     /* on a device: a graph of the schedule for this step's lengths */
     fv_samples plain;    /* that schedule launched without a graph */
     fv_samples graph_latency,

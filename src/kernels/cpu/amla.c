@@ -33,9 +33,9 @@ enum { CHUNK_KEYS = 64 }; /* keys that stay in L2 while all rows meet them */
 /* Up to 24 rows, one to a lane, and beside their maxima m and sums l what the scale of their output hangs on. */
 typedef struct amla_strip {
     fv_row_strip rows; /* its sums are O */
-    fv_amla_scale scale[FV_STRIP_VECTORS];
+    fv_amla_scale scale[FV_STRIP_ROWS / FV_LANES];
     int32_t addend[FV_STRIP_ROWS]; /* of the block at hand: what V2 adds to the bits of O; Base: rows.rescale */
-    float *scores;                 /* S^T, then P^T, then P^^T [tile][8 num_vectors] */
+    float *scores;                 /* S^T, then P^T, then P^^T [tile][width] */
 } amla_strip;
 
 typedef struct amla_scratch {
@@ -108,18 +108,21 @@ __attribute__((noinline)) static void score_keys(const amla_scratch *scratch, co
 static void softmax(amla_strip *strip, const fv_strip_span *span, fv_rescaling rescaling)
 {
     const fv_dtype dtype = span->job->params->q_dtype;
-    const int32_t width = strip->rows.num_vectors * FV_LANES;
-    for (int32_t v = 0; v < strip->rows.num_vectors; v++) {
-        const fv_f32x8 old_max = strip->rows.max[v];
-        fv_row_strip_softmax(&strip->rows, v, strip->scores, span);
+    const int32_t width = fv_row_strip_width(&strip->rows);
+    float old_max[FV_STRIP_ROWS];
+    memcpy(old_max, strip->rows.max, sizeof(old_max));
+    fv_row_strip_softmax(&strip->rows, strip->scores, span);
+    for (int32_t row = 0; row < width; row += FV_LANES) {
+        fv_amla_scale *scale = &strip->scale[row / FV_LANES];
         if (rescaling != FV_RESCALING_MULTIPLY) {
-            const fv_i32x8 addend = fv_amla_scale_move(&strip->scale[v], strip->rows.max[v], old_max, dtype, rescaling);
-            memcpy(strip->addend + v * FV_LANES, &addend, sizeof(addend));
+            const fv_i32x8 addend = fv_amla_scale_move(scale, fv_load_f32(strip->rows.max + row),
+                                                       fv_load_f32(old_max + row), dtype, rescaling);
+            memcpy(strip->addend + row, &addend, sizeof(addend));
         }
 
-        float *p = strip->scores + v * FV_LANES;
+        float *p = strip->scores + row;
         for (int32_t key = span->first; key < span->end; key++)
-            fv_store_f32(p + key * width, fv_amla_round(strip->scale[v].scale * fv_load_f32(p + key * width), dtype));
+            fv_store_f32(p + key * width, fv_amla_round(scale->scale * fv_load_f32(p + key * width), dtype));
     }
 }
 
@@ -127,7 +130,7 @@ static void softmax(amla_strip *strip, const fv_strip_span *span, fv_rescaling r
 static void rescale(const amla_strip *strip, int32_t num_columns, fv_rescaling rescaling)
 {
     float *out = strip->rows.sums;
-    for (int32_t row = 0; row < strip->rows.num_vectors * FV_LANES; row++, out += num_columns) {
+    for (int32_t row = 0; row < fv_row_strip_width(&strip->rows); row++, out += num_columns) {
         if (rescaling == FV_RESCALING_MULTIPLY) {
             const float factor = strip->rows.rescale[row];
             if (factor == 1.0f) continue;
@@ -187,7 +190,7 @@ static int32_t begin_strips(const amla_scratch *scratch, const fv_attend_job *jo
         strip->scores = scratch->scores + (int64_t)first_row * job->params->tile_keys;
         fv_row_strip_init(&strip->rows, job, 0, first_row, fv_strip_num_vectors(num_rows));
         fv_row_strip_pack_queries(&strip->rows, job, 0);
-        for (int32_t v = 0; v < FV_STRIP_VECTORS; v++) fv_amla_scale_init(&strip->scale[v]);
+        for (int32_t v = 0; v < FV_STRIP_ROWS / FV_LANES; v++) fv_amla_scale_init(&strip->scale[v]);
     }
     memset(scratch->out, 0,
            (size_t)(fv_round_up(job->num_rows, FV_STRIP_LANES) * scratch->num_columns) * sizeof(float));
@@ -199,12 +202,12 @@ static void finish_rows(const amla_scratch *scratch, const fv_attend_job *job)
 {
     for (int32_t row = 0; row < job->num_rows; row++) {
         const amla_strip *strip = &scratch->strips[row / FV_STRIP_ROWS];
-        const int32_t v = row % FV_STRIP_ROWS / FV_LANES, lane = row % FV_LANES;
+        const int32_t in_strip = row % FV_STRIP_ROWS;
         float *out = scratch->out + (int64_t)row * scratch->num_columns;
-        const float scale = strip->scale[v].scale[lane];
+        const float scale = strip->scale[in_strip / FV_LANES].scale[in_strip % FV_LANES];
         for (int32_t d = 0; d < scratch->num_columns; d += FV_LANES)
             fv_store_f32(out + d, fv_load_f32(out + d) / scale);
-        fv_attend_finish_row(job, 0, row, out, strip->rows.max[v][lane], strip->rows.sum[v][lane]);
+        fv_attend_finish_row(job, 0, row, out, strip->rows.max[in_strip], strip->rows.sum[in_strip]);
     }
 }
 

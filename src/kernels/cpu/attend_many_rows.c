@@ -217,7 +217,7 @@ static void attend_tile_strip(const many_scratch *scratch, fv_row_strip *strip, 
 
     fv_strip_scores(scratch->scores, scratch->keys, params->head_size, strip->q, span.first, span.end,
                     params->head_size, DEPTH, strip->num_vectors);
-    for (int32_t v = 0; v < strip->num_vectors; v++) fv_row_strip_softmax(strip, v, scratch->scores, &span);
+    fv_row_strip_softmax(strip, scratch->scores, &span);
     const fv_strip_values values = {scratch->values, FV_STRIP_PANEL, params->tile_keys * FV_STRIP_PANEL};
     fv_strip_accumulate(strip->sums, num_columns, scratch->scores, strip->rescale, &values, span.first, span.end,
                         strip->num_vectors, span.is_edge && tile->not_finite);
@@ -254,9 +254,8 @@ static void attend_head(const fv_attend_job *job, const many_scratch *scratch, i
     for (int32_t row = 0; row < job->num_rows; row++) {
         const fv_row_strip *strip = &scratch->strips[row / FV_STRIP_ROWS];
         const int32_t in_strip = row % FV_STRIP_ROWS;
-        fv_attend_finish_row(job, kv_head, row, strip->sums + (int64_t)in_strip * num_columns,
-                             strip->max[in_strip / FV_LANES][in_strip % FV_LANES],
-                             strip->sum[in_strip / FV_LANES][in_strip % FV_LANES]);
+        fv_attend_finish_row(job, kv_head, row, strip->sums + (int64_t)in_strip * num_columns, strip->max[in_strip],
+                             strip->sum[in_strip]);
     }
 }
 

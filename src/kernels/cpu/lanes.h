@@ -46,6 +46,16 @@ FV_ALWAYS_INLINE fv_lanes fv_lanes_max(fv_lanes a, fv_lanes b)
 #endif
 }
 
+/* a < b ? a : b. */
+FV_ALWAYS_INLINE fv_lanes fv_lanes_min(fv_lanes a, fv_lanes b)
+{
+#if defined(__AVX512F__)
+    return (fv_lanes)_mm512_min_ps((__m512)a, (__m512)b);
+#else
+    return fv_lanes_select(a < b, a, b);
+#endif
+}
+
 /* 1: every lane is below `limit`, and a number. */
 FV_ALWAYS_INLINE int32_t fv_lanes_all_below(fv_lanes value, float limit)
 {
@@ -55,6 +65,38 @@ FV_ALWAYS_INLINE int32_t fv_lanes_all_below(fv_lanes value, float limit)
     int32_t all = 1;
     for (int32_t i = 0; i < 16; i++) all &= value[i] < limit;
     return all;
+#endif
+}
+
+/* fv_exp2_each of sixteen lanes, and its bits. */
+FV_ALWAYS_INLINE void fv_lanes_exp2_each(fv_lanes *x, const int32_t num)
+{
+#if defined(__AVX512F__)
+    fv_lanes n[4], f[4], p[4];
+    FV_UNROLL
+    for (int32_t i = 0; i < num; i++) {
+        n[i] = (fv_lanes)_mm512_roundscale_ps((__m512)x[i], _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
+        f[i] = x[i] - n[i];
+        p[i] = fv_lanes_splat(fv_exp2_terms[0]);
+    }
+    FV_UNROLL
+    for (int32_t j = 1; j < FV_EXP2_TERMS; j++) {
+        FV_UNROLL
+        for (int32_t i = 0; i < num; i++)
+            p[i] = (fv_lanes)_mm512_fmadd_ps((__m512)p[i], (__m512)f[i], _mm512_set1_ps(fv_exp2_terms[j]));
+    }
+    FV_UNROLL
+    for (int32_t i = 0; i < num; i++) {
+        const __mmask16 is_seen = _mm512_cmp_ps_mask((__m512)x[i], _mm512_set1_ps(-126.0f), _CMP_NLT_UQ);
+        x[i] = (fv_lanes)_mm512_maskz_scalef_ps(is_seen, (__m512)p[i], (__m512)n[i]);
+    }
+#else
+    for (int32_t i = 0; i < num; i++) {
+        fv_f32x8 halves[2];
+        memcpy(halves, &x[i], sizeof(halves));
+        fv_exp2_each(halves, 2);
+        memcpy(&x[i], halves, sizeof(halves));
+    }
 #endif
 }
 

@@ -23,7 +23,7 @@ enum {
 
 typedef struct mla_scratch {
     fv_row_strip *strips;
-    float *q;       /* of each strip [D][8 * num_vectors] */
+    float *q;       /* of each strip [D][width] */
     float *sums;    /* [rows][num_columns] */
     float *latents; /* [tile][stride] */
     float *scores;  /* [tile][rows of a strip] */
@@ -90,7 +90,7 @@ static int32_t begin_strips(const mla_scratch *scratch, const fv_attend_job *job
 
 static void rescale_sums(const fv_row_strip *strip, int32_t num_columns)
 {
-    for (int32_t row = 0; row < strip->num_vectors * FV_LANES; row++) {
+    for (int32_t row = 0; row < fv_row_strip_width(strip); row++) {
         const float factor = strip->rescale[row];
         float *sums = strip->sums + (int64_t)row * num_columns;
         if (factor == 1.0f) continue;
@@ -159,9 +159,8 @@ static void attend_tile_strip(const mla_scratch *scratch, fv_row_strip *strip, c
     span.scale = scale;
 
     score_strip(scratch, strip, tile, &span, job->params->head_size);
-    int32_t max_grew = 0;
-    for (int32_t v = 0; v < strip->num_vectors; v++) max_grew |= fv_row_strip_softmax(strip, v, scratch->scores, &span);
-    if (max_grew) rescale_sums(strip, scratch->num_columns);
+    fv_row_strip_softmax(strip, scratch->scores, &span);
+    rescale_sums(strip, scratch->num_columns);
     const fv_strip_values values = fv_strip_values_of_rows(scratch->latents, scratch->stride);
     fv_strip_accumulate(strip->sums, scratch->num_columns, scratch->scores, NULL, &values, span.first, span.end,
                         strip->num_vectors, span.is_edge && tile->not_finite);
@@ -171,9 +170,9 @@ static void finish_rows(const mla_scratch *scratch, const fv_attend_job *job)
 {
     for (int32_t row = 0; row < job->num_rows; row++) {
         const fv_row_strip *strip = &scratch->strips[row / FV_STRIP_ROWS];
-        const int32_t v = row % FV_STRIP_ROWS / FV_LANES, lane = row % FV_LANES;
-        fv_attend_finish_row(job, 0, row, scratch->sums + (int64_t)row * scratch->num_columns, strip->max[v][lane],
-                             strip->sum[v][lane]);
+        const int32_t in_strip = row % FV_STRIP_ROWS;
+        fv_attend_finish_row(job, 0, row, scratch->sums + (int64_t)row * scratch->num_columns, strip->max[in_strip],
+                             strip->sum[in_strip]);
     }
 }
 

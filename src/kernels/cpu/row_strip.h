@@ -10,18 +10,18 @@
 
 /* Up to FV_STRIP_ROWS rows of one KV head. */
 typedef struct fv_row_strip {
-    fv_f32x8 max[FV_STRIP_VECTORS];
-    fv_f32x8 sum[FV_STRIP_VECTORS];
-    fv_i32x8 first[FV_STRIP_VECTORS], end[FV_STRIP_VECTORS]; /* keys that each row sees */
-    fv_f32x8 slope[FV_STRIP_VECTORS];                        /* ALiBi, times log2(e) */
-    fv_i32x8 position[FV_STRIP_VECTORS];                     /* global, of the query token */
-    float rescale[FV_STRIP_ROWS];                            /* of the last softmax: 2^(old max - new max) */
-    fv_key_range some;                                       /* keys that some row sees */
-    fv_key_range all;                                        /* keys that all rows see */
+    float max[FV_STRIP_ROWS];
+    float sum[FV_STRIP_ROWS];
+    int32_t first[FV_STRIP_ROWS], end[FV_STRIP_ROWS]; /* keys that each row sees */
+    float slope[FV_STRIP_ROWS];                       /* ALiBi, times log2(e) */
+    int32_t position[FV_STRIP_ROWS];                  /* global, of the query token */
+    float rescale[FV_STRIP_ROWS];                     /* of the last softmax: 2^(old max - new max) */
+    fv_key_range some;                                /* keys that some row sees */
+    fv_key_range all;                                 /* keys that all rows see */
     int32_t first_row;
     int32_t num_vectors;
-    float *q;    /* [D][8 * num_vectors], d in lane order */
-    float *sums; /* [8 * num_vectors][padded Dv], lane order */
+    float *q;    /* [D][width], d in lane order */
+    float *sums; /* [width][padded Dv], lane order */
 } fv_row_strip;
 
 /* A call of the softmax: which keys of a tile, counted from its first. */
@@ -34,6 +34,9 @@ typedef struct fv_strip_span {
     int32_t is_edge; /* some row does not see some of the keys */
     fv_score_scale scale;
 } fv_strip_span;
+
+/* Rows, those that pad its last vector too. */
+static inline int32_t fv_row_strip_width(const fv_row_strip *strip) { return strip->num_vectors * FV_STRIP_LANES; }
 
 /* The keys of the tile's [first, end) that some row of the strip sees, and whether all rows see them all. */
 static inline fv_strip_span fv_row_strip_span(const fv_row_strip *strip, const fv_attend_job *job, int32_t first_key,
@@ -54,19 +57,18 @@ static inline void fv_row_strip_init(fv_row_strip *strip, const fv_attend_job *j
     strip->num_vectors = num_vectors;
     strip->some = (fv_key_range){INT32_MAX, 0};
     strip->all = (fv_key_range){0, INT32_MAX};
-    for (int32_t i = 0; i < num_vectors * FV_LANES; i++) {
-        const int32_t v = i / FV_LANES, lane = i % FV_LANES;
+    for (int32_t i = 0; i < fv_row_strip_width(strip); i++) {
         const int32_t row = fv_min_i32(first_row + i, job->num_rows - 1);
         const fv_key_range keys = fv_attend_row_keys(job, row);
-        strip->max[v][lane] = -INFINITY;
-        strip->sum[v][lane] = 0.0f;
-        strip->first[v][lane] = keys.first;
-        strip->end[v][lane] = keys.end;
-        strip->slope[v][lane] = 0.0f;
+        strip->max[i] = -INFINITY;
+        strip->sum[i] = 0.0f;
+        strip->first[i] = keys.first;
+        strip->end[i] = keys.end;
+        strip->slope[i] = 0.0f;
         if (job->params->alibi != FV_ALIBI_NONE) {
-            strip->slope[v][lane] = job->params->alibi_slopes[kv_head * job->group + row % job->group] * FV_LOG2E;
+            strip->slope[i] = job->params->alibi_slopes[kv_head * job->group + row % job->group] * FV_LOG2E;
         }
-        strip->position[v][lane] = (int32_t)(job->context + job->item->first_token + row / job->group);
+        strip->position[i] = (int32_t)(job->context + job->item->first_token + row / job->group);
         strip->some.first = fv_min_i32(strip->some.first, keys.first);
         strip->some.end = fv_max_i32(strip->some.end, keys.end);
         strip->all.first = fv_max_i32(strip->all.first, keys.first);
@@ -101,7 +103,7 @@ FV_ALWAYS_INLINE void fv_strip_pack_block(float *to, const char *const rows[FV_L
 static inline void fv_row_strip_pack_queries(const fv_row_strip *strip, const fv_attend_job *job, int32_t kv_head)
 {
     const fv_attend_params *params = job->params;
-    const int32_t width = strip->num_vectors * FV_LANES, head_size = params->head_size;
+    const int32_t width = fv_row_strip_width(strip), head_size = params->head_size;
     const int64_t bytes = (int64_t)fv_dtype_bytes(params->q_dtype);
     for (int32_t first = 0; first < width; first += FV_LANES) {
         const char *rows[FV_LANES];
@@ -130,53 +132,94 @@ static inline fv_i32x8 fv_strip_tree_visible(const fv_attend_job *job, int32_t f
     return visible;
 }
 
-/* Dot products of the span's keys to weights 2^(s - max) for the rows of vector `v`. Returns 1 if some of the
- * maxima grew. */
-static inline int32_t fv_row_strip_softmax(fv_row_strip *strip, int32_t v, float *scores, const fv_strip_span *span)
+/* The score of a key for the eight rows from `row` on, whatever it is made of. */
+static inline fv_f32x8 fv_row_strip_score(const fv_row_strip *strip, int32_t row, fv_f32x8 score,
+                                          const fv_strip_span *span, int32_t key)
 {
     const fv_attend_job *job = span->job;
     const fv_attend_params *params = job->params;
-    const int32_t width = strip->num_vectors * FV_LANES;
-    const int32_t is_plain = !span->is_edge && !span->k_scales && params->alibi == FV_ALIBI_NONE;
-    scores += v * FV_LANES;
+    const int32_t local_key = span->first_key + key;
+    if (span->k_scales) score *= span->k_scales[key];
+    score = fv_attend_score(score, span->scale);
+    fv_i32x8 visible = (fv_i32x8)(fv_load_i32(strip->first + row) <= local_key) &
+                       (fv_i32x8)(fv_load_i32(strip->end + row) > local_key);
+    const int32_t position = (int32_t)fv_key_position(&params->context_parallel, local_key);
+    if (params->tree_mask) visible &= fv_strip_tree_visible(job, strip->first_row + row, position);
+    score = fv_select(visible, score, fv_splat(-INFINITY));
+    if (params->alibi == FV_ALIBI_NONE) return score;
+    return score + fv_attend_alibi(position - fv_load_i32(strip->position + row), fv_load_f32(strip->slope + row),
+                                   params->alibi);
+}
 
-    fv_f32x8 max = strip->max[v];
+/* The same where it is a multiple of its dot product. */
+FV_ALWAYS_INLINE fv_strip_lanes fv_strip_plain_score(fv_strip_lanes dot, fv_score_scale scale)
+{
+    return fv_strip_max(fv_strip_splat(-FV_SCORE_LIMIT), fv_strip_min(fv_strip_splat(FV_SCORE_LIMIT), dot * scale.dot));
+}
+
+/* The vectors of a strip go side by side, for each is a chain of maxima, then of exponentials and sums. */
+FV_ALWAYS_INLINE void fv_row_strip_softmax_as(fv_row_strip *strip, float *scores, const fv_strip_span *span,
+                                              const int32_t num_vectors, const int32_t is_plain)
+{
+    const int32_t width = num_vectors * FV_STRIP_LANES;
+    fv_strip_lanes max[FV_STRIP_VECTORS], base[FV_STRIP_VECTORS], sum[FV_STRIP_VECTORS], weight[FV_STRIP_VECTORS];
+    FV_UNROLL
+    for (int32_t v = 0; v < num_vectors; v++) max[v] = fv_strip_load(strip->max + v * FV_STRIP_LANES);
     for (int32_t key = span->first; key < span->end; key++) {
-        fv_f32x8 score = fv_load_f32(scores + key * width);
-        if (is_plain) {
-            score = fv_attend_score(score, span->scale);
-        } else {
-            const int32_t local_key = span->first_key + key;
-            if (span->k_scales) score *= span->k_scales[key];
-            score = fv_attend_score(score, span->scale);
-            fv_i32x8 visible = (fv_i32x8)(strip->first[v] <= local_key) & (fv_i32x8)(strip->end[v] > local_key);
-            const int32_t position = (int32_t)fv_key_position(&params->context_parallel, local_key);
-            if (params->tree_mask) visible &= fv_strip_tree_visible(job, strip->first_row + v * FV_LANES, position);
-            score = fv_select(visible, score, fv_splat(-INFINITY));
-            if (params->alibi != FV_ALIBI_NONE) {
-                score += fv_attend_alibi(position - strip->position[v], strip->slope[v], params->alibi);
-            }
+        float *at = scores + key * width;
+        for (int32_t row = 0; row < width && !is_plain; row += FV_LANES)
+            fv_store_f32(at + row, fv_row_strip_score(strip, row, fv_load_f32(at + row), span, key));
+        FV_UNROLL
+        for (int32_t v = 0; v < num_vectors; v++, at += FV_STRIP_LANES) {
+            const fv_strip_lanes score = is_plain ? fv_strip_plain_score(fv_strip_load(at), span->scale)
+                                                  : fv_strip_load(at);
+            if (is_plain) fv_strip_store(at, score);
+            max[v] = fv_strip_max(max[v], score);
         }
-        fv_store_f32(scores + key * width, score);
-        max = fv_max(max, score);
     }
 
-    /* Where no key was seen yet, any finite number serves: 2^(-inf - 0) is 0. */
-    const fv_f32x8 base = fv_select((fv_i32x8)(max == -INFINITY), fv_splat(0.0f), max);
-    const fv_f32x8 shrink = fv_exp2(strip->max[v] - base);
-    fv_f32x8 sum = strip->sum[v] * shrink;
-    for (int32_t key = span->first; key < span->end; key++) {
-        fv_f32x8 weight = fv_exp2(fv_load_f32(scores + key * width) - base);
-        sum += weight;
-        if (span->v_scales) {
-            weight = fv_select((fv_i32x8)(weight == 0.0f), weight, weight * span->v_scales[key]);
-        }
-        fv_store_f32(scores + key * width, weight);
+    FV_UNROLL
+    for (int32_t v = 0; v < num_vectors; v++) {
+        /* Where no key was seen yet, any finite number serves: 2^(-inf - 0) is 0. */
+        base[v] = fv_strip_select(max[v] == -INFINITY, fv_strip_splat(0.0f), max[v]);
+        weight[v] = fv_strip_load(strip->max + v * FV_STRIP_LANES) - base[v];
+        fv_strip_store(strip->max + v * FV_STRIP_LANES, max[v]);
     }
-    strip->max[v] = max;
-    strip->sum[v] = sum;
-    fv_store_f32(strip->rescale + v * FV_LANES, shrink);
-    return fv_any((fv_i32x8)(shrink != 1.0f));
+    fv_strip_exp2_each(weight, num_vectors);
+    FV_UNROLL
+    for (int32_t v = 0; v < num_vectors; v++) {
+        sum[v] = fv_strip_load(strip->sum + v * FV_STRIP_LANES) * weight[v];
+        fv_strip_store(strip->rescale + v * FV_STRIP_LANES, weight[v]);
+    }
+    for (int32_t key = span->first; key < span->end; key++) {
+        float *at = scores + key * width;
+        FV_UNROLL
+        for (int32_t v = 0; v < num_vectors; v++) weight[v] = fv_strip_load(at + v * FV_STRIP_LANES) - base[v];
+        fv_strip_exp2_each(weight, num_vectors);
+        FV_UNROLL
+        for (int32_t v = 0; v < num_vectors; v++) {
+            sum[v] += weight[v];
+            if (span->v_scales) weight[v] = fv_strip_seen(weight[v] * span->v_scales[key], weight[v]);
+            fv_strip_store(at + v * FV_STRIP_LANES, weight[v]);
+        }
+    }
+    FV_UNROLL
+    for (int32_t v = 0; v < num_vectors; v++) fv_strip_store(strip->sum + v * FV_STRIP_LANES, sum[v]);
+}
+
+/* Dot products of the span's keys to weights 2^(s - max), and maxima, sums and rescale to match. */
+static inline void fv_row_strip_softmax(fv_row_strip *strip, float *scores, const fv_strip_span *span)
+{
+    const int32_t is_plain = !span->is_edge && !span->k_scales && span->scale.cap == 0 &&
+                             span->job->params->alibi == FV_ALIBI_NONE;
+    switch (2 * strip->num_vectors + is_plain) {
+    case 2: fv_row_strip_softmax_as(strip, scores, span, 1, 0); break;
+    case 3: fv_row_strip_softmax_as(strip, scores, span, 1, 1); break;
+    case 4: fv_row_strip_softmax_as(strip, scores, span, 2, 0); break;
+    case 5: fv_row_strip_softmax_as(strip, scores, span, 2, 1); break;
+    case 6: fv_row_strip_softmax_as(strip, scores, span, 3, 0); break;
+    default: fv_row_strip_softmax_as(strip, scores, span, 3, 1); break;
+    }
 }
 
 #endif

@@ -455,9 +455,12 @@ FV_ALWAYS_INLINE void fv_transpose8(fv_f32x8 rows[8])
  *
  * Of up to 4 vectors, step by step for all: one after the other they are chains of 40 cycles, of which a core's
  * schedulers have room for two. */
+enum { FV_EXP2_TERMS = 7 };
+static const float fv_exp2_terms[FV_EXP2_TERMS] = {
+    1.53533585e-4f, 1.33988748e-3f, 9.61843737e-3f, 5.55033247e-2f, 2.40226479e-1f, 6.93147203e-1f, 1.0f};
+
 FV_ALWAYS_INLINE void fv_exp2_each(fv_f32x8 *x, const int32_t num)
 {
-    static const float c[] = {1.33988748e-3f, 9.61843737e-3f, 5.55033247e-2f, 2.40226479e-1f, 6.93147203e-1f, 1.0f};
     fv_f32x8 f[4], p[4];
     fv_i32x8 power[4], is_tiny[4];
     FV_UNROLL
@@ -467,12 +470,12 @@ FV_ALWAYS_INLINE void fv_exp2_each(fv_f32x8 *x, const int32_t num)
         f[i] = clamped - (shifted - 0x1.8p23f);
         power[i] = ((fv_i32x8)shifted << 23) + 0x3f800000;
         is_tiny[i] = (fv_i32x8)(x[i] < -126.0f);
-        p[i] = fv_splat(1.53533585e-4f);
+        p[i] = fv_splat(fv_exp2_terms[0]);
     }
     FV_UNROLL
-    for (int32_t j = 0; j < 6; j++) {
+    for (int32_t j = 1; j < FV_EXP2_TERMS; j++) {
         FV_UNROLL
-        for (int32_t i = 0; i < num; i++) p[i] = p[i] * f[i] + c[j];
+        for (int32_t i = 0; i < num; i++) p[i] = p[i] * f[i] + fv_exp2_terms[j];
     }
     FV_UNROLL
     for (int32_t i = 0; i < num; i++) x[i] = (fv_f32x8)((fv_i32x8)(p[i] * (fv_f32x8)power[i]) & ~is_tiny[i]);

@@ -27,19 +27,15 @@ enum { FV_STRIP_LANES = FV_LANES, FV_STRIP_STEP_ROWS = 6 };
 
 enum {
     FV_STRIP_STEP_KEYS = 4,
-    FV_STRIP_REGISTERS = 3, /* of a full strip, of FV_STRIP_LANES each */
-    FV_STRIP_ROWS = FV_STRIP_REGISTERS * FV_STRIP_LANES,
-    FV_STRIP_VECTORS = FV_STRIP_ROWS / FV_LANES, /* what the softmax goes by */
-    FV_STRIP_KEYS = 8,                           /* scores are computed for whole multiples of this many keys */
-    FV_STRIP_DEPTH = 96,                         /* elements of Q^T that stay in L1 while a run of keys passes */
-    FV_STRIP_PANEL = 16,                         /* columns of V that lie together */
+    FV_STRIP_VECTORS = 3, /* of a full strip, of FV_STRIP_LANES rows each */
+    FV_STRIP_ROWS = FV_STRIP_VECTORS * FV_STRIP_LANES,
+    FV_STRIP_KEYS = 8,   /* scores are computed for whole multiples of this many keys */
+    FV_STRIP_DEPTH = 96, /* elements of Q^T that stay in L1 while a run of keys passes */
+    FV_STRIP_PANEL = 16, /* columns of V that lie together */
 };
 
-/* Vectors of 8 rows of a strip that has `num_rows`. */
-static inline int32_t fv_strip_num_vectors(int32_t num_rows)
-{
-    return fv_round_up(num_rows, FV_STRIP_LANES) / FV_LANES;
-}
+/* Vectors of a strip that has `num_rows`. */
+static inline int32_t fv_strip_num_vectors(int32_t num_rows) { return (int32_t)fv_ceil_div(num_rows, FV_STRIP_LANES); }
 
 FV_ALWAYS_INLINE fv_strip_lanes fv_strip_load(const float *from)
 {
@@ -51,6 +47,44 @@ FV_ALWAYS_INLINE fv_strip_lanes fv_strip_load(const float *from)
 FV_ALWAYS_INLINE void fv_strip_store(float *to, fv_strip_lanes value) { memcpy(to, &value, sizeof(value)); }
 
 FV_ALWAYS_INLINE fv_strip_lanes fv_strip_splat(float value) { return value - (fv_strip_lanes){0}; }
+
+/* a > b ? a : b and a < b ? a : b: a NaN in b stays, one in a does not. */
+FV_ALWAYS_INLINE fv_strip_lanes fv_strip_max(fv_strip_lanes a, fv_strip_lanes b)
+{
+#if FV_STRIP_WIDE
+    return fv_lanes_max(a, b);
+#else
+    return fv_max(a, b);
+#endif
+}
+
+FV_ALWAYS_INLINE fv_strip_lanes fv_strip_min(fv_strip_lanes a, fv_strip_lanes b)
+{
+#if FV_STRIP_WIDE
+    return fv_lanes_min(a, b);
+#else
+    return fv_min(a, b);
+#endif
+}
+
+/* a where the mask is all ones, b where it is 0. */
+FV_ALWAYS_INLINE fv_strip_lanes fv_strip_select(fv_strip_mask mask, fv_strip_lanes a, fv_strip_lanes b)
+{
+#if FV_STRIP_WIDE
+    return fv_lanes_select(mask, a, b);
+#else
+    return fv_select(mask, a, b);
+#endif
+}
+
+FV_ALWAYS_INLINE void fv_strip_exp2_each(fv_strip_lanes *x, const int32_t num)
+{
+#if FV_STRIP_WIDE
+    fv_lanes_exp2_each(x, num);
+#else
+    fv_exp2_each(x, num);
+#endif
+}
 
 FV_ALWAYS_INLINE fv_strip_lanes fv_strip_fma(fv_strip_lanes a, fv_strip_lanes b, fv_strip_lanes c)
 {
@@ -73,32 +107,32 @@ FV_ALWAYS_INLINE fv_strip_lanes fv_strip_seen(fv_strip_lanes value, fv_strip_lan
 
 FV_ALWAYS_INLINE void fv_strip_scores_as(float *scores, const float *keys, int32_t stride, const float *q,
                                          int32_t first, int32_t end, int32_t first_d, int32_t end_d,
-                                         const int32_t num_keys, const int32_t num_registers)
+                                         const int32_t num_keys, const int32_t num_vectors)
 {
-    const int32_t width = num_registers * FV_STRIP_LANES;
+    const int32_t width = num_vectors * FV_STRIP_LANES;
     for (int32_t key = first; key < end; key += num_keys) {
         const float *k = keys + (int64_t)key * stride;
         float *to = scores + (int64_t)key * width;
-        fv_strip_lanes acc[FV_STRIP_KEYS * FV_STRIP_REGISTERS];
+        fv_strip_lanes acc[FV_STRIP_KEYS * FV_STRIP_VECTORS];
         FV_UNROLL
-        for (int32_t i = 0; i < num_keys * num_registers; i++) {
+        for (int32_t i = 0; i < num_keys * num_vectors; i++) {
             acc[i] = first_d == 0 ? fv_strip_splat(0.0f) : fv_strip_load(to + i * FV_STRIP_LANES);
         }
         for (int32_t d = first_d; d < end_d; d++) {
-            fv_strip_lanes row[FV_STRIP_REGISTERS];
+            fv_strip_lanes row[FV_STRIP_VECTORS];
             FV_UNROLL
-            for (int32_t v = 0; v < num_registers; v++) row[v] = fv_strip_load(q + d * width + v * FV_STRIP_LANES);
+            for (int32_t v = 0; v < num_vectors; v++) row[v] = fv_strip_load(q + d * width + v * FV_STRIP_LANES);
             FV_UNROLL
             for (int32_t j = 0; j < num_keys; j++) {
                 const fv_strip_lanes element = fv_strip_splat(k[j * stride + d]);
                 FV_UNROLL
-                for (int32_t v = 0; v < num_registers; v++) {
-                    acc[j * num_registers + v] = fv_strip_fma(element, row[v], acc[j * num_registers + v]);
+                for (int32_t v = 0; v < num_vectors; v++) {
+                    acc[j * num_vectors + v] = fv_strip_fma(element, row[v], acc[j * num_vectors + v]);
                 }
             }
         }
         FV_UNROLL
-        for (int32_t i = 0; i < num_keys * num_registers; i++) fv_strip_store(to + i * FV_STRIP_LANES, acc[i]);
+        for (int32_t i = 0; i < num_keys * num_vectors; i++) fv_strip_store(to + i * FV_STRIP_LANES, acc[i]);
     }
 }
 
@@ -107,8 +141,8 @@ FV_ALWAYS_INLINE void fv_strip_scores_as(float *scores, const float *keys, int32
 static inline void fv_strip_scores_part(float *scores, const float *keys, int32_t stride, const float *q, int32_t first,
                                         int32_t end, int32_t first_d, int32_t end_d, int32_t num_vectors)
 {
-#define SCORES(KEYS, REGISTERS) fv_strip_scores_as(scores, keys, stride, q, first, end, first_d, end_d, KEYS, REGISTERS)
-    switch (num_vectors * FV_LANES / FV_STRIP_LANES) {
+#define SCORES(KEYS, VECTORS) fv_strip_scores_as(scores, keys, stride, q, first, end, first_d, end_d, KEYS, VECTORS)
+    switch (num_vectors) {
     case 3: SCORES(FV_STRIP_STEP_KEYS, 3); break;
     case 2: SCORES(FV_STRIP_STEP_KEYS, 2); break;
     default: SCORES(FV_STRIP_KEYS, 1); break;
@@ -117,7 +151,7 @@ static inline void fv_strip_scores_part(float *scores, const float *keys, int32_
 }
 
 /* Dot products of the keys [first, end), and of those that fill up multiples of 8, with the strip's queries
- * q [head_size][8 num_vectors], `depth` elements at a time: so much of Q^T stays in L1 while the keys pass. */
+ * q [head_size][num_vectors * FV_STRIP_LANES], `depth` elements at a time: so much of Q^T stays in L1 while the keys pass. */
 static inline void fv_strip_scores(float *scores, const float *keys, int32_t stride, const float *q, int32_t first,
                                    int32_t end, int32_t head_size, int32_t depth, int32_t num_vectors)
 {
@@ -204,16 +238,16 @@ FV_ALWAYS_INLINE void fv_strip_accumulate_as(float *sums, int32_t num_columns, c
 #undef STEP
 }
 
-/* sums [8 num_vectors][num_columns] = sums * rescale + weights^T V over the keys [first, end); num_columns is a multiple
- * of 16, rescale NULL where sums stay. masked: a weight of 0 hides its value, be it infinite or NaN. */
+/* sums [num_vectors * FV_STRIP_LANES][num_columns] = sums * rescale + weights^T V over the keys [first, end); num_columns
+ * is a multiple of 16, rescale NULL where sums stay. masked: a weight of 0 hides its value, be it infinite or NaN. */
 static inline void fv_strip_accumulate(float *sums, int32_t num_columns, const float *weights, const float *rescale,
                                        const fv_strip_values *values, int32_t first, int32_t end, int32_t num_vectors,
                                        int32_t masked)
 {
-#define ACCUMULATE(REGISTERS, ROWS, MASKED)                                                                          \
-    fv_strip_accumulate_as(sums, num_columns, weights, rescale, values, first, end, REGISTERS *FV_STRIP_LANES, ROWS, \
+#define ACCUMULATE(VECTORS, ROWS, MASKED)                                                                          \
+    fv_strip_accumulate_as(sums, num_columns, weights, rescale, values, first, end, VECTORS *FV_STRIP_LANES, ROWS, \
                            MASKED)
-    switch (num_vectors * FV_LANES / FV_STRIP_LANES * 2 + masked) {
+    switch (2 * num_vectors + masked) {
     case 2: ACCUMULATE(1, FV_STRIP_LANES / 2, 0); break;
     case 3: ACCUMULATE(1, FV_STRIP_LANES / 2, 1); break;
     case 4: ACCUMULATE(2, FV_STRIP_STEP_ROWS * 2 / 3, 0); break;

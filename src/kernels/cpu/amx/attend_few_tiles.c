@@ -58,12 +58,12 @@ static void begin_group(const fv_tile_item *item, const head_group *group)
 {
     const fv_attend_job *job = item->job;
     fv_row_strip *rows = &group->strip->rows;
-    fv_row_strip_init(rows, job, item->first_head + group->first, 0, FV_TILE_STRIP_VECTORS);
+    fv_row_strip_init(rows, job, item->first_head + group->first, 0, fv_strip_num_vectors(FV_TILE_STRIP_ROWS));
     fv_tile_scale_init(group->strip);
     for (int32_t i = 0; i < FV_TILE_STRIP_ROWS; i++) {
         const fv_key_range keys = fv_attend_row_keys(job, i % job->num_rows);
-        rows->first[i / FV_LANES][i % FV_LANES] = keys.first;
-        rows->end[i / FV_LANES][i % FV_LANES] = keys.end;
+        rows->first[i] = keys.first;
+        rows->end[i] = keys.end;
     }
     for (int32_t head = group->first; head < group->end; head++)
         pack_queries(item, head, (head - group->first) * job->num_rows);
@@ -180,8 +180,7 @@ static void finish_group(const fv_tile_item *item, const head_group *group)
         }
         fv_tile_unscale_row(item->scratch.row, size, group->strip, lane, item->rescaling);
         fv_attend_finish_row(&item->natural, item->first_head + head, row, item->scratch.row,
-                             group->strip->rows.max[lane / FV_LANES][lane % FV_LANES],
-                             group->strip->rows.sum[lane / FV_LANES][lane % FV_LANES]);
+                             group->strip->rows.max[lane], group->strip->rows.sum[lane]);
     }
 }
 

@@ -212,7 +212,7 @@ static void score_and_weigh(const many_item *many, const pair_step *next, const 
 
 static int32_t has_reference(const fv_row_strip *rows)
 {
-    return fv_lanes_all_below(-fv_lanes_load(&rows->max), FV_MAX_PLAIN_DOT);
+    return fv_lanes_all_below(-fv_lanes_load(rows->max), FV_MAX_PLAIN_DOT);
 }
 
 /* The references of a strip's rows: of those that have none, the maximum of the step. 0: some row sees no key there, or
@@ -222,8 +222,8 @@ static int32_t find_reference(fv_row_strip *rows, const float *scores, fv_lanes 
     if (has_reference(rows)) return 1;
     const fv_lanes top = fv_max_of_keys(scores, 0, FV_STEP_KEYS);
     if (!fv_lanes_all_below(top, FV_MAX_PLAIN_DOT) || !fv_lanes_all_below(-top, FV_MAX_PLAIN_DOT)) return 0;
-    const fv_lanes max = fv_lanes_load(&rows->max); /* stays where there is one, as the row's sums do */
-    fv_lanes_store(&rows->max, fv_lanes_select(max == -INFINITY, top * factor, max));
+    const fv_lanes max = fv_lanes_load(rows->max); /* stays where there is one, as the row's sums do */
+    fv_lanes_store(rows->max, fv_lanes_select(max == -INFINITY, top * factor, max));
     return 1;
 }
 
@@ -241,7 +241,7 @@ static int32_t begin_weights(const many_item *many, const pair_step *at)
         if (at->step > work->pair.first_step) continue;
         const fv_lanes factor = fv_lanes_splat(many->scale.dot);
         if (!find_reference(rows, scores, factor)) work->is_exact = 1;
-        work->weigh[i] = (fv_weigher){.factor = factor, .base = fv_lanes_load(&rows->max)};
+        work->weigh[i] = (fv_weigher){.factor = factor, .base = fv_lanes_load(rows->max)};
     }
     return !work->is_exact;
 }
@@ -313,7 +313,7 @@ static void end_weights(const many_item *many, pair_work *work)
     }
     for (int32_t i = 0; i < work->pair.num; i++) {
         fv_row_strip *rows = &work->pair.strips[i]->rows;
-        fv_lanes_store(&rows->sum, fv_lanes_load(&rows->sum) + sums[i]);
+        fv_lanes_store(rows->sum, fv_lanes_load(rows->sum) + sums[i]);
     }
 }
 
@@ -410,13 +410,11 @@ static void finish_strip(const fv_tile_item *item, const fv_tile_strip *strip)
     const fv_attend_job *job = item->job;
     const fv_attend_params *params = job->params;
     const float v_scale = fv_head_scale_of(job->v_head_scale, params->num_kv_scales, item->first_head);
-    const fv_lanes max = fv_lanes_load(&strip->rows.max), sum = fv_lanes_load(&strip->rows.sum);
+    const fv_lanes max = fv_lanes_load(strip->rows.max), sum = fv_lanes_load(strip->rows.sum);
     float factors[FV_TILE_STRIP_ROWS];
     const float *weight_sums = weight_sums_of(item, strip);
     for (int32_t i = 0; i < FV_TILE_STRIP_ROWS; i++)
-        factors[i] = strip->rows.max[i / FV_LANES][i % FV_LANES] == -INFINITY
-                         ? 0.0f
-                         : v_scale / weight_sums[i * FV_TILE_COLUMNS];
+        factors[i] = max[i] == -INFINITY ? 0.0f : v_scale / weight_sums[i * FV_TILE_COLUMNS];
     const int32_t num_rows = fv_min_i32(FV_TILE_STRIP_ROWS, job->num_rows - strip->rows.first_row);
     for (int32_t i = 0; i < num_rows; i++) {
         const int32_t row = strip->rows.first_row + i, head = item->first_head * job->group + row % job->group;
@@ -439,8 +437,8 @@ static void fit_sums(const fv_tile_item *item, const fv_tile_strip *strip)
 {
     const float *weight_sums = weight_sums_of(item, strip);
     for (int32_t row = 0; row < FV_TILE_STRIP_ROWS; row++) {
-        const float sum = strip->rows.sum[row / FV_LANES][row % FV_LANES];
-        if (strip->rows.max[row / FV_LANES][row % FV_LANES] == -INFINITY) continue;
+        const float sum = strip->rows.sum[row];
+        if (strip->rows.max[row] == -INFINITY) continue;
         const float factor = sum / weight_sums[row * FV_TILE_COLUMNS];
         for (int32_t column = 0; column < item->job->params->v_head_size; column += FV_TILE_COLUMNS) {
             float *at = strip->sums + column * FV_TILE_STRIP_ROWS + row * FV_TILE_COLUMNS;

@@ -11,7 +11,6 @@
 
 enum {
     FV_TILE_STRIP_ROWS = FV_TILE_COLUMNS,
-    FV_TILE_STRIP_VECTORS = FV_TILE_STRIP_ROWS / FV_LANES,
     FV_STEP_KEYS = 32,         /* of a step: two A tiles of keys, one A tile of weights */
     FV_TILE_FEW_KEYS = 32,     /* of a block, one strip: near to the order in which rows lie, and soon begun */
     FV_TILE_MANY_KEYS = 256,   /* many strips: the sums pass once for eight products */
@@ -29,8 +28,8 @@ typedef struct fv_tile_strip {
     fv_row_strip rows; /* its q and sums are unused */
     char *q;           /* [D / 32] B tiles */
     float *sums;       /* [Dv / 16] C tiles; pairs of columns as fv_words_store_pairs leaves them */
-    fv_amla_scale scale[FV_TILE_STRIP_VECTORS]; /* of the sums, where they are rescaled by addition */
-    int32_t addend[FV_TILE_STRIP_ROWS];         /* of the block at hand, to the bits of each row's sums */
+    fv_amla_scale scale[FV_TILE_STRIP_ROWS / FV_LANES]; /* of the sums, where they are rescaled by addition */
+    int32_t addend[FV_TILE_STRIP_ROWS];                 /* of the block at hand, to the bits of each row's sums */
 } fv_tile_strip;
 
 /* A block of keys; indices count from first_key, a multiple of FV_STEP_KEYS. */

@@ -18,15 +18,15 @@ static inline int32_t fv_rescaling_adds(fv_rescaling rescaling)
 
 static inline void fv_tile_scale_init(fv_tile_strip *strip)
 {
-    for (int32_t v = 0; v < FV_TILE_STRIP_VECTORS; v++) fv_amla_scale_init(&strip->scale[v]);
+    for (int32_t v = 0; v < FV_TILE_STRIP_ROWS / FV_LANES; v++) fv_amla_scale_init(&strip->scale[v]);
 }
 
 /* n, s and gamma for the strip's new maxima, and what to add to the bits of its sums. */
-static inline void fv_tile_scale_move(fv_tile_strip *strip, const fv_f32x8 *old_max, fv_rescaling rescaling)
+static inline void fv_tile_scale_move(fv_tile_strip *strip, const float *old_max, fv_rescaling rescaling)
 {
-    for (int32_t v = 0; v < FV_TILE_STRIP_VECTORS; v++) {
-        const fv_i32x8 addend = fv_amla_scale_move(&strip->scale[v], strip->rows.max[v], old_max[v], FV_DTYPE_BF16,
-                                                   rescaling);
+    for (int32_t v = 0; v < FV_TILE_STRIP_ROWS / FV_LANES; v++) {
+        const fv_i32x8 addend = fv_amla_scale_move(&strip->scale[v], fv_load_f32(strip->rows.max + v * FV_LANES),
+                                                   fv_load_f32(old_max + v * FV_LANES), FV_DTYPE_BF16, rescaling);
         memcpy(strip->addend + v * FV_LANES, &addend, sizeof(addend));
     }
 }
@@ -35,7 +35,7 @@ static inline void fv_tile_scale_move(fv_tile_strip *strip, const fv_f32x8 *old_
 static inline fv_lanes fv_tile_scale_of(const fv_tile_strip *strip)
 {
     fv_lanes scale = fv_lanes_splat(0.0f);
-    for (int32_t v = 0; v < FV_TILE_STRIP_VECTORS; v++)
+    for (int32_t v = 0; v < FV_TILE_STRIP_ROWS / FV_LANES; v++)
         memcpy((char *)&scale + v * sizeof(fv_f32x8), &strip->scale[v].scale, sizeof(fv_f32x8));
     return scale;
 }
@@ -44,7 +44,7 @@ static inline fv_lanes fv_tile_scale_of(const fv_tile_strip *strip)
 static inline fv_lanes fv_tile_scale_base(const fv_tile_strip *strip)
 {
     fv_lanes base = fv_lanes_splat(0.0f);
-    for (int32_t v = 0; v < FV_TILE_STRIP_VECTORS; v++) {
+    for (int32_t v = 0; v < FV_TILE_STRIP_ROWS / FV_LANES; v++) {
         const fv_f32x8 e = strip->scale[v].gamma - 1.0f;
         const fv_f32x8 half = (e - e * e * (0.5f - e * (1.0f / 3))) * FV_LOG2E - strip->scale[v].power;
         memcpy((char *)&base + v * sizeof(half), &half, sizeof(half));

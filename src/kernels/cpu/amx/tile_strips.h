@@ -41,7 +41,8 @@ static inline void fv_strips_begin(const fv_tile_item *item)
         fv_tile_strip *strip = &item->scratch.strips[i];
         strip->q = item->scratch.q + (size_t)i * FV_TILE_STRIP_ROWS * (size_t)job->params->head_size * FV_BF16_BYTES;
         strip->sums = item->scratch.sums + (size_t)i * FV_TILE_STRIP_ROWS * v_size;
-        fv_row_strip_init(&strip->rows, job, kv_head, i % item->num_strips * FV_TILE_STRIP_ROWS, FV_TILE_STRIP_VECTORS);
+        fv_row_strip_init(&strip->rows, job, kv_head, i % item->num_strips * FV_TILE_STRIP_ROWS,
+                          fv_strip_num_vectors(FV_TILE_STRIP_ROWS));
         fv_tile_scale_init(strip);
         fv_strip_call_queries(job, kv_head, (i % item->num_strips + FV_QUERY_STRIPS_AHEAD) * FV_TILE_STRIP_ROWS);
         fv_strip_pack_queries(strip, job, kv_head);
@@ -145,9 +146,9 @@ static inline void fv_strip_weigh_any(fv_tile_strip *strip, float *scores, char 
     span.first = fv_max_i32(span.first, pair->first_step * FV_STEP_KEYS);
     span.end = fv_max_i32(span.first, span.end);
     span.scale = scale;
-    fv_f32x8 old_max[FV_TILE_STRIP_VECTORS];
+    float old_max[FV_TILE_STRIP_ROWS];
     memcpy(old_max, rows->max, sizeof(old_max));
-    for (int32_t v = 0; v < FV_TILE_STRIP_VECTORS; v++) fv_row_strip_softmax(rows, v, scores, &span);
+    fv_row_strip_softmax(rows, scores, &span);
     if (fv_rescaling_adds(item->rescaling)) fv_tile_scale_move(strip, old_max, item->rescaling);
     const fv_lanes s = fv_tile_scale_of(strip);
     for (int32_t step = pair->first_step; step < pair->end_step; step++) {
@@ -198,9 +199,8 @@ static inline void fv_strips_finish(const fv_tile_item *item)
             fv_lanes_store_natural(item->scratch.row + column, low, low + FV_TILE_ROWS * FV_TILE_COLUMNS);
         }
         fv_tile_unscale_row(item->scratch.row, size, strip, in_strip, item->rescaling);
-        fv_attend_finish_row(&item->natural, item->first_head + head, row, item->scratch.row,
-                             strip->rows.max[in_strip / FV_LANES][in_strip % FV_LANES],
-                             strip->rows.sum[in_strip / FV_LANES][in_strip % FV_LANES]);
+        fv_attend_finish_row(&item->natural, item->first_head + head, row, item->scratch.row, strip->rows.max[in_strip],
+                             strip->rows.sum[in_strip]);
     }
 }
 

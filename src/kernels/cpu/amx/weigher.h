@@ -10,7 +10,7 @@
 /* Hides the keys [first, end) from the rows that do not see them. */
 static inline void fv_hide_keys(const fv_row_strip *rows, float *scores, int32_t first_key, int32_t first, int32_t end)
 {
-    const fv_lane_ints first_seen = fv_lane_ints_load(&rows->first), end_seen = fv_lane_ints_load(&rows->end);
+    const fv_lane_ints first_seen = fv_lane_ints_load(rows->first), end_seen = fv_lane_ints_load(rows->end);
     for (int32_t key = first; key < end; key++) {
         const int32_t local = first_key + key;
         const fv_lane_ints seen = (first_seen <= local) & (end_seen > local);
@@ -52,30 +52,30 @@ static inline int32_t fv_weigher_begin(fv_weigher *weigh, fv_tile_strip *strip, 
     const fv_lanes top = fv_max_of_keys(scores, first, end);
     if (!fv_lanes_all_below(top, FV_MAX_PLAIN_DOT)) return 0;
 
-    const fv_lanes old_max = fv_lanes_load(&rows->max);
+    const fv_lanes old_max = fv_lanes_load(rows->max);
     const fv_lanes max = fv_lanes_max(old_max, top * factor);
     /* Where no key was seen yet, any finite number serves: 2^(-inf - 0) is 0. */
     weigh->base = fv_lanes_select(max == -INFINITY, fv_lanes_splat(0.0f), max);
     weigh->factor = factor;
     const fv_lanes shrink = fv_lanes_exp2(old_max - weigh->base);
-    fv_lanes_store(&rows->max, max);
+    fv_lanes_store(rows->max, max);
     fv_lanes_store(rows->rescale, shrink);
     weigh->scale = fv_lanes_splat(1.0f);
     if (fv_rescaling_adds(rescaling)) {
-        fv_f32x8 old[FV_TILE_STRIP_VECTORS];
-        memcpy(old, &old_max, sizeof(old));
+        float old[FV_TILE_STRIP_ROWS];
+        fv_lanes_store(old, old_max);
         fv_tile_scale_move(strip, old, rescaling);
         weigh->base = fv_tile_scale_base(strip);
         weigh->scale = fv_tile_scale_of(strip);
     }
-    weigh->sum = fv_lanes_load(&rows->sum) * shrink * weigh->scale;
+    weigh->sum = fv_lanes_load(rows->sum) * shrink * weigh->scale;
     weigh->other_sum = fv_lanes_splat(0.0f);
     return 1;
 }
 
 static inline void fv_weigher_end(const fv_weigher *weigh, fv_tile_strip *strip)
 {
-    fv_lanes_store(&strip->rows.sum, (weigh->sum + weigh->other_sum) / weigh->scale);
+    fv_lanes_store(strip->rows.sum, (weigh->sum + weigh->other_sum) / weigh->scale);
 }
 
 /* A quarter of a step: eight of its keys, to words[4 * quarter] and the next three. */
