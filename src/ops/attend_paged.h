@@ -61,7 +61,6 @@ typedef struct fv_attend_params {
     float *lse; /* [T', Hq] or NULL */
     int64_t lse_token_stride, lse_head_stride;
     int32_t out_first_token; /* of the batch: row 0 of out and lse */
-    int32_t num_split; /* of a list: the last items, each of which two lanes of a device may share; it may do without */
     fv_kv_view cache;
     fv_dense_keys dense;
     const float *sinks;        /* [Hq] or NULL */
@@ -94,6 +93,7 @@ typedef struct fv_attend_params {
      * num_q_blocks x num_kv_heads x num_segments, see fv_grid_item */
     const fv_work_item *items;
     int32_t num_items;
+    int32_t num_split; /* of a list: the last items, each of which two lanes of a device may share; it may do without */
     int32_t block_q;
     int32_t tile_keys;
     int32_t num_q_blocks;

@@ -330,6 +330,8 @@ static void test_lanes_have_work(void **state)
                     33);                             /* two for each worker: as soon done as three, fewer to reduce */
     assert_true(lane_items(1, 1024, &tapers) <= 16); /* no piece below 64 keys */
     assert_int_equal(lane_items(48, 1024, &tapers), 48);
+    for (int32_t batch = 8; batch <= 32; batch *= 2)
+        assert_int_equal(lane_items(batch, 8192, &tapers), 32); /* 256 of heads, nearly two for each worker */
     for (int32_t batch = 1; batch <= 48; batch++) {
         const int32_t items = 8 * lane_items(batch, 4096, &tapers);
         assert_true(items >= 396 / 3);
@@ -386,46 +388,41 @@ static void test_split_rounds(void **state)
     }
 }
 
+/* Equal sequences on 66 lanes: so many pieces of each, of whole tiles. */
+static void check_pieces(fv_attention_kind kind, int32_t num_seqs, int32_t keys, int32_t pieces)
+{
+    fixture *f = make(128, 1, 132);
+    f->problem.kind = kind;
+    f->rule.block_q = 1;
+    f->rule.num_lanes = 66;
+    allocate(f);
+    for (int32_t seq = 0; seq < num_seqs; seq++) add(f, 1, keys);
+    build(f);
+    check_cover(f);
+    assert_int_equal(f->list.num_items, num_seqs * pieces);
+    assert_int_equal(f->list.items[0].end_key, fv_round_up(fv_ceil_div(keys, pieces), 64));
+    destroy(f);
+}
+
 /* Partial results of MLA are large: few keys are cut into pieces of more than one tile before they fill half of the lanes. */
 static void test_large_parts(void **state)
 {
     (void)state;
-    static const struct {
-        int32_t num_seqs, keys, pieces;
-    } cases[] = {{1, 1024, 16}, {1, 4096, 32}, {1, 32768, 64}, {2, 4096, 22}};
-    for (size_t i = 0; i < FV_ARRAY_LEN(cases); i++) {
-        fixture *f = make(128, 1, 132);
-        f->problem.kind = FV_ATTENTION_MLA;
-        f->rule.block_q = 1;
-        f->rule.num_lanes = 66;
-        allocate(f);
-        for (int32_t seq = 0; seq < cases[i].num_seqs; seq++) add(f, 1, cases[i].keys);
-        build(f);
-        check_cover(f);
-        assert_int_equal(f->list.num_items, cases[i].num_seqs * cases[i].pieces);
-        destroy(f);
-    }
+    check_pieces(FV_ATTENTION_MLA, 1, 1024, 16);
+    check_pieces(FV_ATTENTION_MLA, 1, 4096, 32);
+    check_pieces(FV_ATTENTION_MLA, 1, 32768, 64);
+    check_pieces(FV_ATTENTION_MLA, 2, 4096, 22);
 }
 
 /* Few sequences: as many pieces of each as fill one round. */
 static void test_one_round(void **state)
 {
     (void)state;
-    static const struct {
-        int32_t num_seqs, keys, pieces, piece_keys;
-    } cases[] = {{1, 32768, 64, 512}, {2, 8192, 32, 256}, {3, 8192, 22, 384}, {4, 8192, 16, 512}, {5, 8192, 13, 640}};
-    for (size_t i = 0; i < FV_ARRAY_LEN(cases); i++) {
-        fixture *f = make(128, 1, 132);
-        f->rule.block_q = 1;
-        f->rule.num_lanes = 66;
-        allocate(f);
-        for (int32_t seq = 0; seq < cases[i].num_seqs; seq++) add(f, 1, cases[i].keys);
-        build(f);
-        check_cover(f);
-        assert_int_equal(f->list.num_items, cases[i].num_seqs * cases[i].pieces);
-        assert_int_equal(f->list.items[0].end_key, cases[i].piece_keys);
-        destroy(f);
-    }
+    check_pieces(FV_ATTENTION_MHA, 1, 32768, 64);
+    check_pieces(FV_ATTENTION_MHA, 2, 8192, 32);
+    check_pieces(FV_ATTENTION_MHA, 3, 8192, 22);
+    check_pieces(FV_ATTENTION_MHA, 4, 8192, 16);
+    check_pieces(FV_ATTENTION_MHA, 5, 8192, 13);
 }
 
 /* When the last lane ends that takes the items as they come, in keys. */
