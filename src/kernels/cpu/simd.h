@@ -468,7 +468,7 @@ FV_ALWAYS_INLINE void fv_exp2_each(fv_f32x8 *x, const int32_t num)
         const fv_f32x8 clamped = fv_max(fv_splat(-126.0f), x[i]);
         const fv_f32x8 shifted = clamped + 0x1.8p23f; /* rounds to an integer, kept in the low bits */
         f[i] = clamped - (shifted - 0x1.8p23f);
-        power[i] = ((fv_i32x8)shifted << 23) + 0x3f800000;
+        power[i] = (fv_i32x8)(((fv_u32x8)shifted << 23) + 0x3f800000u); /* a NaN may overflow */
         is_tiny[i] = (fv_i32x8)(x[i] < -126.0f);
         p[i] = fv_splat(fv_exp2_terms[0]);
     }
