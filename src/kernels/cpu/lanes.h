@@ -82,8 +82,7 @@ FV_ALWAYS_INLINE void fv_lanes_exp2_each(fv_lanes *x, const int32_t num)
     FV_UNROLL
     for (int32_t j = 1; j < FV_EXP2_TERMS; j++) {
         FV_UNROLL
-        for (int32_t i = 0; i < num; i++)
-            p[i] = (fv_lanes)_mm512_fmadd_ps((__m512)p[i], (__m512)f[i], _mm512_set1_ps(fv_exp2_terms[j]));
+        for (int32_t i = 0; i < num; i++) p[i] = p[i] * f[i] + fv_exp2_terms[j]; /* one rounding or two, as there */
     }
     FV_UNROLL
     for (int32_t i = 0; i < num; i++) {
