@@ -49,7 +49,7 @@ typedef struct fv_split_rule {
     int32_t tile_keys;
     int32_t num_workers;
     int32_t num_lanes;    /* items that a device works on at once, each KV head of an item by itself; 0: a worker takes
-                        * items one by one, and where rows are few an item has several KV heads */
+                           * items one by one, and where rows are few an item has several KV heads */
     int32_t splits_items; /* 1: two lanes may share an item */
     fv_softmax_path path;
     int32_t batch_invariant; /* 1: cut by the sequence's own lengths only */

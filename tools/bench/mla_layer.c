@@ -153,8 +153,8 @@ static fv_status sample_ceilings(samples all, const fv_mla_workload *w, int32_t 
         const int64_t offset = i * READ_RANGE_BYTES;
         ranges[i] = (fv_read_range){offset, fv_min_i64(READ_RANGE_BYTES, bytes - offset)};
     }
-    fv_ceiling_compute(w->context, FV_DTYPE_F32,
-                       fv_cpu_isa()); /* wakes workers that a kernel of one thread let sleep */
+    /* Wakes workers that a kernel of one thread let sleep. */
+    fv_ceiling_compute(w->context, FV_DTYPE_F32, fv_cpu_isa());
     const double start = fv_now_us();
     const double operations = fv_ceiling_compute(w->context, FV_DTYPE_F32, fv_cpu_isa());
     const double middle = fv_now_us();

@@ -30,7 +30,7 @@
 
 enum { CHUNK_KEYS = 64 }; /* keys that stay in L2 while all rows meet them */
 
-/* Up to 24 rows, one to a lane, and beside their maxima m and sums l what the scale of their output hangs on. */
+/* Up to FV_STRIP_ROWS rows, one to a lane, and beside their maxima m and sums l what the scale of their output hangs on. */
 typedef struct amla_strip {
     fv_row_strip rows; /* its sums are O */
     fv_amla_scale scale[FV_STRIP_ROWS / FV_LANES];

@@ -449,16 +449,17 @@ FV_ALWAYS_INLINE void fv_transpose8(fv_f32x8 rows[8])
 #define FV_LOG2E 1.44269504088896340736f
 #define FV_LN2 0.69314718055994530942f
 
+/* The polynomial of fv_exp2_each, highest power first. */
+enum { FV_EXP2_TERMS = 7 };
+static const float fv_exp2_terms[FV_EXP2_TERMS] = {
+    1.53533585e-4f, 1.33988748e-3f, 9.61843737e-3f, 5.55033247e-2f, 2.40226479e-1f, 6.93147203e-1f, 1.0f};
+
 /* 2^x for x <= 127, within 2 units in the last place; 0 below -126 (so for -inf), NaN for NaN.
  * x = n + f with n the nearest integer: a minimax polynomial in f (relative error 2e-9), its
  * constant 1 so that 2^0 is exact, times 2^n, which is n in the exponent field.
  *
  * Of up to 4 vectors, step by step for all: one after the other they are chains of 40 cycles, of which a core's
  * schedulers have room for two. */
-enum { FV_EXP2_TERMS = 7 };
-static const float fv_exp2_terms[FV_EXP2_TERMS] = {
-    1.53533585e-4f, 1.33988748e-3f, 9.61843737e-3f, 5.55033247e-2f, 2.40226479e-1f, 6.93147203e-1f, 1.0f};
-
 FV_ALWAYS_INLINE void fv_exp2_each(fv_f32x8 *x, const int32_t num)
 {
     fv_f32x8 f[4], p[4];

@@ -292,12 +292,18 @@ static dim3 split_grid_of(attend_args *args)
     return dim3((uint32_t)(args->first_split + 2 * params->num_split * parts));
 }
 
-/* Where a multiprocessor has two blocks that stay at most, so many bytes of shared memory that no third one fits: while the kernel
- * before still holds some multiprocessors, others would take three. */
+/* Bytes of shared memory of which a multiprocessor has no room for a third block. */
+static int32_t bytes_for_two(const fv_cuda_attend_kernel *kernel, const fv_device *device)
+{
+    return fv_max_i32(kernel->shared_bytes, fv_cuda_state_of(device)->max_shared / 3);
+}
+
+/* Where each multiprocessor has two blocks that stay at most, none takes a third: it would while the kernel before still
+ * holds others. */
 static int32_t shared_bytes_of(const fv_cuda_attend_kernel *kernel, const fv_device *device, dim3 grid)
 {
     const bool has_room = kernel->stays > 2 && (int64_t)grid.x <= 2 * (int64_t)device->num_workers;
-    return has_room ? fv_max_i32(kernel->shared_bytes, fv_cuda_state_of(device)->max_shared / 3) : kernel->shared_bytes;
+    return has_room ? bytes_for_two(kernel, device) : kernel->shared_bytes;
 }
 
 fv_status fv_cuda_attend_launch(const fv_launch *launch, const fv_attend_params *params, int32_t block_m,
@@ -345,7 +351,7 @@ extern "C" fv_status fv_cuda_attend_open(const fv_device *device)
     for (const fv_cuda_attend_few_kernels &kernels : fv_cuda_attend_few) {
         for (int32_t i = 0; i < 4 && status == FV_OK; i++) {
             const fv_cuda_attend_kernel *kernel = &kernels.of[i / 2][i % 2];
-            status = allow_shared(device, kernel, fv_max_i32(kernel->shared_bytes, fv_cuda_state_of(device)->max_shared / 3));
+            status = allow_shared(device, kernel, bytes_for_two(kernel, device));
         }
     }
     const fv_cuda_attend_kernel *hopper[] = {fv_cuda_hopper.rows_64,   fv_cuda_hopper.rows_128,
