@@ -58,7 +58,7 @@ FV_API size_t fv_mla_workspace_bytes(const fv_plan *plan, int32_t q_lora_rank);
  * (fv_merge_ranks) and multiplies by `o` once. An out_dtype of fp32 keeps what a rank attended unrounded.
  *
  * FV_ERR_INVALID: a tensor of wrong shape, a plan whose problem is no MLA or comes absorbed, or one rank of
- * a context-parallel group without attended and lse. FV_ERR_UNSUPPORTED: the device has no rope or no rms_norm
+ * a context-parallel group without attended and lse. FV_ERR_UNSUPPORTED: the device has no rope_kv_write or no rms_norm
  * and the layer needs it. */
 FV_API fv_status fv_mla_run(fv_plan *plan, const fv_mla_layer *layer, void *workspace, fv_stream stream);
 

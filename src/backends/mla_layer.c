@@ -3,12 +3,12 @@
  *   workspace   the plan's | down [T, q_latent Lq, latent L + R] | q [T, H (P + R)] | attended [T, H V]
  *
  * q_latent and latent share rows, so that one product makes both where q_down and kv_down lie together. q and latent are
- * rotated in place, each in its last R elements of a head. */
+ * rotated in place, each in its last R elements of a head, by the kernel that writes the cache. */
 #include "fovea/mla.h"
 
+#include "backends/schedule.h"
 #include "core/error.h"
 #include "ops/ops_check.h"
-#include "planner/plan.h"
 
 #define ALIGNMENT 256
 
@@ -145,8 +145,8 @@ static fv_status check_rotation(const fv_plan *plan, const fv_rotation *rotation
 {
     const fv_mla_shape *mla = &plan->problem.mla;
     if (mla->qk_rope_head_dim == 0) return FV_OK;
-    if (!plan->kernels->rope) {
-        return fv_fail(FV_ERR_UNSUPPORTED, "kernels %s of device %s have no rope", plan->kernels->name,
+    if (!plan->kernels->rope_kv_write) {
+        return fv_fail(FV_ERR_UNSUPPORTED, "kernels %s of device %s have no rope_kv_write", plan->kernels->name,
                        plan->device->name);
     }
     if (rotation->rope_dim != mla->qk_rope_head_dim) {
@@ -333,20 +333,15 @@ static fv_tensor rope_part(const fv_tensor *rows, int64_t num_heads, int64_t rop
     return part;
 }
 
-/* Queries, and keys unless the cache holds them as they come. */
-static fv_status rotate(const mla_run *run)
+/* Of queries, and of keys unless the cache holds them as they come. */
+static fv_status find_rotation(fv_rope_params *params, const mla_run *run)
 {
     const fv_plan *plan = run->plan;
     const fv_mla_shape *mla = &plan->problem.mla;
-    if (mla->qk_rope_head_dim == 0) return FV_OK;
     const fv_tensor q = rope_part(&run->q, mla->num_heads, mla->qk_rope_head_dim);
     const fv_tensor k = rope_part(&run->latent, 1, mla->qk_rope_head_dim);
-    fv_rope_params params;
-    const fv_status status = fv_rope_params_init(&params, plan->device, &q, mla->rotate_at_reading ? NULL : &k,
-                                                 &run->layer->rotation, (int32_t)run->num_rows);
-    if (status != FV_OK) return status;
-    params.num_tokens_at = &fv_step_buffers_on_device(&plan->buffers).header->num_tokens;
-    return plan->kernels->rope(&run->launch, &params);
+    return fv_rope_params_init(params, plan->device, &q, mla->rotate_at_reading ? NULL : &k, &run->layer->rotation,
+                               (int32_t)run->num_rows);
 }
 
 static fv_status attend(const mla_run *run, char *workspace)
@@ -368,7 +363,13 @@ static fv_status attend(const mla_run *run, char *workspace)
         .rope_sin = layer->rotation.sin,
         .num_rope_positions = layer->rotation.max_position,
     };
-    return fv_plan_run(run->plan, &attention, workspace, run->launch.stream);
+    if (run->plan->problem.mla.qk_rope_head_dim == 0) {
+        return fv_plan_run(run->plan, &attention, workspace, run->launch.stream);
+    }
+    fv_rope_params rope;
+    const fv_status status = find_rotation(&rope, run);
+    if (status != FV_OK) return status;
+    return fv_plan_run_rotating(run->plan, &attention, &rope, workspace, run->launch.stream);
 }
 
 fv_status fv_mla_run(fv_plan *plan, const fv_mla_layer *layer, void *workspace, fv_stream stream)
@@ -383,7 +384,6 @@ fv_status fv_mla_run(fv_plan *plan, const fv_mla_layer *layer, void *workspace, 
     const mla_run run = make_run(plan, layer, workspace, stream);
     status = project_down(&run);
     if (status == FV_OK) status = project_up(&run);
-    if (status == FV_OK) status = rotate(&run);
     if (status == FV_OK) status = attend(&run, workspace);
     if (layer->attended.data) return status;
     return status == FV_OK ? multiply(&run, &layer->out, &run.attended, &layer->o) : status;

@@ -37,7 +37,14 @@ fv_status fv_schedule_add(fv_schedule *schedule, const fv_call *call);
 /* Fills the step of `plan`: the write of the new K/V, then what the backend schedules, or the static grid. */
 fv_status fv_schedule_step(fv_plan *plan, const fv_step *step, fv_stream stream);
 
-/* Makes the calls for one layer. `layer` is checked. */
-fv_status fv_schedule_run(fv_plan *plan, const fv_layer *layer, char *workspace, fv_stream stream);
+/* Makes the calls for one layer. `layer` is checked. Where `rope` is given, q and k come before their rotation, and the
+ * write of the new k rotates them. */
+fv_status fv_schedule_run(fv_plan *plan, const fv_layer *layer, const fv_rope_params *rope, char *workspace,
+                          fv_stream stream);
+
+/* fv_plan_run of a layer whose q and k come before their rotation, `rope`, but for the number of tokens read on the
+ * device. NULL: they come rotated. */
+fv_status fv_plan_run_rotating(fv_plan *plan, const fv_layer *layer, const fv_rope_params *rope, void *workspace,
+                               fv_stream stream);
 
 #endif

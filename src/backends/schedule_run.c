@@ -8,11 +8,13 @@
 typedef struct layer_run {
     const fv_plan *plan;
     const fv_layer *layer;
+    const fv_rope_params *rope; /* of q and k; NULL: they come rotated */
     char *workspace;
     fv_launch launch;
     fv_step_view step; /* on the device */
     int32_t *claims;   /* of the attention kernels, one after the other */
     int32_t has_new;   /* 1: new tokens can be read as they came */
+    int32_t copies_q;  /* 1: the rotation puts the rope parts of all queries behind their absorbed parts */
 } layer_run;
 
 /* On a device the launch is sized by the bounds, so that a captured graph serves every step. */
@@ -129,6 +131,20 @@ static fv_dense_keys new_keys(const fv_layer *layer)
     };
 }
 
+/* Rope parts of the absorbed queries, row 0 = token first_token of the batch. */
+static fv_rope_rows absorbed_rope_parts(const layer_run *run)
+{
+    const fv_plan *plan = run->plan;
+    const fv_mla_shape *mla = &plan->problem.mla;
+    const int64_t latent_bytes = mla->kv_lora_rank * (int64_t)fv_dtype_bytes(plan->problem.q_dtype);
+    return (fv_rope_rows){
+        .data = run->workspace + plan->workspace.absorbed_q + latent_bytes,
+        .token_stride = absorbed_head_stride(plan) * mla->num_heads,
+        .head_stride = absorbed_head_stride(plan),
+        .num_heads = mla->num_heads,
+    };
+}
+
 /* --- the calls ---------------------------------------------------------------------------------------- */
 
 static fv_status write_new(const layer_run *run, const fv_call *call)
@@ -153,7 +169,11 @@ static fv_status write_new(const layer_run *run, const fv_call *call)
         .v_scale = layer->v_scale,
         .num_kv_scales = num_scales(&plan->problem),
     };
-    return plan->kernels->kv_write(&run->launch, &params);
+    if (!run->rope) return plan->kernels->kv_write(&run->launch, &params);
+    fv_rope_kv_write_params rotated = {.rope = *run->rope, .write = params};
+    rotated.rope.num_tokens_at = params.num_tokens_at;
+    if (run->copies_q) rotated.q_copy = absorbed_rope_parts(run);
+    return plan->kernels->rope_kv_write(&run->launch, &rotated);
 }
 
 static const uint8_t *causal_flags(const layer_run *run)
@@ -437,6 +457,17 @@ static fv_status multiply(const layer_run *run, fv_gemm *gemm, int32_t first_wei
     return run->layer->gemm(run->layer->gemm_user, gemm, run->launch.stream);
 }
 
+/* 1: one product absorbs the queries of all tokens. */
+static int32_t absorbs_all(const fv_plan *plan)
+{
+    for (int32_t i = 0; i < plan->num_calls; i++) {
+        const fv_call *call = &plan->calls[i];
+        if (call->operation != FV_OP_ABSORB) continue;
+        return call->token == 0 && (call->num_tokens < 0 || call->num_tokens == plan->batch.num_tokens);
+    }
+    return 0;
+}
+
 /* [q_nope W_UK | q_rope] of some tokens. */
 static fv_status absorb(const layer_run *run, const fv_call *call)
 {
@@ -462,11 +493,12 @@ static fv_status absorb(const layer_run *run, const fv_call *call)
         .c_matrix_stride = head_stride,
     };
     const fv_status status = multiply(run, &gemm, 0);
-    if (status != FV_OK || mla->qk_rope_head_dim == 0) return status;
+    if (status != FV_OK || mla->qk_rope_head_dim == 0 || run->copies_q) return status;
+    const fv_rope_rows parts = absorbed_rope_parts(run);
     const fv_copy_rows_params copy = {
-        .dst = to + mla->kv_lora_rank * bytes,
-        .dst_token_stride = token_stride,
-        .dst_head_stride = head_stride,
+        .dst = (char *)parts.data + (call->token - call->first_token) * parts.token_stride,
+        .dst_token_stride = parts.token_stride,
+        .dst_head_stride = parts.head_stride,
         .src = from + mla->qk_nope_head_dim * bytes,
         .src_token_stride = q->stride_bytes[0],
         .src_head_stride = q->stride_bytes[1],
@@ -528,7 +560,8 @@ static fv_status expand(const layer_run *run, const fv_call *call)
     return multiply(run, &gemm, 0);
 }
 
-fv_status fv_schedule_run(fv_plan *plan, const fv_layer *layer, char *workspace, fv_stream stream)
+fv_status fv_schedule_run(fv_plan *plan, const fv_layer *layer, const fv_rope_params *rope, char *workspace,
+                          fv_stream stream)
 {
     static fv_status (*const operations[FV_NUM_OPERATIONS])(const layer_run *, const fv_call *) = {
         [FV_OP_KV_WRITE] = write_new,
@@ -544,11 +577,13 @@ fv_status fv_schedule_run(fv_plan *plan, const fv_layer *layer, char *workspace,
     const layer_run run = {
         .plan = plan,
         .layer = layer,
+        .rope = rope,
         .workspace = workspace,
         .launch = {plan->device, &plan->context->executor, stream},
         .step = fv_step_buffers_on_device(&plan->buffers),
         .claims = fv_step_buffers_take_claims(&plan->buffers),
         .has_new = layer->k.data && plan->problem.context_parallel.world <= 1,
+        .copies_q = rope && absorbs_all(plan),
     };
     fv_status status = FV_OK;
     for (int32_t i = 0; i < plan->num_calls && status == FV_OK; i++) {

@@ -117,6 +117,7 @@ fv_status fv_rope_kv_write(fv_device *device, const fv_tensor *q, const fv_tenso
         status = fv_ops_check_kernel(device, "rope_kv_write", fv_ops_kernels(device)->rope_kv_write != NULL);
     }
     if (status != FV_OK) return status;
+    params.q_copy = (fv_rope_rows){0};
     params.write = (fv_kv_write_params){
         FV_OPS_KV_ROWS(k, v),     .src_dtype = k->dtype, .cache = *cache,    .slot_mapping = slot_mapping,
         .num_tokens = num_tokens, .k_scale = k_scale,    .v_scale = v_scale, .num_kv_scales = num_scales,

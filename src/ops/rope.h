@@ -1,5 +1,5 @@
-/* rope: rotary position embedding of q and k in place; rope_kv_write: the same, and the rotated k with
- * its v into the cache.
+/* rope: rotary position embedding of q and k in place; rope_kv_write: the same, the rotated k with its v into
+ * the cache, and the rotated q where it is wanted a second time.
  *
  * RoFormer (arXiv 2104.09864), equation 34, for each pair (a, b) of a head at position p, with
  * c = cos[p][i] and s = sin[p][i] of pair i in [0, rope_dim / 2):
@@ -38,8 +38,9 @@ typedef struct fv_rope_params {
 } fv_rope_params;
 
 typedef struct fv_rope_kv_write_params {
-    fv_rope_params rope;      /* k is write.k; its num_tokens count */
+    fv_rope_params rope;      /* k is write.k, or a part of each of its heads, or none; its num_tokens count */
     fv_kv_write_params write; /* num_tokens and num_tokens_at as in rope */
+    fv_rope_rows q_copy;      /* gets rope_dim elements of each head of q, rotated or not; overlaps nothing */
 } fv_rope_kv_write_params;
 
 /* Tokens to rotate, read where the kernel runs. */

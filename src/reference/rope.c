@@ -1,4 +1,6 @@
-/* rope: each pair rotated in double, rounded once; rope_kv_write: rope, then kv_write. */
+/* rope: each pair rotated in double, rounded once; rope_kv_write: rope, then kv_write, then the copy of q. */
+#include <string.h>
+
 #include "core/float.h"
 #include "reference/attend_row.h"
 #include "reference/reference.h"
@@ -40,8 +42,22 @@ fv_status fv_reference_rope(const fv_launch *launch, const fv_rope_params *param
     return FV_OK;
 }
 
+static void copy_q(const fv_rope_kv_write_params *params)
+{
+    const fv_rope_rows *q = &params->rope.q, *copy = &params->q_copy;
+    const int32_t num_tokens = q->data && copy->data ? fv_rope_tokens(&params->rope) : 0;
+    const size_t bytes = (size_t)params->rope.rope_dim * fv_dtype_bytes(params->rope.dtype);
+    for (int64_t token = 0; token < num_tokens; token++) {
+        for (int64_t head = 0; head < q->num_heads; head++) {
+            memcpy((char *)copy->data + token * copy->token_stride + head * copy->head_stride,
+                   (const char *)q->data + token * q->token_stride + head * q->head_stride, bytes);
+        }
+    }
+}
+
 fv_status fv_reference_rope_kv_write(const fv_launch *launch, const fv_rope_kv_write_params *params)
 {
     const fv_status status = fv_reference_rope(launch, &params->rope);
+    copy_q(params);
     return status == FV_OK ? fv_reference_kv_write(launch, &params->write) : status;
 }

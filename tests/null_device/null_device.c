@@ -479,6 +479,7 @@ static void execute_rope_kv_write(fv_device *device, void *params)
     fv_rope_kv_write_params fused = *(fv_rope_kv_write_params *)params;
     rope_to_host(&fused.rope);
     write_to_host(&fused.write);
+    TO_HOST(fused.q_copy.data);
     const fv_launch launch = serial_launch(device);
     (void)fv_reference_kernels.rope_kv_write(&launch, &fused);
 }

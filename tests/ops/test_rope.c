@@ -146,7 +146,7 @@ static void test_fused_equals_the_two_steps(void **state)
             fill_random(v, dtype, TOKENS * KV_HEADS * D, 1, &seed);
             memcpy(q[1], q[0], MAX_BYTES);
             memcpy(k[1], k[0], MAX_BYTES);
-            fv_rope_kv_write_params params[2];
+            fv_rope_kv_write_params params[2] = {0};
             for (int32_t i = 0; i < 2; i++) {
                 memset(cache[i], 0x77, CACHE_BYTES);
                 params[i].rope = params_of(&t, q[i], k[i], dtype);

@@ -117,6 +117,13 @@ static fv_status write_without_q(const fv_launch *launch, const fv_rope_kv_write
     return fv_reference_rope_kv_write(launch, &wrong);
 }
 
+static fv_status write_without_copy(const fv_launch *launch, const fv_rope_kv_write_params *params)
+{
+    fv_rope_kv_write_params wrong = *params;
+    wrong.q_copy.data = NULL;
+    return fv_reference_rope_kv_write(launch, &wrong);
+}
+
 static fv_status write_without_count(const fv_launch *launch, const fv_rope_kv_write_params *params)
 {
     fv_rope_kv_write_params wrong = *params;
@@ -292,6 +299,7 @@ static const operation_mutant mutants[] = {
     {"scale of head 0 for all in the write", check_run_rope_kv_write, {.rope_kv_write = write_first_scale}},
     {"q not rotated", check_run_rope_kv_write, {.rope_kv_write = write_without_q}},
     {"padding written", check_run_rope_kv_write, {.rope_kv_write = write_without_count}},
+    {"q not copied", check_run_rope_kv_write, {.rope_kv_write = write_without_copy}},
     {"last rank left out", check_run_merge_ranks, {.merge_ranks = merge_less_ranks}},
     {"sink of the ranks ignored", check_run_merge_ranks, {.merge_ranks = merge_ranks_without_sinks}},
     {"total LSE ignored", check_run_merge_ranks, {.merge_ranks = merge_without_total}},

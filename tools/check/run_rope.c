@@ -15,12 +15,13 @@ typedef struct rows_case {
     char *memory, *given;
     size_t bytes;
     int64_t token_stride, head_stride;
+    int64_t rope_at; /* bytes of a head before what is rotated */
     int32_t num_heads, size;
 } rows_case;
 
 typedef struct rope_case {
     check_arena arena;
-    rows_case q, k, v;
+    rows_case q, k, v, q_copy;
     int64_t *slots; /* [tokens and padding] */
     check_cache cache;
     fv_rope_kv_write_params params; /* rope: only those of rope */
@@ -48,7 +49,7 @@ static void build_rows(rows_case *rows, check_arena *arena, fv_dtype dtype, int3
 
 static fv_rope_rows rope_rows_of(const rows_case *rows)
 {
-    return (fv_rope_rows){rows->memory, rows->token_stride, rows->head_stride, rows->num_heads};
+    return (fv_rope_rows){rows->memory + rows->rope_at, rows->token_stride, rows->head_stride, rows->num_heads};
 }
 
 /* Tables apart or cos beside sin, as vLLM has them; NaN in gaps. */
@@ -164,7 +165,7 @@ static int32_t rows_rotated(rows_case *rows, const rope_case *test, int32_t is_u
     for (int32_t token = 0; token < num_tokens; token++) {
         const int64_t position = fv_rope_position(p, token);
         for (int32_t head = 0; head < rows->num_heads && position >= 0; head++) {
-            const int64_t at = token * rows->token_stride + head * rows->head_stride;
+            const int64_t at = token * rows->token_stride + head * rows->head_stride + rows->rope_at;
             if (!head_rotated(rows->given + at, rows->memory + at, p, position)) return 0;
         }
     }
@@ -239,7 +240,7 @@ static void build_rope_kv_write(rope_case *test, check_random *random)
 {
     static const fv_dtype dtypes[] = {FV_DTYPE_F32, FV_DTYPE_F16, FV_DTYPE_BF16};
     check_cache_shape shape;
-    check_cache_shape_random(&shape, random, 0);
+    check_cache_shape_random(&shape, random, 1);
     *test = (rope_case){.params.rope = {.dtype = CHECK_RANDOM_PICK(random, dtypes),
                                         .style = (fv_rope_style)check_random_int(random, 0, 1)}};
     fv_rope_params *p = &test->params.rope;
@@ -248,12 +249,16 @@ static void build_rope_kv_write(rope_case *test, check_random *random)
                                                   : 2 * check_random_int(random, 1, shape.head_size / 2);
     const int32_t num_rows = p->num_tokens + check_random_int(random, 0, MAX_PADDING);
     const int64_t num_blocks = fv_ceil_div(num_rows, shape.block_size) + check_random_int(random, 1, 3);
+    const int64_t element = (int64_t)fv_dtype_bytes(p->dtype);
     check_cache_init(&test->cache, &test->arena, &shape, num_blocks, random);
     build_rows(&test->q, &test->arena, p->dtype, num_rows, check_random_int(random, 1, 9), shape.head_size, random);
     build_rows(&test->k, &test->arena, p->dtype, num_rows, shape.num_kv_heads, shape.head_size, random);
     build_rows(&test->v, &test->arena, p->dtype, num_rows, shape.num_kv_heads, shape.v_head_size, random);
     if (check_random_chance(random, 85)) p->q = rope_rows_of(&test->q);
+    if (check_random_chance(random, 30)) test->k.rope_at = (shape.head_size - p->rope_dim) * element;
     p->k = rope_rows_of(&test->k);
+    build_rows(&test->q_copy, &test->arena, p->dtype, num_rows, test->q.num_heads, p->rope_dim, random);
+    if (p->q.data && check_random_chance(random, 50)) test->params.q_copy = rope_rows_of(&test->q_copy);
     build_tables(test, random);
     build_positions(test, num_rows, random);
     build_slots(test, num_rows, random);
@@ -281,9 +286,25 @@ static int32_t same_as_rope(rope_case *test, const check_lane *lane, const fv_ke
     char *q = memcpy(check_arena_alloc(&test->arena, test->q.bytes), test->q.given, test->q.bytes);
     char *k = memcpy(check_arena_alloc(&test->arena, test->k.bytes), test->k.given, test->k.bytes);
     if (rope.q.data) rope.q.data = q;
-    rope.k.data = k;
+    rope.k.data = k + test->k.rope_at;
     return check_lane_ran(lane, table->rope(&launch, &rope)) == FV_OK &&
            memcmp(q, test->q.memory, test->q.bytes) == 0 && memcmp(k, test->k.memory, test->k.bytes) == 0;
+}
+
+/* The copy of q as q is now, and every byte around it as it was. */
+static int32_t same_copy(rope_case *test)
+{
+    const fv_rope_params *p = &test->params.rope;
+    rows_case *copy = &test->q_copy;
+    const int32_t num_tokens = test->params.q_copy.data ? fv_rope_tokens(p) : 0;
+    for (int32_t token = 0; token < num_tokens; token++) {
+        for (int32_t head = 0; head < copy->num_heads; head++) {
+            memcpy(copy->given + token * copy->token_stride + head * copy->head_stride,
+                   test->q.memory + token * test->q.token_stride + head * test->q.head_stride,
+                   (size_t)p->rope_dim * fv_dtype_bytes(p->dtype));
+        }
+    }
+    return memcmp(copy->memory, copy->given, copy->bytes) == 0;
 }
 
 /* The cache as the reference's kv_write makes it of k as it is now: all kernels write the same bits. */
@@ -302,6 +323,8 @@ static void judge_rope_kv_write(check_result *result, rope_case *test, const che
     const fv_kv_view *view = &test->cache.view;
     if (table->rope && !same_as_rope(test, lane, table)) {
         check_result_fail(result, "q or k has not the bits that rope makes");
+    } else if (!same_copy(test)) {
+        check_result_fail(result, "the copy of q is not q, or is written where it should not");
     } else if (!same_cache(test)) {
         check_result_fail(result, "the cache is not what kv_write makes of the rotated k (layout %s of %s)",
                           fv_kv_layout_name(view->layout), fv_dtype_name(view->dtype));

@@ -1,4 +1,6 @@
 /* rope and rope_kv_write: pairs of eight rotated at a time; runs of tokens in parallel. */
+#include <string.h>
+
 #include "core/executor.h"
 #include "kernels/cpu/kernels.h"
 #include "kernels/cpu/kv_row.h"
@@ -105,6 +107,17 @@ fv_status FV_ISA_SYMBOL(fv_rope)(const fv_launch *launch, const fv_rope_params *
     return FV_OK;
 }
 
+static void copy_heads(const fv_rope_kv_write_params *params, int64_t token)
+{
+    const fv_rope_rows *q = &params->rope.q, *copy = &params->q_copy;
+    if (!q->data || !copy->data) return;
+    const size_t bytes = (size_t)params->rope.rope_dim * fv_dtype_bytes(params->rope.dtype);
+    for (int64_t head = 0; head < q->num_heads; head++) {
+        memcpy((char *)copy->data + token * copy->token_stride + head * copy->head_stride,
+               (const char *)q->data + token * q->token_stride + head * q->head_stride, bytes);
+    }
+}
+
 static void rope_kv_write_task(void *user, int64_t index, int32_t worker)
 {
     (void)worker;
@@ -114,6 +127,7 @@ static void rope_kv_write_task(void *user, int64_t index, int32_t worker)
     const int64_t end = fv_min_i64((index + 1) * TOKENS_PER_TASK, fv_rope_tokens(&params->rope));
     for (int64_t token = index * TOKENS_PER_TASK; token < end; token++) {
         rotate_token(&params->rope, token);
+        copy_heads(params, token);
         const int64_t slot = write->slot_mapping[token];
         if (slot < 0 || slot >= num_slots) continue;
         FV_ISA_SYMBOL(fv_kv_write_token)(write, token, slot / block_size, slot % block_size);

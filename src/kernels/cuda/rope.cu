@@ -1,7 +1,9 @@
-/* rope: a warp for each token and head of q and k, in place; rope_kv_write: the same, and the warps of k go
- * on to write their rotated row and its v. One expression rotates in both, so that they agree bit for bit. */
+/* rope: a warp for each token and head of q and k, in place; rope_kv_write: the same, the warps of k go on to
+ * write their rotated row and its v, those of q to copy theirs. One expression rotates in both, so that they agree
+ * bit for bit. */
+#include "kernels/cuda/copy_bytes.cuh"
 #include "kernels/cuda/kv_write_token.cuh"
-#include "kernels/cuda/launch.cuh"
+#include "kernels/cuda/overlap.cuh"
 #include "ops/rope.h"
 
 #define WARPS 4
@@ -34,6 +36,7 @@ static __host__ __device__ int32_t heads_of(const fv_rope_rows *rows) { return r
 
 static __global__ void __launch_bounds__(WARPS * 32, 1) rope(const __grid_constant__ fv_rope_params params)
 {
+    overlap_begin();
     const int32_t q_heads = heads_of(&params.q), heads = q_heads + heads_of(&params.k);
     const int64_t at = (int64_t)blockIdx.x * WARPS + threadIdx.x / 32;
     const int32_t token = (int32_t)(at / heads), head = (int32_t)(at % heads);
@@ -45,13 +48,26 @@ static __global__ void __launch_bounds__(WARPS * 32, 1) rope(const __grid_consta
 extern "C" fv_status fv_cuda_rope(const fv_launch *launch, const fv_rope_params *params)
 {
     const int64_t num_rows = (int64_t)params->num_tokens * (heads_of(&params->q) + heads_of(&params->k));
-    return fv_cuda_launch(launch, "rope", rope, dim3(fv_cuda_blocks(num_rows, WARPS)), WARPS * 32, 0, *params);
+    return fv_cuda_launch_overlapped(launch, "rope", rope, dim3(fv_cuda_blocks(num_rows, WARPS)), WARPS * 32, 0,
+                                     *params);
+}
+
+/* A head of q to its second place, by the warp that rotated it. */
+static __device__ __forceinline__ void copy_rotated(const fv_rope_kv_write_params *params, int32_t token, int32_t head)
+{
+    const fv_rope_rows *q = &params->rope.q, *copy = &params->q_copy;
+    if (!copy->data) return;
+    __syncwarp(); /* lanes read what others of the warp rotated */
+    copy_bytes((char *)copy->data + token * copy->token_stride + head * copy->head_stride,
+               (const char *)q->data + token * q->token_stride + head * q->head_stride,
+               (int64_t)params->rope.rope_dim * fv_element_bytes(params->rope.dtype));
 }
 
 /* Warps of a token: the heads of q, and for each KV head one for K and one for V. */
 static __global__ void __launch_bounds__(WARPS * 32, 1)
     rope_kv_write(const __grid_constant__ fv_rope_kv_write_params params)
 {
+    overlap_begin();
     const int32_t q_heads = heads_of(&params.rope.q);
     const int32_t rows_of_token = q_heads + 2 * params.write.cache.num_kv_heads;
     const int64_t at = (int64_t)blockIdx.x * WARPS + threadIdx.x / 32;
@@ -59,6 +75,7 @@ static __global__ void __launch_bounds__(WARPS * 32, 1)
     if (token >= fv_rope_tokens(&params.rope)) return;
     if (row < q_heads) {
         rotate_rows(&params.rope.q, &params.rope, token, row);
+        copy_rotated(&params, token, row);
         return;
     }
     const int32_t head = (row - q_heads) / 2;
@@ -76,6 +93,6 @@ extern "C" fv_status fv_cuda_rope_kv_write(const fv_launch *launch, const fv_rop
 {
     const int32_t rows_of_token = heads_of(&params->rope.q) + 2 * params->write.cache.num_kv_heads;
     const int64_t num_rows = (int64_t)params->rope.num_tokens * rows_of_token;
-    return fv_cuda_launch(launch, "rope_kv_write", rope_kv_write, dim3(fv_cuda_blocks(num_rows, WARPS)), WARPS * 32, 0,
-                          *params);
+    return fv_cuda_launch_overlapped(launch, "rope_kv_write", rope_kv_write, dim3(fv_cuda_blocks(num_rows, WARPS)),
+                                     WARPS * 32, 0, *params);
 }
