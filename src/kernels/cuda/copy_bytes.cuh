@@ -4,10 +4,21 @@
 
 #include <stdint.h>
 
+/* Several words are asked for before the first of them is written: for all that the compiler knows it could be one that is
+ * still to be read. */
 template <class Word> static __device__ __forceinline__ void copy_words(char *dst, const char *src, int64_t bytes)
 {
-    for (int64_t at = threadIdx.x % 32; at < bytes / (int64_t)sizeof(Word); at += 32)
-        ((Word *)dst)[at] = ((const Word *)src)[at];
+    constexpr int AT_ONCE = 4;
+    const int64_t count = bytes / (int64_t)sizeof(Word);
+    for (int64_t first = threadIdx.x % 32; first < count; first += 32 * AT_ONCE) {
+        Word words[AT_ONCE];
+#pragma unroll
+        for (int i = 0; i < AT_ONCE; i++)
+            if (first + 32 * i < count) words[i] = ((const Word *)src)[first + 32 * i];
+#pragma unroll
+        for (int i = 0; i < AT_ONCE; i++)
+            if (first + 32 * i < count) ((Word *)dst)[first + 32 * i] = words[i];
+    }
 }
 
 /* By the widest accesses that both ends and the length allow. */

@@ -5,6 +5,7 @@
 
 #include <float.h>
 
+#include "kernels/cuda/copy_bytes.cuh"
 #include "kernels/cuda/number.cuh"
 #include "kvcache/kv_address.h"
 #include "kvcache/latent_entry.h"
@@ -47,6 +48,10 @@ static __device__ __forceinline__ void write_row(const fv_kv_view *cache, const 
     const int32_t bytes = fv_element_bytes(src_dtype);
     const bool copies = src_dtype == cache->dtype && scale == 1.0f; /* bits: a NaN keeps its payload */
     char *base = (char *)plane->data + fv_kv_row_offset(plane, block, head, slot);
+    if (copies && plane->element_chunk <= 0 && plane->element_stride == bytes) {
+        copy_bytes(base, from, (int64_t)size * bytes);
+        return;
+    }
     for (int32_t d = threadIdx.x % 32; d < size; d += 32) {
         char *to = base + fv_kv_element_offset(plane, d);
         const char *element = from + (int64_t)d * bytes;
