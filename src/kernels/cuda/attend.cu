@@ -279,7 +279,11 @@ static bool splits_items(const attend_args *args, const fv_cuda_attend_kernel *k
 {
     const fv_attend_params *params = &args->params;
     const int32_t is_half = params->q_dtype == FV_DTYPE_F16;
-    return params->items && params->num_split > 0 && kernel->kernel == fv_cuda_hopper.latent[is_half].kernel;
+    const fv_cuda_hopper_kernels *hopper = &fv_cuda_hopper;
+    const bool can_share = kernel->kernel == hopper->latent[is_half].kernel ||
+                           kernel->kernel == hopper->latent_16[is_half].kernel ||
+                           kernel->kernel == hopper->latent_32[is_half].kernel;
+    return params->items && params->num_split > 0 && can_share;
 }
 
 /* The grid of a list whose last items have two blocks for each block of rows. */

@@ -107,10 +107,11 @@ static int32_t few_at_once(const fv_problem *problem)
     return size <= 64 ? 4 : size <= 128 ? 3 : 1;
 }
 
-/* Does Hopper's kernel of 64 rows of latents serve the problem, whose blocks can share keys? */
+/* Do Hopper's kernels of latents serve the problem, whose blocks can share keys? */
 static int32_t splits_latents(const fv_problem *problem)
 {
     const fv_mla_shape *mla = &problem->mla;
+    if (problem->q_dtype == FV_DTYPE_F32) return 0;
     return mla->kv_lora_rank == 512 && mla->qk_rope_head_dim == 64 && problem->kv_dtype == problem->q_dtype;
 }
 
@@ -149,8 +150,8 @@ static constexpr fv_attend_variant amla(const char *name, const char *(*reason)(
 /* "amla_multiply" is the paper's Base, to compare with, chosen by name only. */
 #define FV_CUDA_VARIANTS(PREFIX, IS_HOPPER)                                                        \
     const fv_attend_variant PREFIX##_mla_decode[FV_CUDA_NUM_MLA_DECODE] = {                        \
-        paged<FV_CUDA_FEW_ROWS, IS_HOPPER>("rows16_keys64", why_not_mla, one_at_once),             \
-        paged<FV_CUDA_FEW_LATENT_ROWS, IS_HOPPER>("rows32_keys64", why_not_mla_many, one_at_once), \
+        paged<FV_CUDA_FEW_ROWS, IS_HOPPER>("rows16_keys64", why_not_mla, one_at_once, splits_latents), \
+        paged<FV_CUDA_FEW_LATENT_ROWS, IS_HOPPER>("rows32_keys64", why_not_mla_many, one_at_once, splits_latents), \
         paged<FV_CUDA_MANY_ROWS, IS_HOPPER>("rows64_keys64", why_not_mla_many, one_at_once, splits_latents), \
         amla<FV_RESCALING_ADD, IS_HOPPER>("amla", amla_why_not),                                   \
         amla<FV_RESCALING_ADD_UNCOMPENSATED, IS_HOPPER>("amla_uncompensated", amla_why_not),       \

@@ -69,6 +69,7 @@ template <int N> struct few_latent_ends {
     float2 sums[FEW_LATENT_SCORERS / 32][N]; /* of P, and of P as rounded */
     float out_factor[2][N];                  /* as each warpgroup of valuers finds it */
     char *targets[2][N];                     /* where the warpgroup's half of a row goes */
+    float2 weights[N]; /* of two blocks that share an item's keys: of the block's own sums, of the other's */
 };
 
 template <int N> struct few_latent_memory {
@@ -89,6 +90,13 @@ template <int N> struct few_latent_memory {
     attend_keys keys;
     int32_t has_item;
     attend_job job;
+
+    /* of two blocks that share an item's keys, what comes from the other */
+    alignas(16) float4 sums_of_other[N]; /* maximum, sum, and sum of P as rounded, of its rows */
+    uint64_t met;                        /* they are there */
+    uint64_t inbox[4];                   /* a warp's part of its half of the output: inbox_of_warp() */
+    uint64_t taken;                      /* word that it has the other half */
+    float4 word;
 };
 static_assert(sizeof(few_latent_memory<16>) <= 227 * 1024 && sizeof(few_latent_memory<32>) <= 227 * 1024,
               "the shared memory of a block");
@@ -101,6 +109,27 @@ template <class Element, int NUM_ROWS> struct few_latent_form {
 };
 
 /* --- the block's rows ------------------------------------------------------------------------------------------ */
+
+/* The block's item; of two blocks that share its keys, with its half of them. */
+static __device__ __forceinline__ bool find_few_item(fv_work_item *item, const attend_args *args)
+{
+    const fv_attend_params *params = &args->params;
+    if (!params->items) return find_item(item, args);
+    const int32_t place = latent_place(args);
+    if (place < 0) return false;
+    *item = params->items[divide_index(place, args->row_parts)];
+    if (is_split(args)) take_half(item);
+    return true;
+}
+
+static __device__ __forceinline__ bool find_few_job(attend_job *job, const attend_args *args)
+{
+    fv_work_item item;
+    if (!find_few_item(&item, args)) return false;
+    const attend_lengths lengths = load_lengths(args, &item);
+    *job = job_of(args, &item, item.first_kv_head, &lengths);
+    return true;
+}
 
 /* A lane for each row of the block, and the keys that they have. */
 template <int N>
@@ -136,7 +165,7 @@ static __device__ __forceinline__ latent_source find_early_source(const attend_a
     latent_source source = {NULL, 0, 0};
     fv_work_item item;
     if (params->window > 0 || params->context_parallel.world > 1 || row0 >= (int32_t)args->group.by) return source;
-    if (!find_item(&item, args) || item.num_tokens != 1) return source;
+    if (!find_few_item(&item, args) || item.num_tokens != 1) return source;
     if (item.first_token + 1 != item.query_end - item.query_start) return source;
     source.table = params->block_table + item.table_row * params->block_table_stride;
     source.first = item.first_key;
@@ -622,6 +651,112 @@ static __device__ __forceinline__ void attend_few_latents(float (&out)[FEW_LATEN
     }
 }
 
+/* Maximum, sum, and sum of P as rounded, of a row, from the scorers. */
+template <int N>
+static __device__ __forceinline__ float4 sum_few_latent_row(const few_latent_memory<N> *memory, int32_t r)
+{
+    float2 sum = make_float2(0, 0);
+#pragma unroll
+    for (int warp = 0; warp < FEW_LATENT_SCORERS / 32; warp++) {
+        const float2 part = memory->ends.sums[warp][r];
+        sum = make_float2(sum.x + part.x, sum.y + part.y);
+    }
+    return make_float4(memory->max[r], sum.x, sum.y, 0);
+}
+
+/* Bytes from one staged row to the next: lanes meet no bank twice. */
+static __device__ __forceinline__ constexpr int32_t staged_row_bytes(int32_t element_bytes)
+{
+    return LATENT_VALUE / 2 * element_bytes + 16;
+}
+
+/* --- two blocks of an item: the first ends the first valuers' columns, the second the second's -------------------- */
+
+/* What a warp of the other block's valuers sends: 16 bytes of each lane after the other. In the place of units, behind what
+ * both warpgroups stage. */
+template <int N> constexpr int32_t few_part_bytes = FEW_LATENT_BLOCKS * N / 2 * 4 * 32;
+static_assert(2 * 32 * staged_row_bytes(4) + 4 * few_part_bytes<32> <= FEW_UNITS * FEW_UNIT_BYTES,
+              "rows are staged, and come from the other block, in the place of units");
+
+template <int N> static __device__ __forceinline__ char *inbox_of_warp(few_latent_memory<N> *memory, int32_t warp)
+{
+    return (char *)memory->units + 2 * N * staged_row_bytes(4) + warp * few_part_bytes<N>;
+}
+
+/* The warp's part of the output, relative to the block's own maxima, goes to the other block when that has sent its sums,
+ * too: then it has no units any more. The block stays until it is there. */
+template <int N>
+static __device__ __forceinline__ void give_few_latents(const float (&out)[FEW_LATENT_BLOCKS][N / 2],
+                                                        few_latent_memory<N> *memory, int32_t group)
+{
+    const uint32_t other_rank = ~blockIdx.x % 2;
+    const int32_t warp = warp_of_group(), lane = threadIdx.x % 32, r = threadIdx.x % 128;
+    char *staged = memory->units[0] + group * N * staged_row_bytes(4) + warp * few_part_bytes<N>;
+    ptx_cluster_wait(); /* its barriers are there */
+    if (r < N)
+        ptx_store_async_16(ptx_shared_address_in(&memory->sums_of_other[r], other_rank), sum_few_latent_row(memory, r),
+                           ptx_shared_address_in(&memory->met, other_rank));
+#pragma unroll
+    for (int i = 0; i < N / 8; i++) {
+#pragma unroll
+        for (int block = 0; block < FEW_LATENT_BLOCKS; block++)
+            *(float4 *)(staged + ((i * FEW_LATENT_BLOCKS + block) * 32 + lane) * 16) =
+                make_float4(out[block][4 * i], out[block][4 * i + 1], out[block][4 * i + 2], out[block][4 * i + 3]);
+    }
+    ptx_fence_proxy_async();
+    ptx_mbarrier_wait(&memory->met, 0);
+    __syncwarp();
+    if (ptx_elect())
+        ptx_bulk_send(ptx_shared_address_in(inbox_of_warp(memory, warp), other_rank), staged, few_part_bytes<N>,
+                      ptx_shared_address_in(&memory->inbox[warp], other_rank));
+    __syncwarp();
+    ptx_mbarrier_wait(&memory->taken, 0);
+}
+
+/* A row's sums go over to the keys of both blocks; what each weighs. By a thread for each row. */
+template <int N>
+static __device__ __forceinline__ float4 take_few_latent_sums(few_latent_memory<N> *memory, const float4 &sums,
+                                                              int32_t r)
+{
+    ptx_mbarrier_wait(&memory->met, 0);
+    const float4 other = memory->sums_of_other[r];
+    const float max = fmaxf(sums.x, other.x), base = max == -INFINITY ? 0.0f : max;
+    const float weight = ptx_ex2(sums.x - base), of_other = ptx_ex2(other.x - base);
+    memory->ends.weights[r] = make_float2(weight, of_other);
+    return make_float4(max, weight * sums.y + of_other * other.y, weight * sums.z + of_other * other.z, 0);
+}
+
+/* The warp's part of the output goes over to the keys of both. */
+template <int N>
+static __device__ __forceinline__ void take_few_latents(float (&out)[FEW_LATENT_BLOCKS][N / 2],
+                                                        few_latent_memory<N> *memory)
+{
+    const uint32_t other_rank = ~blockIdx.x % 2;
+    const int32_t warp = warp_of_group(), lane = threadIdx.x % 32;
+    const char *from = inbox_of_warp(memory, warp) + lane * 16;
+    ptx_mbarrier_wait(&memory->inbox[warp], 0);
+    if (ptx_elect())
+        ptx_store_async_16(ptx_shared_address_in(&memory->word, other_rank), make_float4(0, 0, 0, 0),
+                           ptx_shared_address_in(&memory->taken, other_rank));
+    __syncwarp();
+#pragma unroll
+    for (int i = 0; i < N / 8; i++) {
+        const float2 even = memory->ends.weights[column_of_thread(2 * i)];
+        const float2 odd = memory->ends.weights[column_of_thread(2 * i + 1)];
+#pragma unroll
+        for (int block = 0; block < FEW_LATENT_BLOCKS; block++) {
+            const float4 other = *(const float4 *)(from + (i * FEW_LATENT_BLOCKS + block) * 32 * 16);
+            float *own = &out[block][4 * i];
+            own[0] = own[0] * even.x + other.x * even.y;
+            own[1] = own[1] * odd.x + other.y * odd.y;
+            own[2] = own[2] * even.x + other.z * even.y;
+            own[3] = own[3] * odd.x + other.w * odd.y;
+        }
+    }
+}
+
+/* --- the end of the rows ----------------------------------------------------------------------------------------- */
+
 /* The ends of all rows, from the sums of the scorers: where they go and what they are multiplied by. */
 template <int N>
 static __device__ __forceinline__ void end_few_latent_rows(few_latent_memory<N> *memory, const attend_args *args,
@@ -629,19 +764,14 @@ static __device__ __forceinline__ void end_few_latent_rows(few_latent_memory<N> 
 {
     const attend_job *job = &memory->job;
     const int32_t r = threadIdx.x % 128;
-    ptx_bar_sync(FEW_LATENT_BARRIER_CONSUMERS, FEW_LATENT_CONSUMERS);
     if (r < N) {
         attend_end end = {-INFINITY, 0, 0, -1, 0};
         char *to = NULL;
+        float4 sums = sum_few_latent_row(memory, r);
+        if (is_split(args)) sums = take_few_latent_sums(memory, sums, r);
         if (row0 + r < job->num_rows) {
-            float2 sum = make_float2(0, 0);
-#pragma unroll
-            for (int warp = 0; warp < FEW_LATENT_SCORERS / 32; warp++) {
-                const float2 part = memory->ends.sums[warp][r];
-                sum = make_float2(sum.x + part.x, sum.y + part.y);
-            }
             const attend_row *row = &memory->rows[r];
-            end = end_row(args, job, row, memory->max[r], sum.x, factor_of_values(job, sum.x, sum.y));
+            end = end_row(args, job, row, sums.x, sums.y, factor_of_values(job, sums.y, sums.z));
             to = target_of(args, row, &end).to + group * bytes;
             if (group == 0) store_sums(args, row, &end);
         }
@@ -650,13 +780,6 @@ static __device__ __forceinline__ void end_few_latent_rows(few_latent_memory<N> 
     }
     ptx_bar_sync(FEW_LATENT_BARRIER_VALUERS + group, 128);
 }
-
-/* Bytes from one staged row to the next: lanes meet no bank twice. */
-static __device__ __forceinline__ constexpr int32_t staged_row_bytes(int32_t element_bytes)
-{
-    return LATENT_VALUE / 2 * element_bytes + 16;
-}
-static_assert(2 * 32 * staged_row_bytes(4) <= FEW_UNITS * FEW_UNIT_BYTES, "rows are staged in the place of units");
 
 /* The thread's part of the output as its ends have it, to shared memory, a row of the output after the other. */
 template <class T, int N>
@@ -689,7 +812,7 @@ static __device__ __forceinline__ void stage_few_latents(const float (&out)[FEW_
 
 /* The output of the block's rows, by way of the latents' place, of which each warpgroup has its own. */
 template <int N>
-static __device__ __forceinline__ void store_few_latents(const float (&out)[FEW_LATENT_BLOCKS][N / 2],
+static __device__ __forceinline__ void store_few_latents(float (&out)[FEW_LATENT_BLOCKS][N / 2],
                                                          few_latent_memory<N> *memory, const attend_args *args,
                                                          int32_t row0, int32_t group)
 {
@@ -697,7 +820,13 @@ static __device__ __forceinline__ void store_few_latents(const float (&out)[FEW_
     const int32_t element_bytes = dtype == FV_DTYPE_F32 ? 4 : 2, bytes = LATENT_VALUE / 2 * element_bytes;
     const int32_t row_bytes = staged_row_bytes(element_bytes);
     char *staged = memory->units[0] + group * N * staged_row_bytes(4);
+    ptx_bar_sync(FEW_LATENT_BARRIER_CONSUMERS, FEW_LATENT_CONSUMERS);
+    if (is_split(args)) {
+        if (group != (int32_t)blockIdx.x % 2) return give_few_latents<N>(out, memory, group);
+        ptx_cluster_wait();
+    }
     end_few_latent_rows<N>(memory, args, row0, group, bytes);
+    if (is_split(args)) take_few_latents<N>(out, memory);
     if (dtype == FV_DTYPE_F32)
         stage_few_latents<float, N>(out, staged, memory->ends.out_factor[group]);
     else if (dtype == FV_DTYPE_F16)
@@ -712,7 +841,8 @@ static __device__ __forceinline__ void store_few_latents(const float (&out)[FEW_
     ptx_bulk_wait_read();
 }
 
-template <int N> static __device__ __forceinline__ void init_few_latent_memory(few_latent_memory<N> *memory)
+template <int N>
+static __device__ __forceinline__ void init_few_latent_memory(few_latent_memory<N> *memory, const attend_args *args)
 {
     for (int32_t i = 0; i < FEW_UNITS; i++) {
         ptx_mbarrier_init(&memory->full[i], 1);
@@ -722,7 +852,14 @@ template <int N> static __device__ __forceinline__ void init_few_latent_memory(f
         ptx_mbarrier_init(&memory->p_full[i], 4);
         ptx_mbarrier_init(&memory->p_empty[i], FEW_LATENT_VALUERS / 32);
     }
+    ptx_mbarrier_init(&memory->met, 1);
+    ptx_mbarrier_init(&memory->taken, 1);
+    for (int32_t warp = 0; warp < 4; warp++) ptx_mbarrier_init(&memory->inbox[warp], 1);
     ptx_fence_mbarrier_init();
+    if (!is_split(args)) return;
+    ptx_mbarrier_expect(&memory->met, N * sizeof(float4));
+    ptx_mbarrier_expect(&memory->taken, 4 * sizeof(float4));
+    for (int32_t warp = 0; warp < 4; warp++) ptx_mbarrier_expect(&memory->inbox[warp], few_part_bytes<N>);
 }
 
 template <class F>
@@ -733,12 +870,12 @@ static __global__ void __launch_bounds__(FEW_LATENT_THREADS, 1)
     constexpr int N = F::ROWS;
     extern __shared__ __align__(1024) char shared[];
     typename F::memory *memory = (typename F::memory *)shared;
-    const int32_t row0 = row_part_of_block(&args) * N, group = warpgroup_of_thread();
+    const int32_t row0 = latent_row_part(&args) * N, group = warpgroup_of_thread();
     const bool produces = group == FEW_LATENT_CONSUMERS / 128;
     int32_t num_early = 0; /* units that are asked for before rows are known: a trip to memory earlier, or two */
     latent_query query;
     if (threadIdx.x < FEW_LATENT_SCORERS) clear_latent_maxima<N>(memory);
-    if (threadIdx.x == FEW_LATENT_CONSUMERS) init_few_latent_memory<N>(memory);
+    if (threadIdx.x == FEW_LATENT_CONSUMERS) init_few_latent_memory<N>(memory, &args);
     overlap_begin();
     if (produces) {
         ptx_bar_sync(FEW_LATENT_BARRIER_PRODUCERS, FEW_LATENT_PRODUCERS * 32);
@@ -746,21 +883,24 @@ static __global__ void __launch_bounds__(FEW_LATENT_THREADS, 1)
         num_early = fv_min_i32(FEW_UNITS, count_few_units(&source));
         bring_few_latents<N>(memory, &args, &source, 0, num_early);
     } else {
-        if (threadIdx.x == 0) memory->has_item = find_job(&memory->job, &args);
+        if (threadIdx.x == 0) memory->has_item = find_few_job(&memory->job, &args);
         ptx_bar_sync(FEW_LATENT_BARRIER_CONSUMERS, FEW_LATENT_CONSUMERS);
         if (memory->has_item && group < FEW_LATENT_SCORERS / 128) query = read_latent_query(&args, &memory->job, row0);
         if (memory->has_item && threadIdx.x < 32) find_few_latent_rows<N>(memory, &args, row0);
     }
     __syncthreads();
     if (!memory->has_item) return;
+    if (is_split(&args)) ptx_cluster_arrive();
     const int32_t origin = first_latent_key(&memory->keys), num_tiles = count_latent_tiles(&memory->keys);
     if (produces) {
         ptx_give_registers<FEW_LATENT_PRODUCER_REGISTERS>();
         const latent_source source = {memory->job.table, memory->keys.first, memory->keys.end};
         bring_few_latents(memory, &args, &source, num_early, num_tiles * FEW_TILE_UNITS);
+        if (is_split(&args)) ptx_cluster_wait();
     } else if (group < FEW_LATENT_SCORERS / 128) {
         ptx_take_registers<FEW_LATENT_SCORER_REGISTERS>();
         score_few_latents<F>(memory, &args, &query, group, origin, num_tiles);
+        if (is_split(&args)) ptx_cluster_wait();
     } else {
         ptx_take_registers<FEW_LATENT_VALUER_REGISTERS>();
         float out[FEW_LATENT_BLOCKS][N / 2] = {};

@@ -1,5 +1,6 @@
 /* A block of threads of the kernel of 64 rows of MLA decode (attend_latent.cuh): its shared memory, and
- * how it finds the rows of an item, the keys that they have, and their queries. */
+ * how it finds the rows of an item, the keys that they have, and their queries. Which of an item's blocks it is, is found
+ * for the kernel of fewer rows, too. */
 #ifndef FV_KERNELS_CUDA_HOPPER_LATENT_BLOCK_CUH
 #define FV_KERNELS_CUDA_HOPPER_LATENT_BLOCK_CUH
 
@@ -77,6 +78,13 @@ static __device__ __forceinline__ int32_t latent_place(const attend_args *args)
     return block < args->first_split ? -1 : args->num_whole + (block - args->first_split) / 2;
 }
 
+/* Which of the blocks that share an item's rows this one is. */
+static __device__ __forceinline__ int32_t latent_row_part(const attend_args *args)
+{
+    const int32_t place = latent_place(args);
+    return place - divide_index(place, args->row_parts) * (int32_t)args->row_parts.by;
+}
+
 /* Maximum, sum, and sum of P as rounded, of a row in the other block: where the row has what these kernels do not read. */
 static __device__ __forceinline__ float4 *sums_of_other(latent_memory *memory, int32_t row)
 {
@@ -100,8 +108,7 @@ static __device__ __forceinline__ void take_half(fv_work_item *item)
 /* The block's first row of its job. */
 static __device__ __forceinline__ int32_t first_latent_row(const attend_args *args)
 {
-    const int32_t place = latent_place(args);
-    return (place - divide_index(place, args->row_parts) * (int32_t)args->row_parts.by) * LATENT_ROWS;
+    return latent_row_part(args) * LATENT_ROWS;
 }
 
 static __device__ __forceinline__ void init_latent_memory(latent_memory *memory, const attend_args *args)
