@@ -1,14 +1,14 @@
 #include "planner/lane_fill.h"
 
+#include <math.h>
 #include <stdlib.h>
 #include <string.h>
 
-#include "planner/lane_cut.h"
 #include "planner/query_block.h"
 
 #define MIN_KEYS 512      /* of a piece */
 #define FIRST_LIMIT 1.01f /* times what the lanes would take if nothing were cut and all ended together */
-#define NEXT_LIMIT 1.03f
+#define NEXT_LIMIT 1.01f
 #define LAST_LIMIT 4.0f
 #define LEAST_GAIN 0.95f /* of equal shares' time, where those serve as well: one limit is tried */
 
@@ -17,7 +17,8 @@ typedef struct fill_run {
     float cost;        /* whole */
     float weight;      /* of a key */
     float whole, part; /* what it takes beside its keys */
-    int32_t run, keys;
+    float reduction;   /* of a step that has parts of it */
+    int32_t run, keys, rows;
 } fill_run;
 
 static int32_t compare_keys(const void *a, const void *b)
@@ -49,6 +50,14 @@ static int32_t serves(const fv_split_rule *rule, const fv_pass *pass)
            pass->num_runs <= FV_LANE_FILL_RUNS;
 }
 
+/* Runs that are alike are compared with shares of them, so as those are priced. */
+static void price_part(fill_run *run, int32_t varies)
+{
+    const int32_t keys = varies ? fv_lane_fill_part_keys(run->rows) : fv_lane_item_keys(run->rows, 1);
+    run->part = (float)keys * run->weight;
+    run->reduction = varies ? (float)fv_lane_fill_reduce_keys(run->rows) * run->weight : 0;
+}
+
 /* The pass's runs, those of the most cost first, and whether they differ; 0 where one is no Q block. */
 static int32_t list_runs(fill_run *runs, int32_t *varies, const fv_split_rule *rule, const fv_step *step,
                          const fv_pass *pass)
@@ -69,12 +78,13 @@ static int32_t list_runs(fill_run *runs, int32_t *varies, const fv_split_rule *r
         to->run = i;
         to->keys = fv_max_i32(1, block.end_key - block.first_key);
         to->weight = (float)(FV_LANE_KEY_COST + rows);
+        to->rows = rows;
         to->whole = fv_lane_item_cost(rows, 0);
-        to->part = fv_lane_item_cost(rows, 1);
         to->cost = (float)to->keys * to->weight + to->whole;
         *varies = *varies || to->cost != runs[0].cost;
     }
     if (*varies) sort_runs(runs, pass->num_runs);
+    for (int32_t i = 0; i < pass->num_runs; i++) price_part(&runs[i], *varies);
     return 1;
 }
 
@@ -103,11 +113,11 @@ static int32_t keys_until(const fill_run *run, int32_t rest, float load, float l
     return keys < MIN_KEYS ? 0 : keys;
 }
 
-/* 1: all runs end before `limit`. */
-static int32_t fill_lanes(fv_lane_fill *fill, const fv_split_rule *rule, const fill_run *runs, int32_t num_runs,
-                          float limit)
+/* When the last run ends; 0: not before `limit`. */
+static float fill_lanes(fv_lane_fill *fill, const fv_split_rule *rule, const fill_run *runs, int32_t num_runs,
+                        float limit)
 {
-    float loads[FV_LANE_FILL_LANES];
+    float loads[FV_LANE_FILL_LANES], last = 0;
     for (int32_t i = 0; i < rule->num_lanes; i++) loads[i] = 0;
     fill->num_pieces = 0;
     for (int32_t i = 0; i < num_runs; i++) {
@@ -116,13 +126,15 @@ static int32_t fill_lanes(fv_lane_fill *fill, const fv_split_rule *rule, const f
         for (int32_t rest = run->keys; rest > 0;) {
             const int32_t keys = keys_until(run, rest, loads[0], limit, rule->tile_keys);
             if (keys == 0 || fill->num_pieces == FV_LANE_FILL_PIECES) return 0;
-            load_lane(loads, rule->num_lanes, (float)keys * run->weight + (keys == run->keys ? run->whole : run->part));
+            const float cost = (float)keys * run->weight + (keys == run->keys ? run->whole : run->part);
+            last = fmaxf(last, loads[0] + cost);
+            load_lane(loads, rule->num_lanes, cost);
             fill->pieces[fill->num_pieces++] = (fv_lane_piece){run->run, keys};
             fill->num_of_run[run->run]++;
             rest -= keys;
         }
     }
-    return 1;
+    return last;
 }
 
 int32_t fv_lane_fill_choose(fv_lane_fill *fill, const fv_split_rule *rule, const fv_step *step, const fv_pass *pass,
@@ -139,7 +151,11 @@ int32_t fv_lane_fill_choose(fv_lane_fill *fill, const fv_split_rule *rule, const
     const float first = varies ? even : time_of_shares * LEAST_GAIN;
     const float last = varies ? even * LAST_LIMIT : first;
     if (first < even) return 0;
-    for (float limit = first; limit <= last; limit *= NEXT_LIMIT)
-        if (fill_lanes(fill, rule, runs, pass->num_runs, limit)) return 1;
+    const float end_if_whole = fill_lanes(fill, rule, runs, pass->num_runs, INFINITY);
+    for (float limit = first; limit <= last; limit *= NEXT_LIMIT) {
+        if (limit + runs[0].reduction >= end_if_whole)
+            return fill_lanes(fill, rule, runs, pass->num_runs, INFINITY) > 0;
+        if (fill_lanes(fill, rule, runs, pass->num_runs, limit) > 0) return 1;
+    }
     return 0;
 }
