@@ -219,16 +219,18 @@ static __device__ __forceinline__ void bring_few_latents(few_latent_memory<N> *m
         const latent_copy copy = next;
         const char *from = (const char *)plane->data + copy.page * plane->block_stride + copy.slot * plane->slot_stride;
         next = find_latent_copy(source, args, unit + FEW_TILE_UNITS, run);
-        /* a warp without a copy neither lags nor leads by a phase */
+        /* a warp without a copy does not lead by a phase */
         ptx_bar_sync(FEW_LATENT_BARRIER_PRODUCERS, FEW_LATENT_PRODUCERS * 32);
 #pragma unroll
         for (int i = 0; i < FEW_TILE_UNITS; i++) {
             const int32_t at = (unit + i) % FEW_UNITS;
             if (unit + i >= end) break;
+            const bool copies = threadIdx.x % 32 / FEW_COPY_LANES == i && copy.key < FEW_UNIT;
+            if (!__any_sync(~0u, copies)) continue; /* without its bytes the unit may come and be gone before it waits */
             ptx_mbarrier_wait(&memory->empty[at], ((unit + i) / FEW_UNITS + 1) % 2);
             if (threadIdx.x == FEW_LATENT_CONSUMERS) ptx_mbarrier_expect(&memory->full[at], FEW_UNIT_BYTES);
             __syncwarp();
-            if (threadIdx.x % 32 / FEW_COPY_LANES == i && copy.key < FEW_UNIT)
+            if (copies)
                 ptx_bulk_load(memory->units[at] + copy.key * FEW_LATENT_BYTES, from, copy.keys * FEW_LATENT_BYTES,
                               &memory->full[at]);
             __syncwarp();
