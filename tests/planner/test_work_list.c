@@ -369,13 +369,14 @@ static void test_split_rounds(void **state)
 {
     (void)state;
     static const struct {
-        int32_t num_seqs, num_items, num_split;
-    } cases[] = {{96, 96, 30}, {90, 90, 24}, {66, 66, 0}, {33, 33, 33}, {34, 0, 0}, {16, 32, 32}, {8, 0, 0}};
+        int32_t heads, num_seqs, num_items, num_split;
+    } cases[] = {{128, 96, 96, 30}, {128, 90, 90, 24}, {128, 66, 66, 0}, {128, 33, 33, 33}, {128, 34, 0, 0},
+                 {128, 16, 32, 32}, {128, 8, 0, 0},    {16, 64, 64, 64}, {16, 66, 66, 66},  {16, 67, 0, 0}};
     for (size_t i = 0; i < FV_ARRAY_LEN(cases); i++) {
-        fixture *f = make(128, 1, 132);
+        fixture *f = make(cases[i].heads, 1, 132);
         f->problem.kind = FV_ATTENTION_MLA;
         f->rule.block_q = 1;
-        f->rule.num_lanes = 66;
+        f->rule.num_lanes = cases[i].heads == 128 ? 66 : 132;
         f->rule.splits_items = 1;
         allocate(f);
         for (int32_t seq = 0; seq < cases[i].num_seqs; seq++) add(f, 1, 4096);
