@@ -6,16 +6,16 @@
  *   lane 2   |---- seq 1 ----|- 4 -|-2-|
  *
  * That is Graham's rule of the longest processing time (SIAM J. Appl. Math. 17, 1969) with a time limit that rises
- * until everything fits, or until runs that stay whole would end before parts are reduced. Pieces are listed in the order
- * in which they begin, so that a device which hands them out in order does the same. */
+ * until everything fits, or until runs that stay whole would end before parts are reduced. Pieces are listed in the
+ * order in which they begin, so that a device which hands them out in order does the same. */
 #ifndef FV_PLANNER_LANE_FILL_H
 #define FV_PLANNER_LANE_FILL_H
 
 #include "planner/lane_cut.h"
 #include "planner/pass.h"
 
-/* What a part of `rows` rows takes of a lane beside its keys, as keys: by times of cuts on an H200 (docs/notes/cuda-hopper.md) a
- * little less than a whole item. What the lanes wrote is reduced when all of them have ended, ... */
+/* What a part of `rows` rows takes of a lane beside its keys, as keys: by times of cuts on an H200
+ * (docs/notes/cuda-hopper.md) a little less than a whole item. What they wrote is reduced when all have ended, ... */
 static inline int32_t fv_lane_fill_part_keys(int32_t rows) { return fv_lane_item_keys(rows, 0) * 15 / 16; }
 
 /* ... which takes so long: 6 us for 128 rows. */

@@ -170,9 +170,11 @@ static __device__ __forceinline__ void bring_entries(entry_memory<N> *memory, co
         const int32_t at = tile % TILES;
         const entry_run run = next;
         next = find_entry_run(memory, args, origin + (tile + 1) * LATENT_TILE, run_keys);
-        ptx_bar_sync(ENTRY_BARRIER_PRODUCERS, ENTRY_PRODUCERS * 32); /* a warp without a copy does not lead by a phase */
+        /* A warp without a copy does not lead by a phase; nor does it wait, for without its bytes the tile may come and
+         * be gone before. */
+        ptx_bar_sync(ENTRY_BARRIER_PRODUCERS, ENTRY_PRODUCERS * 32);
         const bool copies = run.key < LATENT_TILE;
-        if (!__any_sync(~0u, copies)) continue; /* without its bytes the tile may come and be gone before it waits */
+        if (!__any_sync(~0u, copies)) continue;
         ptx_mbarrier_wait(&memory->empty[at], (tile / TILES + 1) % 2);
         if (threadIdx.x == entry_shape<N>::CONSUMERS) ptx_mbarrier_expect(&memory->full[at], ENTRY_TILE_BYTES);
         __syncwarp();

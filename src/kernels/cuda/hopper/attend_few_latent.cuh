@@ -219,14 +219,15 @@ static __device__ __forceinline__ void bring_few_latents(few_latent_memory<N> *m
         const latent_copy copy = next;
         const char *from = (const char *)plane->data + copy.page * plane->block_stride + copy.slot * plane->slot_stride;
         next = find_latent_copy(source, args, unit + FEW_TILE_UNITS, run);
-        /* a warp without a copy does not lead by a phase */
+        /* A warp without a copy does not lead by a phase; nor does it wait, for without its bytes the unit may come and
+         * be gone before. */
         ptx_bar_sync(FEW_LATENT_BARRIER_PRODUCERS, FEW_LATENT_PRODUCERS * 32);
 #pragma unroll
         for (int i = 0; i < FEW_TILE_UNITS; i++) {
             const int32_t at = (unit + i) % FEW_UNITS;
             if (unit + i >= end) break;
             const bool copies = threadIdx.x % 32 / FEW_COPY_LANES == i && copy.key < FEW_UNIT;
-            if (!__any_sync(~0u, copies)) continue; /* without its bytes the unit may come and be gone before it waits */
+            if (!__any_sync(~0u, copies)) continue;
             ptx_mbarrier_wait(&memory->empty[at], ((unit + i) / FEW_UNITS + 1) % 2);
             if (threadIdx.x == FEW_LATENT_CONSUMERS) ptx_mbarrier_expect(&memory->full[at], FEW_UNIT_BYTES);
             __syncwarp();
@@ -674,8 +675,8 @@ static __device__ __forceinline__ constexpr int32_t staged_row_bytes(int32_t ele
 
 /* --- two blocks of an item: the first ends the first valuers' columns, the second the second's -------------------- */
 
-/* What a warp of the other block's valuers sends: 16 bytes of each lane after the other. In the place of units, behind what
- * both warpgroups stage. */
+/* What a warp of the other block's valuers sends: 16 bytes of each lane after the other. In the place of units, behind
+ * what both warpgroups stage. */
 template <int N> constexpr int32_t few_part_bytes = FEW_LATENT_BLOCKS * N / 2 * 4 * 32;
 static_assert(2 * 32 * staged_row_bytes(4) + 4 * few_part_bytes<32> <= FEW_UNITS * FEW_UNIT_BYTES,
               "rows are staged, and come from the other block, in the place of units");
@@ -685,8 +686,8 @@ template <int N> static __device__ __forceinline__ char *inbox_of_warp(few_laten
     return (char *)memory->units + 2 * N * staged_row_bytes(4) + warp * few_part_bytes<N>;
 }
 
-/* The warp's part of the output, relative to the block's own maxima, goes to the other block when that has sent its sums,
- * too: then it has no units any more. The block stays until it is there. */
+/* The warp's part of the output, relative to the block's own maxima, goes to the other block when that has sent its
+ * sums, too: then it has no units any more. The block stays until it is there. */
 template <int N>
 static __device__ __forceinline__ void give_few_latents(const float (&out)[FEW_LATENT_BLOCKS][N / 2],
                                                         few_latent_memory<N> *memory, int32_t group)

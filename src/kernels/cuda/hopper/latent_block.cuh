@@ -1,6 +1,6 @@
 /* A block of threads of the kernel of 64 rows of MLA decode (attend_latent.cuh): its shared memory, and
- * how it finds the rows of an item, the keys that they have, and their queries. Which of an item's blocks it is, is found
- * for the kernel of fewer rows, too. */
+ * how it finds the rows of an item, the keys that they have, and their queries. Which of an item's blocks it is, is
+ * found for the kernel of fewer rows, too. */
 #ifndef FV_KERNELS_CUDA_HOPPER_LATENT_BLOCK_CUH
 #define FV_KERNELS_CUDA_HOPPER_LATENT_BLOCK_CUH
 
