@@ -68,10 +68,12 @@ fv_status fv_schedule_attend(fv_schedule *schedule, const fv_split_rule *rule, f
     };
     const fv_call reduce = {
         .operation = FV_OP_REDUCE_SEGMENTS,
+        .source = source,
         .target = target,
         .first = first_reduce,
         .count = schedule->list.num_reduces - first_reduce,
         .most_segments = most_segments(&schedule->list, first_reduce),
+        .partials_of = operation,
         .first_token = first_token,
     };
     status = fv_schedule_add(schedule, &attend);
@@ -99,10 +101,17 @@ static fv_status schedule_grid(fv_schedule *schedule)
         .target = plan->absorbs ? FV_TARGET_LATENTS : FV_TARGET_OUT,
         .count = -1,
     };
+    const fv_call reduce = {
+        .operation = FV_OP_REDUCE_SEGMENTS,
+        .source = attend.source,
+        .target = attend.target,
+        .count = -1,
+        .partials_of = attend.operation,
+    };
     const fv_call calls[] = {
         {.operation = FV_OP_ABSORB, .num_tokens = -1},
         attend,
-        {.operation = FV_OP_REDUCE_SEGMENTS, .target = attend.target, .count = -1},
+        reduce,
         {.operation = FV_OP_PROJECT, .num_tokens = -1},
     };
     const int32_t is_needed[] = {plan->absorbs, 1, plan->num_segments > 1, plan->absorbs};

@@ -328,6 +328,13 @@ static fv_status attend_dense(const layer_run *run, const fv_call *call)
     return run->plan->dense->launch(&run->launch, &params);
 }
 
+static int32_t narrows_partials(const layer_run *run, const fv_call *call, const fv_attend_params *attend)
+{
+    const fv_attend_variant *variant = run->plan->paged;
+    if (call->partials_of != FV_OP_ATTEND_PAGED || !variant->narrows_partials) return 0;
+    return variant->narrows_partials(&run->launch, attend);
+}
+
 static fv_status reduce_segments(const layer_run *run, const fv_call *call)
 {
     const fv_attend_params attend = attend_params(run, call);
@@ -359,6 +366,7 @@ static fv_status reduce_segments(const layer_run *run, const fv_call *call)
         .partial_max = attend.partial_max,
         .partial_sum = attend.partial_sum,
         .most_segments = most_segments,
+        .narrow_partials = narrows_partials(run, call, &attend),
     };
     return run->plan->kernels->reduce_segments(&run->launch, &params);
 }

@@ -136,6 +136,7 @@ typedef struct fv_reduce_params {
     const float *partial_sum;
     /* Of an item, about, for a GPU to choose how its blocks share a row; 0: a row's bits must not depend on other items. */
     int32_t most_segments;
+    int32_t narrow_partials; /* 1: the variant that left them has a form of its own (narrows_partials) */
 } fv_reduce_params;
 
 /* The local keys [first, end) that a row sees, before any tree mask. */
@@ -204,6 +205,9 @@ typedef struct fv_attend_variant {
     int32_t (*items_at_once)(const fv_problem *problem);
     /* 1: two lanes share the keys of an item where the list says so; NULL: they do not. */
     int32_t (*splits_items)(const fv_problem *problem);
+    /* 1: the call leaves partial results in a form of its device's own, in partial_out alone and in no more bytes than
+     * as fp32, which reduce_segments is told (narrow_partials). Of the batch this must not depend. NULL: never. */
+    int32_t (*narrows_partials)(const fv_launch *launch, const fv_attend_params *params);
 } fv_attend_variant;
 
 typedef fv_status (*fv_reduce_segments_fn)(const fv_launch *launch, const fv_reduce_params *params);

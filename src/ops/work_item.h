@@ -19,7 +19,8 @@
  *   item b   seq 0, token 0, keys 100..130        slot  2
  *   item c   seq 1, token 0, keys 100..117        slot  3       one reduction: 2 tokens, 2 segments
  *
- * A slot holds, for every query head, the unnormalised output (fp32), the maximum and the sum. */
+ * A slot holds, for every query head, the unnormalised output (fp32, or as fv_attend_variant.narrows_partials says),
+ * the maximum and the sum. */
 #ifndef FV_OPS_WORK_ITEM_H
 #define FV_OPS_WORK_ITEM_H
 

@@ -55,6 +55,7 @@ typedef struct fv_call {
     int32_t first, count;        /* work items, or reductions; count -1: the static grid */
     int32_t num_split;           /* of those items, the last ones: for two lanes each */
     int32_t most_segments;       /* of those reductions */
+    fv_operation partials_of;    /* reduce_segments: what wrote them, from `source` */
     int32_t first_token;         /* of the batch: row 0 of the state buffers, or of the absorbed queries */
     int32_t token;               /* merge_states, absorb, project: tokens of the batch [token, token + num_tokens) */
     int32_t num_tokens;          /* -1: all */

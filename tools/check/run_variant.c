@@ -27,6 +27,7 @@ void check_run_variant(check_result *result, check_scene *scene, const check_exp
     plan.attend.scratch = alloc_scratch(scene, lane, plan.attend.scratch_bytes);
 
     const fv_launch launch = check_lane_launch(lane);
+    if (variant->narrows_partials) plan.reduce.narrow_partials = variant->narrows_partials(&launch, &plan.attend);
     fv_status status = variant->launch(&launch, &plan.attend);
     if (status == FV_OK && plan.reduces) status = check_lane_reduce_segments(lane, table)(&launch, &plan.reduce);
     status = check_lane_ran(lane, status);
