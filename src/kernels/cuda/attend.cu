@@ -7,6 +7,7 @@
 
 #include "kernels/cuda/attend.cuh"
 #include "kernels/cuda/hopper/attend.cuh"
+#include "kernels/cuda/narrow_partial.cuh"
 #include "kernels/cuda/overlap.cuh"
 
 /* --- from parameters to a kernel ------------------------------------------------------------------------ */
@@ -329,6 +330,15 @@ fv_status fv_cuda_attend_launch(const fv_launch *launch, const fv_attend_params 
     const dim3 grid = splits ? split_grid_of(&args) : grid_of(&args, &kernel, launch->device->num_workers);
     return fv_cuda_launch_overlapped(launch, "attend_paged", kernel.kernel, grid, (uint32_t)kernel.num_threads,
                                      (size_t)shared_bytes_of(&kernel, launch->device, grid), args, splits ? 2 : 1);
+}
+
+bool fv_cuda_narrows_partials(const fv_launch *launch, const fv_attend_params *params, fv_rescaling rescaling)
+{
+    if (!narrows_partials(params)) return false;
+    attend_args args;
+    set_args(&args, params, rescaling);
+    const fv_cuda_attend_kernel kernel = choose_kernel(launch, &args, FV_CUDA_MANY_ROWS, true);
+    return kernel.kernel == find_latent_kernel(&args, params->q_dtype == FV_DTYPE_F16)->kernel;
 }
 
 /* Shared memory above 48 KiB is for kernels that ask for it. */

@@ -52,4 +52,7 @@ size_t fv_cuda_attend_f32_bytes(const fv_attend_params *params);
 fv_status fv_cuda_attend_launch(const fv_launch *launch, const fv_attend_params *params, int32_t block_m,
                                 fv_rescaling rescaling, bool may_be_hopper);
 
+/* Does the kernel that it launches for latents, where it may be Hopper's own, write partial results in 16 bits? */
+bool fv_cuda_narrows_partials(const fv_launch *launch, const fv_attend_params *params, fv_rescaling rescaling);
+
 #endif

@@ -372,14 +372,21 @@ static __device__ __forceinline__ attend_end end_row(const attend_args *args, co
     return end;
 }
 
+/* Maximum and sum of a partial result, in natural units. */
+static __device__ __forceinline__ void store_partial_sums(float *max, float *sum, const attend_end *end)
+{
+    const bool has_keys = end->max > -INFINITY;
+    *max = has_keys ? end->max * FV_LN2 : -INFINITY;
+    *sum = has_keys ? end->sum : 0.0f;
+}
+
 /* LSE, or maximum and sum of a partial result: by one thread of a row. */
 static __device__ __forceinline__ void store_sums(const attend_args *args, const attend_row *row, const attend_end *end)
 {
     const fv_attend_params *params = &args->params;
     const bool has_keys = end->max > -INFINITY;
     if (end->partial >= 0) {
-        params->partial_max[end->partial] = has_keys ? end->max * FV_LN2 : -INFINITY;
-        params->partial_sum[end->partial] = has_keys ? end->sum : 0.0f;
+        store_partial_sums(&params->partial_max[end->partial], &params->partial_sum[end->partial], end);
     } else if (params->lse) {
         *(float *)((char *)params->lse + end->out_row * params->lse_token_stride +
                    row->head * params->lse_head_stride) = has_keys ? (end->max + log2f(end->sum)) * FV_LN2 : -INFINITY;

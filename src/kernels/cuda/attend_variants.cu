@@ -11,6 +11,12 @@ static fv_status launch_paged(const fv_launch *launch, const fv_attend_params *p
     return fv_cuda_attend_launch(launch, params, BLOCK_M, RESCALING, IS_HOPPER);
 }
 
+template <fv_rescaling RESCALING>
+static int32_t narrows_latents(const fv_launch *launch, const fv_attend_params *params)
+{
+    return fv_cuda_narrows_partials(launch, params, RESCALING);
+}
+
 /* Without the cache, whose dtype and scales would have a say in how dense rows are read. */
 static fv_attend_params without_cache(const fv_attend_params *params)
 {
@@ -117,8 +123,7 @@ static int32_t splits_latents(const fv_problem *problem)
 
 template <int32_t BLOCK_M, bool IS_HOPPER>
 static constexpr fv_attend_variant paged(const char *name, const char *(*reason)(const fv_problem *),
-                                         int32_t (*items_at_once)(const fv_problem *),
-                                         int32_t (*splits_items)(const fv_problem *) = NULL)
+                                         int32_t (*items_at_once)(const fv_problem *))
 {
     return {name,
             BLOCK_M,
@@ -127,8 +132,16 @@ static constexpr fv_attend_variant paged(const char *name, const char *(*reason)
             scratch_bytes,
             launch_paged<BLOCK_M, FV_RESCALING_MULTIPLY, IS_HOPPER>,
             FV_RESCALING_MULTIPLY,
-            items_at_once,
-            IS_HOPPER ? splits_items : NULL};
+            items_at_once};
+}
+
+template <int32_t BLOCK_M, bool IS_HOPPER>
+static constexpr fv_attend_variant latents(const char *name, const char *(*reason)(const fv_problem *))
+{
+    fv_attend_variant variant = paged<BLOCK_M, IS_HOPPER>(name, reason, one_at_once);
+    variant.splits_items = IS_HOPPER ? splits_latents : NULL;
+    variant.narrows_partials = IS_HOPPER ? narrows_latents<FV_RESCALING_MULTIPLY> : NULL;
+    return variant;
 }
 
 template <int32_t BLOCK_M, bool IS_HOPPER>
@@ -142,30 +155,37 @@ static constexpr fv_attend_variant dense(const char *name, const char *(*reason)
 template <fv_rescaling RESCALING, bool IS_HOPPER>
 static constexpr fv_attend_variant amla(const char *name, const char *(*reason)(const fv_problem *))
 {
-    return {name,      FV_CUDA_MANY_ROWS, 64,
-            reason,    scratch_bytes,     launch_paged<FV_CUDA_MANY_ROWS, RESCALING, IS_HOPPER>,
-            RESCALING, one_at_once};
+    return {name,
+            FV_CUDA_MANY_ROWS,
+            64,
+            reason,
+            scratch_bytes,
+            launch_paged<FV_CUDA_MANY_ROWS, RESCALING, IS_HOPPER>,
+            RESCALING,
+            one_at_once,
+            NULL,
+            IS_HOPPER ? narrows_latents<RESCALING> : NULL};
 }
 
 /* "amla_multiply" is the paper's Base, to compare with, chosen by name only. */
-#define FV_CUDA_VARIANTS(PREFIX, IS_HOPPER)                                                        \
-    const fv_attend_variant PREFIX##_mla_decode[FV_CUDA_NUM_MLA_DECODE] = {                        \
-        paged<FV_CUDA_FEW_ROWS, IS_HOPPER>("rows16_keys64", why_not_mla, one_at_once, splits_latents), \
-        paged<FV_CUDA_FEW_LATENT_ROWS, IS_HOPPER>("rows32_keys64", why_not_mla_many, one_at_once, splits_latents), \
-        paged<FV_CUDA_MANY_ROWS, IS_HOPPER>("rows64_keys64", why_not_mla_many, one_at_once, splits_latents), \
-        amla<FV_RESCALING_ADD, IS_HOPPER>("amla", amla_why_not),                                   \
-        amla<FV_RESCALING_ADD_UNCOMPENSATED, IS_HOPPER>("amla_uncompensated", amla_why_not),       \
-        amla<FV_RESCALING_MULTIPLY_BF16, IS_HOPPER>("amla_multiply", why_not_mla),                 \
-    };                                                                                             \
-    const fv_attend_variant PREFIX##_attend_paged[FV_CUDA_NUM_ATTEND] = {                          \
-        paged<FV_CUDA_FEW_ROWS, IS_HOPPER>("rows16_keys64", why_not, few_at_once),                 \
-        paged<FV_CUDA_MANY_ROWS, IS_HOPPER>("rows64_keys64", why_not_64, one_at_once),             \
-        paged<FV_CUDA_MANY_SHORT_ROWS, IS_HOPPER>("rows128_keys64", why_not_128, one_at_once),     \
-    };                                                                                             \
-    const fv_attend_variant PREFIX##_attend_dense[FV_CUDA_NUM_ATTEND] = {                          \
-        dense<FV_CUDA_FEW_ROWS, IS_HOPPER>("rows16_keys64", why_not, few_at_once),                 \
-        dense<FV_CUDA_MANY_ROWS, IS_HOPPER>("rows64_keys64", why_not_64, one_at_once),             \
-        dense<FV_CUDA_MANY_SHORT_ROWS, IS_HOPPER>("rows128_keys64", why_not_128, one_at_once),     \
+#define FV_CUDA_VARIANTS(PREFIX, IS_HOPPER)                                                    \
+    const fv_attend_variant PREFIX##_mla_decode[FV_CUDA_NUM_MLA_DECODE] = {                    \
+        latents<FV_CUDA_FEW_ROWS, IS_HOPPER>("rows16_keys64", why_not_mla),                    \
+        latents<FV_CUDA_FEW_LATENT_ROWS, IS_HOPPER>("rows32_keys64", why_not_mla_many),        \
+        latents<FV_CUDA_MANY_ROWS, IS_HOPPER>("rows64_keys64", why_not_mla_many),              \
+        amla<FV_RESCALING_ADD, IS_HOPPER>("amla", amla_why_not),                               \
+        amla<FV_RESCALING_ADD_UNCOMPENSATED, IS_HOPPER>("amla_uncompensated", amla_why_not),   \
+        amla<FV_RESCALING_MULTIPLY_BF16, IS_HOPPER>("amla_multiply", why_not_mla),             \
+    };                                                                                         \
+    const fv_attend_variant PREFIX##_attend_paged[FV_CUDA_NUM_ATTEND] = {                      \
+        paged<FV_CUDA_FEW_ROWS, IS_HOPPER>("rows16_keys64", why_not, few_at_once),             \
+        paged<FV_CUDA_MANY_ROWS, IS_HOPPER>("rows64_keys64", why_not_64, one_at_once),         \
+        paged<FV_CUDA_MANY_SHORT_ROWS, IS_HOPPER>("rows128_keys64", why_not_128, one_at_once), \
+    };                                                                                         \
+    const fv_attend_variant PREFIX##_attend_dense[FV_CUDA_NUM_ATTEND] = {                      \
+        dense<FV_CUDA_FEW_ROWS, IS_HOPPER>("rows16_keys64", why_not, few_at_once),             \
+        dense<FV_CUDA_MANY_ROWS, IS_HOPPER>("rows64_keys64", why_not_64, one_at_once),         \
+        dense<FV_CUDA_MANY_SHORT_ROWS, IS_HOPPER>("rows128_keys64", why_not_128, one_at_once), \
     };
 
 extern "C" {

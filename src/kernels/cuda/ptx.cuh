@@ -171,6 +171,14 @@ __device__ __forceinline__ float ptx_sqrt(float x)
     return y;
 }
 
+/* "max.NaN": NaN where one of them is. */
+__device__ __forceinline__ float ptx_max_or_nan(float a, float b)
+{
+    float max;
+    asm("max.NaN.f32 %0, %1, %2;" : "=f"(max) : "f"(a), "f"(b));
+    return max;
+}
+
 /* Loads under a condition, issued where they stand: a compiler puts them off to a branch of their own. */
 __device__ __forceinline__ float ptx_load_or(const float *from, bool is_there, float otherwise)
 {
@@ -187,6 +195,15 @@ __device__ __forceinline__ float4 ptx_load_or_zero(const float4 *from, bool is_t
     asm volatile("{\n.reg .pred there;\nsetp.ne.s32 there, %5, 0;\n"
                  "@there ld.global.v4.f32 {%0, %1, %2, %3}, [%4];\n}"
                  : "+f"(value.x), "+f"(value.y), "+f"(value.z), "+f"(value.w)
+                 : "l"(from), "r"((int32_t)is_there));
+    return value;
+}
+
+__device__ __forceinline__ uint2 ptx_load_or_zero(const uint2 *from, bool is_there)
+{
+    uint2 value = make_uint2(0, 0);
+    asm volatile("{\n.reg .pred there;\nsetp.ne.s32 there, %3, 0;\n@there ld.global.v2.u32 {%0, %1}, [%2];\n}"
+                 : "+r"(value.x), "+r"(value.y)
                  : "l"(from), "r"((int32_t)is_there));
     return value;
 }

@@ -9,8 +9,12 @@
  *   longer rows       groups of lanes likewise, one to eight of them, so that a lane has eight segments: all of them come in
  *                     one trip. Where there are few rows, each part of one that four warps have is a block. A row's
  *                     maxima and sums come once for a block, and with them what each segment weighs
- *   odd rows          elements that are no multiple of four: a thread for each, one segment after the other */
+ *   odd rows          elements that are no multiple of four: a thread for each, one segment after the other
+ *
+ * Rows of 16 bits (NARROW: narrow_partial.cuh) have their maximum and sum behind them, and are of whole spans, as their
+ * halves are: what a warp has at once is of one of them. */
 #include "kernels/cuda/grid_item.cuh"
+#include "kernels/cuda/narrow_partial.cuh"
 #include "kernels/cuda/number.cuh"
 #include "kernels/cuda/overlap.cuh"
 #include "kernels/cuda/ptx.cuh"
@@ -29,17 +33,29 @@ enum {
 };
 static_assert(CHUNK == 16 * WARPS, "a half of a warp's lanes for its share of the maxima, one for the sums");
 
-/* Segments of a longer row, in shared memory: enough can be on their way so, registers would be too few. */
-struct segment_memory {
-    float4 values[LANE_SEGMENTS][THREADS]; /* a thread's own */
-    float max[CHUNK], sum[CHUNK];
+/* Four elements as they are stored. */
+template <bool NARROW> struct stored_four {
+    typedef float4 type;
+};
+template <> struct stored_four<true> {
+    typedef uint2 type;
 };
 
-/* Groups of lanes for a longer row: a lane has LANE_SEGMENTS segments at most where they suffice, and each warp elements. */
-static __host__ __device__ __forceinline__ int32_t groups_of(int32_t num_segments, int32_t size)
+/* Segments of a longer row, in shared memory: enough can be on their way so, registers would be too few. */
+template <bool NARROW> struct segment_memory {
+    typename stored_four<NARROW>::type values[LANE_SEGMENTS][THREADS]; /* a thread's own */
+    float max[CHUNK], sum[CHUNK];
+    narrow_tail tails[CHUNK]; /* of narrow rows, instead */
+};
+
+/* Groups of lanes for a longer row, 2 to the power of this: a lane has LANE_SEGMENTS segments at most where they
+ * suffice, and each warp elements. Without divisions, which were a third of what a block does before it can ask for
+ * values. */
+static __host__ __device__ __forceinline__ int32_t groups_log2(int32_t num_segments, int32_t size)
 {
-    const int32_t wanted = fv_max_i32((num_segments + LANE_SEGMENTS - 1) / LANE_SEGMENTS, WARPS * SPAN / size);
-    return wanted <= 1 ? 1 : wanted == 2 ? 2 : wanted <= 4 ? 4 : MOST_GROUPS;
+    int32_t log2 = 0;
+    while (1 << log2 < MOST_GROUPS && (num_segments > LANE_SEGMENTS << log2 || WARPS * SPAN > size << log2)) log2++;
+    return log2;
 }
 
 /* Sums relative to a maximum: of some segments, of one row. */
@@ -112,27 +128,74 @@ template <int N> static __device__ __forceinline__ segment_batch<N> place_segmen
     return batch;
 }
 
-/* Four elements of a row of the partial results, or zeros. */
-static __device__ __forceinline__ float4 load_values(const fv_reduce_params *params, int32_t row, int32_t d,
-                                                     bool is_there)
+/* Where elements d .. of a row of the partial results are. */
+template <bool NARROW>
+static __device__ __forceinline__ const char *place_values(const fv_reduce_params *params, int32_t row, int32_t d)
 {
-    return ptx_load_or_zero((const float4 *)(params->partial_out + (int64_t)row * params->v_head_size + d), is_there);
+    if (NARROW) return narrow_row(params->partial_out, row, params->v_head_size) + d * 2;
+    return (const char *)(params->partial_out + (int64_t)row * params->v_head_size + d);
+}
+
+/* The end of a narrow row; where there is none, that of one without keys. */
+static __device__ __forceinline__ narrow_tail load_tail(const fv_reduce_params *params, int32_t row, bool is_there)
+{
+    const char *from = place_values<true>(params, row, params->v_head_size);
+    const float4 tail = ptx_load_or_zero((const float4 *)from, is_there);
+    return {{tail.x, tail.y}, is_there ? tail.z : -INFINITY, tail.w};
+}
+
+/* A lane's elements, narrow ones as multiples of their scale. */
+static __device__ __forceinline__ float4 widen(float4 stored) { return stored; }
+static __device__ __forceinline__ float4 widen(uint2 stored)
+{
+    const float2 low = narrow_multiples(stored.x), high = narrow_multiples(stored.y);
+    return make_float4(low.x, low.y, high.x, high.y);
+}
+
+/* Four elements to shared memory, or zeros: asked for. */
+static __device__ __forceinline__ void copy_four(float4 *to, const char *from, bool is_there)
+{
+    ptx_cp_async_16_or_zeros(to, from, is_there ? 16 : 0);
+}
+static __device__ __forceinline__ void copy_four(uint2 *to, const char *from, bool is_there)
+{
+    ptx_cp_async_8_or_zeros(to, from, is_there ? 8 : 0);
 }
 
 /* How much what is relative to `max` weighs where the largest maximum, a number, is `largest`. */
 static __device__ __forceinline__ float weight_of(float max, float largest) { return __expf(max - largest); }
 
-template <int N>
+/* Values of a segment, which weighs `weight`. */
+template <class Stored>
+static __device__ __forceinline__ void add_values(segment_sums *sums, float weight, Stored stored)
+{
+    const float4 values = widen(stored);
+    sums->values[0] += weight * values.x;
+    sums->values[1] += weight * values.y;
+    sums->values[2] += weight * values.z;
+    sums->values[3] += weight * values.w;
+}
+
+template <bool NARROW, int N>
 static __device__ __forceinline__ void add_segments(segment_sums *sums, const segment_batch<N> *batch, int32_t num,
                                                     const fv_reduce_params *params, int32_t d)
 {
-    float max[N], sum[N], largest = sums->max;
-    float4 values[N];
+    typedef typename stored_four<NARROW>::type stored;
+    float max[N], sum[N], scale[N], largest = sums->max;
+    stored values[N];
 #pragma unroll
     for (int i = 0; i < N; i++) {
-        max[i] = ptx_load_or(params->partial_max + batch->rows[i], i < num, -INFINITY);
-        sum[i] = ptx_load_or(params->partial_sum + batch->rows[i], i < num, 0.0f);
-        values[i] = load_values(params, batch->rows[i], d, i < num);
+        if (NARROW) {
+            const narrow_tail tail = load_tail(params, batch->rows[i], i < num);
+            max[i] = tail.max;
+            sum[i] = tail.sum;
+            scale[i] = 2 * d < params->v_head_size ? tail.scale[0] : tail.scale[1];
+        } else {
+            max[i] = ptx_load_or(params->partial_max + batch->rows[i], i < num, -INFINITY);
+            sum[i] = ptx_load_or(params->partial_sum + batch->rows[i], i < num, 0.0f);
+            scale[i] = 1;
+        }
+        values[i] = ptx_load_or_zero((const stored *)place_values<NARROW>(params, batch->rows[i], d), i < num);
     }
 #pragma unroll
     for (int i = 0; i < N; i++) largest = fmaxf(largest, max[i]);
@@ -146,10 +209,7 @@ static __device__ __forceinline__ void add_segments(segment_sums *sums, const se
     for (int i = 0; i < N; i++) {
         const float weight = weight_of(max[i], largest);
         sums->sum += weight * sum[i];
-        sums->values[0] += weight * values[i].x;
-        sums->values[1] += weight * values[i].y;
-        sums->values[2] += weight * values[i].z;
-        sums->values[3] += weight * values[i].w;
+        add_values(sums, weight * scale[i], values[i]);
     }
 }
 
@@ -215,12 +275,14 @@ static __device__ __forceinline__ void store_values(const segment_sums *sums, co
     }
 }
 
-/* Elements d .. of a row of two segments. */
-static __device__ __forceinline__ void store_pair(const float (&max)[2], const float (&sum)[2], float4 low, float4 high,
-                                                  const reduce_target *target, int32_t d)
+/* Elements d .. of a row of two segments, each multiplied by what is its `scale`. */
+template <class Stored>
+static __device__ __forceinline__ void store_pair(const float (&max)[2], const float (&sum)[2], const float (&scale)[2],
+                                                  Stored low, Stored high, const reduce_target *target, int32_t d)
 {
-    segment_sums sums = {max[0], sum[0], {low.x, low.y, low.z, low.w}};
-    const segment_sums other = {max[1], sum[1], {high.x, high.y, high.z, high.w}};
+    segment_sums sums = {max[0], sum[0], {}}, other = {max[1], sum[1], {}};
+    add_values(&sums, scale[0], low);
+    add_values(&other, scale[1], high);
     add_sums(&sums, &other);
     store_values(&sums, target, d);
 }
@@ -237,44 +299,55 @@ static __device__ __forceinline__ void reduce_pair(const fv_reduce_params *param
     if (waits) overlap_wait();
     const float max[2] = {params->partial_max[batch.rows[0]], params->partial_max[batch.rows[1]]};
     const float sum[2] = {params->partial_sum[batch.rows[0]], params->partial_sum[batch.rows[1]]};
-    const float4 low = load_values(params, batch.rows[0], d, is_there);
-    const float4 high = load_values(params, batch.rows[1], d, is_there);
-    if (is_there) store_pair(max, sum, low, high, &target, d);
+    const float as_it_is[2] = {1, 1};
+    const float4 low = ptx_load_or_zero((const float4 *)place_values<false>(params, batch.rows[0], d), is_there);
+    const float4 high = ptx_load_or_zero((const float4 *)place_values<false>(params, batch.rows[1], d), is_there);
+    if (is_there) store_pair(max, sum, as_it_is, low, high, &target, d);
 }
 
 /* A longer one: up to four spans at once. */
-static __device__ __forceinline__ void reduce_long_pair(segment_memory *memory, const fv_reduce_params *params,
+template <bool NARROW>
+static __device__ __forceinline__ void reduce_long_pair(segment_memory<NARROW> *memory, const fv_reduce_params *params,
                                                         const fv_reduce_item *item, int32_t token, int32_t head,
                                                         bool waits)
 {
     const segment_walk walk = walk_segments(params, item, 0, 1, token, head);
     const segment_batch<2> batch = place_segments<2>(&walk);
     if (waits) overlap_wait();
-    const float max[2] = {params->partial_max[batch.rows[0]], params->partial_max[batch.rows[1]]};
-    const float sum[2] = {params->partial_sum[batch.rows[0]], params->partial_sum[batch.rows[1]]};
+    narrow_tail ends[2];
+#pragma unroll
+    for (int i = 0; i < 2; i++) {
+        const int32_t row = batch.rows[i];
+        if (NARROW)
+            ends[i] = load_tail(params, row, true);
+        else
+            ends[i] = {{1, 1}, params->partial_max[row], params->partial_sum[row]};
+    }
+    const float max[2] = {ends[0].max, ends[1].max}, sum[2] = {ends[0].sum, ends[1].sum};
 #pragma unroll 1
     for (int32_t first = threadIdx.x % 32 * 4; first < params->v_head_size; first += LANE_SEGMENTS / 2 * SPAN) {
+        const char *const from[2] = {place_values<NARROW>(params, batch.rows[0], first),
+                                     place_values<NARROW>(params, batch.rows[1], first)};
 #pragma unroll
-        for (int i = 0; i < LANE_SEGMENTS; i++) {
-            const int32_t d = first + i / 2 * SPAN;
-            const bool is_there = d < params->v_head_size;
-            ptx_cp_async_16_or_zeros(&memory->values[i][threadIdx.x],
-                                     params->partial_out + (int64_t)batch.rows[i % 2] * params->v_head_size +
-                                         (is_there ? d : 0),
-                                     is_there ? 16 : 0);
-        }
+        for (int i = 0; i < LANE_SEGMENTS; i++)
+            copy_four(&memory->values[i][threadIdx.x], from[i % 2] + i / 2 * SPAN * (NARROW ? 2 : 4),
+                      first + i / 2 * SPAN < params->v_head_size);
         ptx_cp_async_commit();
         const reduce_target target = find_target(params, item, token,
                                                  (int32_t)ptx_keep((uint32_t)head)); /* not before */
         ptx_cp_async_wait<0>();
 #pragma unroll 1
-        for (int32_t i = 0, d = first; i < LANE_SEGMENTS && d < params->v_head_size; i += 2, d += SPAN)
-            store_pair(max, sum, memory->values[i][threadIdx.x], memory->values[i + 1][threadIdx.x], &target, d);
+        for (int32_t i = 0, d = first; i < LANE_SEGMENTS && d < params->v_head_size; i += 2, d += SPAN) {
+            const bool is_low = 2 * d < params->v_head_size;
+            const float scale[2] = {is_low ? ends[0].scale[0] : ends[0].scale[1],
+                                    is_low ? ends[1].scale[0] : ends[1].scale[1]};
+            store_pair(max, sum, scale, memory->values[i][threadIdx.x], memory->values[i + 1][threadIdx.x], &target, d);
+        }
     }
 }
 
 /* A span of a row of a query head, by a block, N segments a lane at once. */
-template <int N>
+template <bool NARROW, int N>
 static __device__ __forceinline__ void reduce_span(const fv_reduce_params *params, const fv_reduce_item *item,
                                                    int32_t token, int32_t head, bool waits)
 {
@@ -289,7 +362,7 @@ static __device__ __forceinline__ void reduce_span(const fv_reduce_params *param
         const segment_batch<N> batch = place_segments<N>(&walk);
         if (waits) overlap_wait();
         waits = false;
-        add_segments(&sums, &batch, walk.num, params, is_there ? d : 0);
+        add_segments<NARROW>(&sums, &batch, walk.num, params, is_there ? d : 0);
         walk.row += N * walk.step;
         walk.num -= N;
     }
@@ -312,18 +385,28 @@ static __device__ __forceinline__ float sum_of_warp(float value)
 }
 
 /* A chunk of a row's segments, of which the lane has each `groups`th from `group` on. What they weigh lies in the lanes of
- * each warp, two a lane. */
-static __device__ __forceinline__ void add_weighed(segment_sums *sums, const segment_memory *memory, int32_t group,
-                                                   int32_t groups)
+ * each warp, two a lane, for the half of narrow rows that the warp's elements are of. */
+template <bool NARROW>
+static __device__ __forceinline__ void add_weighed(segment_sums *sums, const segment_memory<NARROW> *memory,
+                                                   int32_t group, int32_t groups, int32_t side)
 {
     const int32_t lane = threadIdx.x % 32;
-    const float max[2] = {memory->max[lane], memory->max[lane + 32]};
+    float max[2], sum[2], scale[2];
+#pragma unroll
+    for (int i = 0; i < 2; i++) {
+        const narrow_tail *tail = &memory->tails[lane + i * 32];
+        sum[i] = NARROW ? tail->sum : memory->sum[lane + i * 32];
+        max[i] = !NARROW ? memory->max[lane + i * 32] : sum[i] == 0 ? -INFINITY : tail->max; /* 0: there is none */
+        scale[i] = NARROW ? tail->scale[side] : 1.0f;
+    }
     const float largest = fmaxf(sums->max, largest_of_warp(fmaxf(max[0], max[1])));
     const float base = largest == -INFINITY ? 0.0f : largest; /* no key: all weigh 0 */
-    const float weights[2] = {weight_of(max[0], base), weight_of(max[1], base)};
+    float weights[2] = {weight_of(max[0], base), weight_of(max[1], base)};
     const float before = weight_of(sums->max, base);
     sums->max = largest;
-    sums->sum = before * sums->sum + sum_of_warp(weights[0] * memory->sum[lane] + weights[1] * memory->sum[lane + 32]);
+    sums->sum = before * sums->sum + sum_of_warp(weights[0] * sum[0] + weights[1] * sum[1]);
+#pragma unroll
+    for (int i = 0; i < 2; i++) weights[i] *= scale[i];
 #pragma unroll
     for (int k = 0; k < 4; k++) sums->values[k] *= before;
     ptx_cp_async_wait<0>();
@@ -331,50 +414,55 @@ static __device__ __forceinline__ void add_weighed(segment_sums *sums, const seg
     for (int i = 0; i < LANE_SEGMENTS; i++) {
         const int32_t first = i * groups; /* of the chunk's, and of groups that are in the same half of it */
         const float weight = __shfl_sync(~0u, first < 32 ? weights[0] : weights[1], first + group); /* modulo 32 */
-        const float4 values = memory->values[i][threadIdx.x];
-        sums->values[0] += weight * values.x;
-        sums->values[1] += weight * values.y;
-        sums->values[2] += weight * values.z;
-        sums->values[3] += weight * values.w;
+        add_values(sums, weight, memory->values[i][threadIdx.x]);
     }
 }
 
 /* The block's parts of a longer row. All of its threads come here together. */
-static __device__ __forceinline__ void reduce_long_row(segment_memory *memory, const fv_reduce_params *params,
+template <bool NARROW>
+static __device__ __forceinline__ void reduce_long_row(segment_memory<NARROW> *memory, const fv_reduce_params *params,
                                                        const fv_reduce_item *item, int32_t token, int32_t head,
                                                        bool waits)
 {
     const int32_t size = params->v_head_size, lane = threadIdx.x % 32, warp = threadIdx.x / 32;
-    const int32_t groups = groups_of(item->num_segments, size), lanes = 32 / groups, group = lane / lanes;
-    const int32_t part = WARPS * lanes * 4, own_segment = warp * 16 + lane % 16;
+    const int32_t log2 = groups_log2(item->num_segments, size), groups = 1 << log2, lanes = 32 >> log2;
+    const int32_t group = lane >> (5 - log2), part = WARPS * lanes * 4, own_segment = warp * 16 + lane % 16;
     const bool brings_max = lane < 16;
     const segment_walk all = walk_segments(params, item, 0, 1, token, head);
 #pragma unroll 1
     for (int32_t first = (int32_t)blockIdx.z * part; first < size; first += (int32_t)gridDim.z * part) {
-        const int32_t d = first + (warp * lanes + lane % lanes) * 4;
+        const int32_t d = first + (warp * lanes + (lane & (lanes - 1))) * 4;
         segment_walk walk = all;
         segment_sums sums = {-INFINITY, 0, {}};
 #pragma unroll 1
         for (; walk.num > 0; walk.row += LANE_SEGMENTS * groups * walk.step, walk.num -= LANE_SEGMENTS * groups) {
             const int32_t apart = (int32_t)ptx_keep((uint32_t)groups); /* nothing of it is kept over the loop */
             const int32_t own_row = walk.row + own_segment * walk.step;
-            const float *row = params->partial_out + (int64_t)(walk.row + group * walk.step) * size +
-                               (d < size ? d : 0);
-            const float *from = (const float *)ptx_keep((const char *)row); /* found before the wait */
-            const int64_t from_step = (int64_t)(apart * walk.step) * size;
+            const char *row = place_values<NARROW>(params, walk.row + group * walk.step, d < size ? d : 0);
+            const char *from = ptx_keep(row); /* found before the wait */
+            const int64_t from_step = (int64_t)(apart * walk.step) * (NARROW ? narrow_row_bytes(size) : size * 4);
             __syncthreads(); /* maxima and sums have been read */
             if (waits) overlap_wait();
             waits = false;
-            const float own = ptx_load_or((brings_max ? params->partial_max : params->partial_sum) + own_row,
-                                          own_segment < fv_min_i32(walk.num, LANE_SEGMENTS * groups),
-                                          brings_max ? -INFINITY : 0);
+            const bool has_own = own_segment < fv_min_i32(walk.num, LANE_SEGMENTS * groups);
+            float own = 0;
+            if (!NARROW)
+                own = ptx_load_or((brings_max ? params->partial_max : params->partial_sum) + own_row, has_own,
+                                  brings_max ? -INFINITY : 0);
+            else if (brings_max)
+                ptx_cp_async_16_or_zeros(&memory->tails[own_segment], place_values<true>(params, own_row, size),
+                                         has_own ? 16 : 0);
+            if (NARROW) ptx_cp_async_commit();
 #pragma unroll
             for (int i = 0; i < LANE_SEGMENTS; i++, from += from_step)
-                ptx_cp_async_16_or_zeros(&memory->values[i][threadIdx.x], from, group + i * apart < walk.num ? 16 : 0);
+                copy_four(&memory->values[i][threadIdx.x], from, group + i * apart < walk.num);
             ptx_cp_async_commit();
-            (brings_max ? memory->max : memory->sum)[own_segment] = own;
+            if (NARROW)
+                ptx_cp_async_wait<1>();
+            else
+                (brings_max ? memory->max : memory->sum)[own_segment] = own;
             __syncthreads();
-            add_weighed(&sums, memory, group, apart);
+            add_weighed<NARROW>(&sums, memory, group, apart, 2 * d >= size);
         }
 #pragma unroll 1
         for (int32_t to = lanes; to < 32; to *= 2) {
@@ -388,16 +476,16 @@ static __device__ __forceinline__ void reduce_long_row(segment_memory *memory, c
     if (waits) overlap_wait(); /* a block that has no part */
 }
 
-template <bool IS_LONG>
-static __device__ __forceinline__ void reduce_row(segment_memory *memory, const fv_reduce_params *params,
+template <bool IS_LONG, bool NARROW>
+static __device__ __forceinline__ void reduce_row(segment_memory<NARROW> *memory, const fv_reduce_params *params,
                                                   const fv_reduce_item *item, int32_t token, int32_t head, bool waits)
 {
     if constexpr (IS_LONG) {
-        reduce_long_row(memory, params, item, token, head, waits);
+        reduce_long_row<NARROW>(memory, params, item, token, head, waits);
     } else if (item->num_segments <= 4 * GROUPS) {
-        reduce_span<4>(params, item, token, head, waits);
+        reduce_span<NARROW, 4>(params, item, token, head, waits);
     } else {
-        reduce_span<8>(params, item, token, head, waits);
+        reduce_span<NARROW, 8>(params, item, token, head, waits);
     }
 }
 
@@ -421,12 +509,15 @@ static __device__ __forceinline__ void reduce_odd_row(const fv_reduce_params *pa
     }
 }
 
+/* Of a multiprocessor, by the registers that they need. */
+static constexpr int32_t blocks_at_once(bool is_long, bool is_narrow) { return is_long ? 8 : is_narrow ? 4 : 5; }
+
 /* IS_LONG: rows of more than a span, each warp or block all of one; else a block for each span, or odd rows. */
-template <bool IS_LONG>
-static __global__ void __launch_bounds__(THREADS, IS_LONG ? 8 : 5)
+template <bool IS_LONG, bool NARROW>
+static __global__ void __launch_bounds__(THREADS, blocks_at_once(IS_LONG, NARROW))
     reduce_segments(const __grid_constant__ fv_reduce_params params)
 {
-    __shared__ segment_memory memory;
+    __shared__ segment_memory<NARROW> memory;
     overlap_let_next_start();
     fv_reduce_item item;
     bool has_item = true; /* found before the segments are there: the step is older than their kernel */
@@ -434,9 +525,9 @@ static __global__ void __launch_bounds__(THREADS, IS_LONG ? 8 : 5)
         item = params.items[blockIdx.x];
     else
         has_item = find_grid_reduce_item(&item, &params, (int32_t)blockIdx.x);
-    const int32_t step = params.num_heads / (int32_t)gridDim.y + (params.num_heads % (int32_t)gridDim.y > 0);
+    const int32_t step = (int32_t)gridDim.y < params.num_heads ? WARPS : 1;
     const int32_t first = (int32_t)blockIdx.y * step, end = fv_min_i32(params.num_heads, first + step);
-    const bool is_odd = !IS_LONG && params.v_head_size % 4 != 0;
+    const bool is_odd = !IS_LONG && !NARROW && params.v_head_size % 4 != 0;
     const bool is_pair = item.num_segments == 2 && !is_odd && (IS_LONG || params.v_head_size <= SPAN);
     const int32_t own = first + (is_pair ? (int32_t)threadIdx.x / 32 : 0);
     const bool has_rows = has_item && item.num_tokens > 0 && own < end && (!is_pair || blockIdx.z == 0);
@@ -450,11 +541,11 @@ static __global__ void __launch_bounds__(THREADS, IS_LONG ? 8 : 5)
             if (is_odd)
                 reduce_odd_row(&params, &item, token, head);
             else if (is_pair && IS_LONG)
-                reduce_long_pair(&memory, &params, &item, token, head, waits);
+                reduce_long_pair<NARROW>(&memory, &params, &item, token, head, waits);
             else if (is_pair)
                 reduce_pair(&params, &item, token, head, waits);
             else
-                reduce_row<IS_LONG>(&memory, &params, &item, token, head, waits);
+                reduce_row<IS_LONG, NARROW>(&memory, &params, &item, token, head, waits);
         }
     }
 }
@@ -466,10 +557,12 @@ extern "C" fv_status fv_cuda_reduce_segments(const fv_launch *launch, const fv_r
     const bool has_spans = size > SPAN && size % 4 == 0, are_many = num_rows >= MANY_ROWS;
     const bool is_long = has_spans && params->most_segments <= (num_items > 1 ? MOST_LONG_SEGMENTS : MOST_LONG_OF_ITEM);
     const int64_t blocks = are_many ? fv_ceil_div(params->num_heads, WARPS) : params->num_heads;
-    const int64_t groups = is_long && !are_many ? groups_of(params->most_segments, size) : 1;
-    const int64_t long_parts = groups > 1 ? fv_ceil_div(size, WARPS * SPAN / groups) : 1;
+    const bool is_narrow = params->narrow_partials;
+    const int32_t log2 = is_long && !are_many ? groups_log2(params->most_segments, size) : 0;
+    const int64_t long_parts = log2 > 0 ? fv_ceil_div(size, WARPS * SPAN >> log2) : 1;
     const int64_t parts = is_long || !has_spans ? long_parts : fv_ceil_div(size, SPAN);
     const dim3 grid((uint32_t)num_items, (uint32_t)blocks, (uint32_t)parts);
-    return fv_cuda_launch_overlapped(
-        launch, "reduce_segments", is_long ? reduce_segments<true> : reduce_segments<false>, grid, THREADS, 0, *params);
+    void (*const kernels[2][2])(fv_reduce_params) = {{reduce_segments<false, false>, reduce_segments<false, true>},
+                                                     {reduce_segments<true, false>, reduce_segments<true, true>}};
+    return fv_cuda_launch_overlapped(launch, "reduce_segments", kernels[is_long][is_narrow], grid, THREADS, 0, *params);
 }

@@ -67,7 +67,8 @@ template <int N> struct few_latent_move {
 /* The ends of rows. */
 template <int N> struct few_latent_ends {
     float2 sums[FEW_LATENT_SCORERS / 32][N]; /* of P, and of P as rounded */
-    float out_factor[2][N];                  /* as each warpgroup of valuers finds it */
+    float largest[2][4][N];                  /* element that each warp of the valuers has, of rows in 16 bits */
+    float by[2][N];                          /* what they are multiplied by, as each warpgroup of valuers finds it */
     char *targets[2][N];                     /* where the warpgroup's half of a row goes */
     float2 weights[N]; /* of two blocks that share an item's keys: of the block's own sums, of the other's */
 };
@@ -760,55 +761,105 @@ static __device__ __forceinline__ void take_few_latents(float (&out)[FEW_LATENT_
 
 /* --- the end of the rows ----------------------------------------------------------------------------------------- */
 
-/* The ends of all rows, from the sums of the scorers: where they go and what they are multiplied by. */
+/* The largest element of each row, of the warp's columns: for all of them, behind a barrier. */
 template <int N>
-static __device__ __forceinline__ void end_few_latent_rows(few_latent_memory<N> *memory, const attend_args *args,
-                                                           int32_t row0, int32_t group, int32_t bytes)
+static __device__ __forceinline__ void keep_largest_latents(few_latent_memory<N> *memory,
+                                                            const float (&out)[FEW_LATENT_BLOCKS][N / 2], int32_t group)
+{
+#pragma unroll
+    for (int i = 0; i < N / 4; i++) {
+        float largest = FV_NARROW_LEAST;
+#pragma unroll
+        for (int block = 0; block < FEW_LATENT_BLOCKS; block++) {
+#pragma unroll
+            for (int half = 0; half < 2; half++)
+                largest = ptx_max_or_nan(largest, fabsf(out[block][element_of_column(i, half)]));
+        }
+#pragma unroll
+        for (int step = 4; step < 32; step *= 2) largest = ptx_max_or_nan(largest, __shfl_xor_sync(~0u, largest, step));
+        if (threadIdx.x % 32 < 4) memory->ends.largest[group][threadIdx.x / 32 % 4][column_of_thread(i)] = largest;
+    }
+}
+
+/* The scale of the warpgroup's half of row `r`, from its warps' largest elements: to the row's slot, with maximum and
+ * sum. */
+template <int N>
+static __device__ __forceinline__ void narrow_few_row(few_latent_memory<N> *memory, const attend_args *args, int32_t r,
+                                                      int32_t group, const attend_end *end)
+{
+    float largest = memory->ends.largest[group][0][r];
+#pragma unroll
+    for (int warp = 1; warp < 4; warp++) largest = ptx_max_or_nan(largest, memory->ends.largest[group][warp][r]);
+    store_narrow_tail(narrow_row(args->params.partial_out, end->partial, LATENT_VALUE), group,
+                      narrow_scale_of(largest, end->out_factor), end);
+    memory->ends.by[group][r] = narrow_inverse_of(largest);
+}
+
+/* Of all rows, when what came from the other block is added. */
+template <int N>
+static __device__ __forceinline__ void narrow_few_rows(few_latent_memory<N> *memory,
+                                                       const float (&out)[FEW_LATENT_BLOCKS][N / 2],
+                                                       const attend_args *args, int32_t group, const attend_end *end)
+{
+    keep_largest_latents<N>(memory, out, group);
+    ptx_bar_sync(FEW_LATENT_BARRIER_VALUERS + group, 128);
+    if (end->partial >= 0) narrow_few_row<N>(memory, args, threadIdx.x % 128, group, end);
+    ptx_bar_sync(FEW_LATENT_BARRIER_VALUERS + group, 128);
+}
+
+/* The ends of all rows, from the sums of the scorers: where they go and what they are multiplied by. That of the
+ * thread's own row is returned; others: of no place. */
+template <int N>
+static __device__ __forceinline__ attend_end end_few_latent_rows(few_latent_memory<N> *memory, const attend_args *args,
+                                                                 int32_t row0, int32_t group, int32_t bytes,
+                                                                 bool narrows)
 {
     const attend_job *job = &memory->job;
     const int32_t r = threadIdx.x % 128;
+    attend_end end = {-INFINITY, 0, 0, -1, 0};
     if (r < N) {
-        attend_end end = {-INFINITY, 0, 0, -1, 0};
         char *to = NULL;
         float4 sums = sum_few_latent_row(memory, r);
         if (is_split(args)) sums = take_few_latent_sums(memory, sums, r);
         if (row0 + r < job->num_rows) {
             const attend_row *row = &memory->rows[r];
             end = end_row(args, job, row, sums.x, sums.y, factor_of_values(job, sums.y, sums.z));
-            to = target_of(args, row, &end).to + group * bytes;
-            if (group == 0) store_sums(args, row, &end);
+            to = place_latent_row(args, row, &end, narrows) + group * bytes;
+            if (group == 0 && !narrows) store_sums(args, row, &end);
         }
-        memory->ends.out_factor[group][r] = end.out_factor;
+        memory->ends.by[group][r] = end.out_factor;
         memory->ends.targets[group][r] = to;
+        if (narrows && end.partial >= 0 && !is_split(args)) narrow_few_row<N>(memory, args, r, group, &end);
     }
     ptx_bar_sync(FEW_LATENT_BARRIER_VALUERS + group, 128);
+    return end;
 }
 
 /* The thread's part of the output as its ends have it, to shared memory, a row of the output after the other. */
 template <class T, int N>
 static __device__ __forceinline__ void stage_few_latents(const float (&out)[FEW_LATENT_BLOCKS][N / 2], char *staged,
-                                                         const float *out_factor)
+                                                         const float *by_of_rows)
 {
     constexpr int32_t BYTES = (int32_t)sizeof(T), ROW_BYTES = staged_row_bytes(BYTES);
     char *to = staged + threadIdx.x % 4 * 2 * ROW_BYTES +
                (warp_of_group() * 64 + (int32_t)threadIdx.x % 32 / 4 * 8) * BYTES;
 #pragma unroll
     for (int i = 0; i < N / 4; i++) {
-        const float factor = out_factor[column_of_thread(i)];
+        const float by = by_of_rows[column_of_thread(i)];
         char *at = to + (i / 2 * 8 + i % 2) * ROW_BYTES;
         float of[FEW_LATENT_BLOCKS][2]; /* neighbours */
 #pragma unroll
         for (int block = 0; block < FEW_LATENT_BLOCKS; block++) {
 #pragma unroll
             for (int half = 0; half < 2; half++) /* no key: 0, whatever the sums are */
-                of[block][half] = factor == 0 ? 0.0f : out[block][element_of_column(i, half)] * factor;
+                of[block][half] = by == 0 ? 0.0f : out[block][element_of_column(i, half)];
         }
         if constexpr (BYTES == 4) {
-            *(float4 *)at = make_float4(of[0][0], of[0][1], of[1][0], of[1][1]);
-            *(float4 *)(at + 16) = make_float4(of[2][0], of[2][1], of[3][0], of[3][1]);
+            *(float4 *)at = make_float4(of[0][0] * by, of[0][1] * by, of[1][0] * by, of[1][1] * by);
+            *(float4 *)(at + 16) = make_float4(of[2][0] * by, of[2][1] * by, of[3][0] * by, of[3][1] * by);
         } else {
-            *(uint4 *)at = make_uint4(fv_narrow_pair<T>(of[0][0], of[0][1]), fv_narrow_pair<T>(of[1][0], of[1][1]),
-                                      fv_narrow_pair<T>(of[2][0], of[2][1]), fv_narrow_pair<T>(of[3][0], of[3][1]));
+            *(uint4 *)at = make_uint4(latent_pair<T>(of[0][0], of[0][1], by), latent_pair<T>(of[1][0], of[1][1], by),
+                                      latent_pair<T>(of[2][0], of[2][1], by), latent_pair<T>(of[3][0], of[3][1], by));
         }
     }
 }
@@ -819,23 +870,30 @@ static __device__ __forceinline__ void store_few_latents(float (&out)[FEW_LATENT
                                                          few_latent_memory<N> *memory, const attend_args *args,
                                                          int32_t row0, int32_t group)
 {
-    const fv_dtype dtype = memory->job.item.partial >= 0 ? FV_DTYPE_F32 : args->params.out_dtype;
-    const int32_t element_bytes = dtype == FV_DTYPE_F32 ? 4 : 2, bytes = LATENT_VALUE / 2 * element_bytes;
+    const bool is_partial = memory->job.item.partial >= 0, narrows = is_partial && narrows_partials(&args->params);
+    const fv_dtype dtype = is_partial ? FV_DTYPE_F32 : args->params.out_dtype;
+    const int32_t element_bytes = dtype == FV_DTYPE_F32 && !narrows ? 4 : 2, bytes = LATENT_VALUE / 2 * element_bytes;
     const int32_t row_bytes = staged_row_bytes(element_bytes);
     char *staged = memory->units[0] + group * N * staged_row_bytes(4);
+    const bool splits = is_split(args);
+    if (narrows && !splits) keep_largest_latents<N>(memory, out, group);
     ptx_bar_sync(FEW_LATENT_BARRIER_CONSUMERS, FEW_LATENT_CONSUMERS);
-    if (is_split(args)) {
+    if (splits) {
         if (group != (int32_t)blockIdx.x % 2) return give_few_latents<N>(out, memory, group);
         ptx_cluster_wait();
     }
-    end_few_latent_rows<N>(memory, args, row0, group, bytes);
-    if (is_split(args)) take_few_latents<N>(out, memory);
-    if (dtype == FV_DTYPE_F32)
-        stage_few_latents<float, N>(out, staged, memory->ends.out_factor[group]);
+    const attend_end end = end_few_latent_rows<N>(memory, args, row0, group, bytes, narrows);
+    if (splits) take_few_latents<N>(out, memory);
+    if (splits && narrows) narrow_few_rows<N>(memory, out, args, group, &end);
+    const float *by = memory->ends.by[group];
+    if (narrows)
+        stage_few_latents<int16_t, N>(out, staged, by);
+    else if (dtype == FV_DTYPE_F32)
+        stage_few_latents<float, N>(out, staged, by);
     else if (dtype == FV_DTYPE_F16)
-        stage_few_latents<__half, N>(out, staged, memory->ends.out_factor[group]);
+        stage_few_latents<__half, N>(out, staged, by);
     else
-        stage_few_latents<__nv_bfloat16, N>(out, staged, memory->ends.out_factor[group]);
+        stage_few_latents<__nv_bfloat16, N>(out, staged, by);
     ptx_fence_proxy_async();
     ptx_bar_sync(FEW_LATENT_BARRIER_VALUERS + group, 128);
     const int32_t lane = threadIdx.x % 32, first_row = warp_of_group() * (N / 4);
