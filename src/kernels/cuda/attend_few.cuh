@@ -90,11 +90,19 @@ static __device__ __forceinline__ void attend_few_tiles(few_state<S> *state, few
     }
 }
 
+/* Where element `d` of a row of a warp's sums lies: rows take turns at places of 32 bytes, so that eight of them have all
+ * banks. */
+template <class S> static __device__ __forceinline__ int32_t few_sum_place(int32_t r, int32_t d)
+{
+    return r * S::VALUE + ((d / 8 ^ r % 8) * 8 + d % 8);
+}
+
 /* A warp's sums to the part of its ring that is free. */
 template <class S, bool IS_NARROW>
-static __device__ __forceinline__ void share_few_state(few_memory<S> *memory, const few_state<S> *state, float *values,
-                                                       int32_t warp, int32_t lane)
+static __device__ __forceinline__ void share_few_state(few_memory<S> *memory, const few_state<S> *state,
+                                                       const few_slot *slot, float *values, int32_t warp, int32_t lane)
 {
+    const int32_t num_rows = slot->job.num_rows - slot->row0;
     if (lane == 0) memory->values[warp] = values;
 #pragma unroll
     for (int half = 0; half < 2; half++) {
@@ -102,20 +110,21 @@ static __device__ __forceinline__ void share_few_state(few_memory<S> *memory, co
         float sum = state->sum[half];
         sum += __shfl_xor_sync(~0u, sum, 1);
         sum += __shfl_xor_sync(~0u, sum, 2);
+        if (r >= num_rows) continue;
         if (lane % 4 == 0) {
             memory->max[warp][r] = state->max[half];
             memory->sum[warp][r] = sum;
             memory->rounded[warp][r] = state->rounded[2 * half];
         }
-        float *row = values + r * S::VALUE;
 #pragma unroll
         for (int n = 0; n < S::VALUE / 8; n += 2) {
             const float *low = &state->out[n][2 * half], *high = &state->out[n + 1][2 * half];
             if constexpr (IS_NARROW) {
-                *(float4 *)(row + n * 8 + lane % 4 * 4) = make_float4(low[0], high[0], low[1], high[1]);
+                *(float4 *)(values + few_sum_place<S>(r, n * 8 + lane % 4 * 4)) = make_float4(low[0], high[0], low[1],
+                                                                                              high[1]);
             } else {
-                *(float2 *)(row + n * 8 + lane % 4 * 2) = make_float2(low[0], low[1]);
-                *(float2 *)(row + n * 8 + 8 + lane % 4 * 2) = make_float2(high[0], high[1]);
+                *(float2 *)(values + few_sum_place<S>(r, n * 8 + lane % 4 * 2)) = make_float2(low[0], low[1]);
+                *(float2 *)(values + few_sum_place<S>(r, n * 8 + 8 + lane % 4 * 2)) = make_float2(high[0], high[1]);
             }
         }
     }
@@ -139,7 +148,7 @@ static __device__ __forceinline__ void store_few_rows(const few_memory<S> *memor
 #pragma unroll
         for (int w = 0; w < S::WARPS; w++) {
             const float own = memory->max[w][r], factor = own == -INFINITY ? 0.0f : ptx_ex2(own - max);
-            const float4 part = *(const float4 *)(memory->values[w] + r * S::VALUE + d);
+            const float4 part = *(const float4 *)(memory->values[w] + few_sum_place<S>(r, d));
             sum += memory->sum[w][r] * factor;
             rounded += memory->rounded[w][r] * factor;
             value.x += factor == 0.0f ? 0.0f : part.x * factor;
@@ -186,7 +195,7 @@ static __device__ __forceinline__ void attend_few_job(few_walk *walk, few_scout 
     scout->step = FEW_CLAIM;
     if (slot_state == FEW_JOB) {
         char *free_stage = memory->ring[warp] + (IS_NARROW ? 0 : (walk->stage ^ 1) * S::WIDE);
-        share_few_state<S, IS_NARROW>(memory, &state, (float *)free_stage, warp, lane);
+        share_few_state<S, IS_NARROW>(memory, &state, slot, (float *)free_stage, warp, lane);
         __syncthreads();
         store_few_rows<S>(memory, args, slot);
     }
