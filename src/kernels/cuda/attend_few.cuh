@@ -91,10 +91,10 @@ static __device__ __forceinline__ void attend_few_tiles(few_state<S> *state, few
 }
 
 /* Where element `d` of a row of a warp's sums lies: rows take turns at places of 32 bytes, so that eight of them have all
- * banks. */
+ * banks. Of heads of 256 they do not: there is no register for it. */
 template <class S> static __device__ __forceinline__ int32_t few_sum_place(int32_t r, int32_t d)
 {
-    return r * S::VALUE + ((d / 8 ^ r % 8) * 8 + d % 8);
+    return r * S::VALUE + (S::VALUE <= 128 ? d ^ r % 8 * 8 : d);
 }
 
 /* A warp's sums to the part of its ring that is free. */
@@ -110,21 +110,22 @@ static __device__ __forceinline__ void share_few_state(few_memory<S> *memory, co
         float sum = state->sum[half];
         sum += __shfl_xor_sync(~0u, sum, 1);
         sum += __shfl_xor_sync(~0u, sum, 2);
-        if (r >= num_rows) continue;
+        if (S::VALUE <= 128 && r >= num_rows) continue;
         if (lane % 4 == 0) {
             memory->max[warp][r] = state->max[half];
             memory->sum[warp][r] = sum;
             memory->rounded[warp][r] = state->rounded[2 * half];
         }
+        const int32_t place = few_sum_place<S>(r, lane % 4 * (IS_NARROW ? 4 : 2));
 #pragma unroll
         for (int n = 0; n < S::VALUE / 8; n += 2) {
             const float *low = &state->out[n][2 * half], *high = &state->out[n + 1][2 * half];
+            float *to = values + (place ^ n * 8 % 64) + n * 8 / 64 * 64;
             if constexpr (IS_NARROW) {
-                *(float4 *)(values + few_sum_place<S>(r, n * 8 + lane % 4 * 4)) = make_float4(low[0], high[0], low[1],
-                                                                                              high[1]);
+                *(float4 *)to = make_float4(low[0], high[0], low[1], high[1]);
             } else {
-                *(float2 *)(values + few_sum_place<S>(r, n * 8 + lane % 4 * 2)) = make_float2(low[0], low[1]);
-                *(float2 *)(values + few_sum_place<S>(r, n * 8 + 8 + lane % 4 * 2)) = make_float2(high[0], high[1]);
+                *(float2 *)to = make_float2(low[0], low[1]);
+                *(float2 *)(values + (place ^ (n + 1) * 8 % 64) + n * 8 / 64 * 64) = make_float2(high[0], high[1]);
             }
         }
     }
