@@ -17,11 +17,14 @@
 
 #include "kernels/cuda/attend_few_tile.cuh"
 
+/* Bits of few_walk.asked: what has been asked for. */
+enum { FEW_FIRST_TILE = 1, FEW_QUERIES = 2 };
+
 /* A warp on its way through the block's jobs. */
 typedef struct few_walk {
     int32_t n;        /* job */
     int32_t stage;    /* of the tile to work on next */
-    int32_t is_ahead; /* 1: the job's first tile has been asked for */
+    int32_t asked;    /* of the job, before it begins: FEW_FIRST_TILE, FEW_QUERIES */
     few_place place;  /* of the tile to ask for next */
     few_lane own;
 } few_walk;
@@ -35,14 +38,14 @@ static __device__ __forceinline__ void ask_few_tile(few_walk *walk, few_memory<S
     const few_slot *from = slot;
     few_tiles of = *tiles;
     int32_t asked = n + 1;
-    if (n < 0 && walk->is_ahead) return;
+    if (n < 0 && walk->asked & FEW_FIRST_TILE) return;
     if (asked >= of.count) {
         from = n < 0 ? NULL : next_few_slot(&memory->jobs, walk->n, lane);
         if (!from) return;
         of = few_tiles_of<S>(from, warp);
         if (of.count == 0) return;
         asked = 0;
-        walk->is_ahead = 1;
+        walk->asked = FEW_FIRST_TILE;
     }
     few_place place = walk->place;
     const int32_t job = n < 0 ? walk->n : walk->n + 1; /* of tile 0 */
@@ -73,8 +76,10 @@ static __device__ __forceinline__ void attend_few_tiles(few_state<S> *state, few
     for (int32_t n = -1; n < end || (warp == 0 && scout->step != FEW_DONE); n++) {
         if (n < tiles.count) ask_few_tile<S, IS_NARROW>(walk, memory, args, slot, &tiles, n, warp, lane);
         if (n < 0 && slot_state == FEW_JOB) { /* the first keys are on their way */
-            walk->is_ahead = 0;
-            load_few_queries<S, IS_NARROW>(memory, args, slot);
+            if (!(walk->asked & FEW_QUERIES))
+                load_few_queries<S, IS_NARROW>(memory, args, slot->job.num_rows - slot->row0,
+                                               [=](int32_t r) { return slot->rows[r]; });
+            walk->asked = 0;
         }
         ptx_cp_async_commit();
         if (warp == 0 && tiles.count - n <= SCOUTED && scout->step != FEW_DONE)
@@ -203,6 +208,39 @@ static __device__ __forceinline__ void attend_few_job(few_walk *walk, few_scout 
     __syncthreads(); /* the next job is known; rows and sums are read to the end */
 }
 
+/* Asks for the queries of the block's first job and for the warp's first tile, where nothing but its item says which they
+ * are: while one warp finds out all else about it, they are on their way. All threads come here together. */
+template <class S, bool IS_NARROW>
+static __device__ __forceinline__ void ask_first_job(few_walk *walk, few_memory<S> *memory, const attend_args *args,
+                                                     int32_t warp, int32_t lane)
+{
+    const fv_attend_params *params = &args->params;
+    if (!walk->own.is_plain || params->window > 0 || params->context_parallel.world > 1) return;
+    fv_work_item item;
+    if (!find_first_item(&item, args)) return;
+    const int32_t num_rows = item.num_tokens * (int32_t)args->group.by;
+    if (num_rows <= 0 || num_rows > S::BLOCK_M) return;
+    const int32_t first = item.first_key / S::TILE * S::TILE + warp * S::TILE, second = first + S::WARPS * S::TILE;
+    const int32_t num_keys = fv_min_i32(item.seq_len, item.end_key); /* all of them have pages */
+    const int32_t last_end = item.seq_len - (item.query_end - item.query_start) + item.first_token + item.num_tokens;
+    const int2 at = split_key(args, first), next = split_key(args, second);
+    const int32_t *table = params->block_table + item.table_row * params->block_table_stride;
+    const int32_t block = first < num_keys ? table[at.x] : -1;
+    walk->place = few_place{second < num_keys ? table[next.x] : -1, next.y};
+    load_few_queries<S, IS_NARROW>(memory, args, num_rows, [&](int32_t r) {
+        const int32_t token = divide_index(r, args->group), group = (int32_t)args->group.by;
+        few_row row;
+        row.token = item.query_start + item.first_token + token;
+        row.head = item.first_kv_head * group + r - token * group;
+        return row;
+    });
+    walk->asked = FEW_QUERIES;
+    if (first < item.first_key || first + S::TILE > fv_min_i32(num_keys, last_end)) return; /* not all of it is seen */
+    const few_place place = {block, at.y};
+    copy_whole_tile<S, IS_NARROW>(&walk->own, args, &place, item.first_kv_head, walk->stage);
+    walk->asked |= FEW_FIRST_TILE;
+}
+
 template <class S, bool IS_NARROW>
 static __global__ void __launch_bounds__(S::THREADS, S::BLOCKS)
     attend_few_kernel(const __grid_constant__ attend_args args)
@@ -215,6 +253,8 @@ static __global__ void __launch_bounds__(S::THREADS, S::BLOCKS)
     /* Before it waits itself, where the reduction reads no more than items before it waits: not lengths, nor sinks. */
     if (args.params.items && !args.params.sinks) overlap_let_next_start();
     overlap_begin();
+    if (warp == 0) step_few_scout<S::WARPS * S::TILE>(&scout, &memory->jobs, &args, walk.n, lane);
+    ask_first_job<S, IS_NARROW>(&walk, memory, &args, warp, lane);
     __syncthreads();
 #pragma unroll 1
     for (int32_t slot_state = FEW_NOTHING; slot_state != FEW_NO_JOB; walk.n++) {

@@ -355,6 +355,25 @@ static __device__ __forceinline__ few_scout begin_few_jobs(few_jobs *jobs, const
     return scout;
 }
 
+/* The item of the block's first job, with one KV head, by each thread; false: there is none, or it takes a search. */
+static __device__ __forceinline__ bool find_first_item(fv_work_item *item, const attend_args *args)
+{
+    const fv_attend_params *params = &args->params;
+    const int32_t number = (int32_t)blockIdx.x;
+    if (params->items) {
+        const int32_t at = divide_index(number, args->kv_heads), head = number - at * params->num_kv_heads;
+        *item = params->items[at];
+        item->first_kv_head += head;
+        return head < item->num_kv_heads;
+    }
+    const int32_t seq = few_cell_of(args, number).q_block;
+    if (!params->whole_queries || seq >= params->num_seqs) return false;
+    attend_lengths lengths = {params->query_start[seq], params->query_start[seq + 1], params->seq_lens[seq]};
+    if (seq >= load_num_seqs(params)) return false;
+    *item = few_cell_item(args, number, &lengths);
+    return true;
+}
+
 /* The next job's slot, where it is known already that there is one; else NULL. */
 static __device__ __forceinline__ const few_slot *next_few_slot(const few_jobs *jobs, int32_t n, int32_t lane)
 {

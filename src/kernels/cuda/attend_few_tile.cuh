@@ -436,22 +436,22 @@ static __device__ __forceinline__ void store_narrow_query(few_memory<S> *memory,
     }
 }
 
-/* The rows of q: asked for, or, next to entries of one byte, there. A barrier must follow. */
-template <class S, bool IS_NARROW>
+/* The rows of q: asked for, or, next to entries of one byte, there. A barrier must follow. `row_of`(r): row r, of which the
+ * token and the head are read. */
+template <class S, bool IS_NARROW, class RowOf>
 static __device__ __forceinline__ void load_few_queries(few_memory<S> *memory, const attend_args *args,
-                                                        const few_slot *slot)
+                                                        int32_t num_rows, RowOf row_of)
 {
     constexpr int CHUNKS = S::HEAD / 8, ALL = S::BLOCK_M * CHUNKS;
     const fv_attend_params *params = &args->params;
-    const int32_t num_rows = slot->job.num_rows - slot->row0;
 #pragma unroll
     for (int n = 0; n < (ALL + S::THREADS - 1) / S::THREADS; n++) {
         const int32_t i = (int32_t)threadIdx.x + n * S::THREADS, r = i / CHUNKS, chunk = i % CHUNKS;
         if (ALL % S::THREADS != 0 && i >= ALL) break; /* whole rows are a warp's */
-        const few_row *row = &slot->rows[r];
         const bool is_there = r < num_rows && chunk * 8 < params->head_size;
+        const few_row row = row_of(r);
         const char *from = (const char *)params->q;
-        if (is_there) from += row->token * params->q_token_stride + row->head * params->q_head_stride + chunk * 16;
+        if (is_there) from += row.token * params->q_token_stride + row.head * params->q_head_stride + chunk * 16;
         if constexpr (IS_NARROW)
             store_narrow_query<S>(memory, is_there ? *(const uint4 *)from : make_uint4(0, 0, 0, 0), r, chunk);
         else
