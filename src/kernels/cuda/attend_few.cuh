@@ -136,17 +136,29 @@ static __device__ __forceinline__ void share_few_state(few_memory<S> *memory, co
     }
 }
 
-/* The warps' sums become one, and the row's results go to memory: a thread for each four elements. */
+/* The warps' sums become one, and the row's results go to memory: a thread for each four elements. One barrier, behind which
+ * the sums of all warps are there; where results go is found before it. */
 template <class S>
 static __device__ __forceinline__ void store_few_rows(const few_memory<S> *memory, const attend_args *args,
                                                       const few_slot *slot)
 {
     constexpr int FOURS = S::VALUE / 4;
+    static_assert(S::THREADS <= S::BLOCK_M * FOURS, "each thread's first four are of a row of the slot");
     const attend_job *job = &slot->job;
-    const int32_t num_rows = fv_min_i32(S::BLOCK_M, job->num_rows - slot->row0);
+    const int32_t num_fours = fv_min_i32(S::BLOCK_M, job->num_rows - slot->row0) * FOURS;
+    const float v_head_scale = job->v_head_scale;
+    int32_t i = threadIdx.x;
 #pragma unroll 1
-    for (int32_t i = threadIdx.x; i < num_rows * FOURS; i += S::THREADS) {
+    do {
         const int32_t r = i / FOURS, d = i % FOURS * 4;
+        attend_row row = {};
+        row.token = slot->rows[r].token;
+        row.head = slot->rows[r].head;
+        attend_end end = place_row(args, job, &row);
+        attend_target target = target_of(args, &row, &end);
+        target.to = (char *)ptx_keep((const char *)target.to); /* found here */
+        if (i < S::THREADS) __syncthreads();
+        if (i >= num_fours) break;
         float max = -INFINITY, sum = 0, rounded = 0;
         float4 value = make_float4(0, 0, 0, 0);
 #pragma unroll
@@ -162,14 +174,11 @@ static __device__ __forceinline__ void store_few_rows(const few_memory<S> *memor
             value.z += factor == 0.0f ? 0.0f : part.z * factor;
             value.w += factor == 0.0f ? 0.0f : part.w * factor;
         }
-        const float values_factor = job->v_head_scale * (rounded > 0 ? __fdividef(sum, rounded) : 1.0f);
-        attend_row row = {};
-        row.token = slot->rows[r].token;
-        row.head = slot->rows[r].head;
-        const attend_end end = end_row(args, job, &row, max, sum, values_factor);
+        finish_row(&end, args, &row, max, sum, v_head_scale * (rounded > 0 ? __fdividef(sum, rounded) : 1.0f));
+        target.out_factor = end.out_factor;
         if (d == 0) store_sums(args, &row, &end);
+        i += S::THREADS;
         if (d >= args->params.v_head_size) continue; /* a multiple of 4 */
-        const attend_target target = target_of(args, &row, &end);
         if (target.pairs) {
             store_pair(&target, d, value.x, value.y);
             store_pair(&target, d + 2, value.z, value.w);
@@ -179,7 +188,7 @@ static __device__ __forceinline__ void store_few_rows(const few_memory<S> *memor
             store_element(&target, d + 2, value.z);
             store_element(&target, d + 3, value.w);
         }
-    }
+    } while (i < num_fours);
 }
 
 /* A job from its first tile to its results, and the way to the next one. */
@@ -202,7 +211,6 @@ static __device__ __forceinline__ void attend_few_job(few_walk *walk, few_scout 
     if (slot_state == FEW_JOB) {
         char *free_stage = memory->ring[warp] + (IS_NARROW ? 0 : (walk->stage ^ 1) * S::WIDE);
         share_few_state<S, IS_NARROW>(memory, &state, slot, (float *)free_stage, warp, lane);
-        __syncthreads();
         store_few_rows<S>(memory, args, slot);
     }
     __syncthreads(); /* the next job is known; rows and sums are read to the end */

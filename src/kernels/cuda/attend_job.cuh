@@ -347,28 +347,46 @@ typedef struct attend_end {
     int64_t out_row;  /* of out and lse */
 } attend_end;
 
+/* Where it goes; the rest says that it has no key. */
+static __device__ __forceinline__ attend_end place_row(const attend_args *args, const attend_job *job,
+                                                       const attend_row *row)
+{
+    attend_end end = {-INFINITY, 0.0f, 0.0f, -1, (int64_t)row->token - args->params.out_first_token};
+    if (job->item.partial < 0) return end;
+    const int32_t token = row->token - job->query_start - job->item.first_token;
+    end.partial = ((int64_t)job->item.partial + token) * args->params.num_heads + row->head;
+    return end;
+}
+
 /* `values_factor`: what all values still have to be multiplied by. */
-static __device__ __forceinline__ attend_end end_row(const attend_args *args, const attend_job *job,
-                                                     const attend_row *row, float max, float sum, float values_factor)
+static __device__ __forceinline__ void finish_row(attend_end *end, const attend_args *args, const attend_row *row,
+                                                  float max, float sum, float values_factor)
 {
     const fv_attend_params *params = &args->params;
-    attend_end end = {max, sum, 0.0f, -1, (int64_t)row->token - params->out_first_token};
     const bool has_keys = max > -INFINITY;
-    if (job->item.partial >= 0) {
-        const int32_t token = row->token - job->query_start - job->item.first_token;
-        end.partial = ((int64_t)job->item.partial + token) * params->num_heads + row->head;
-        end.out_factor = has_keys ? values_factor : 0.0f;
-        return end;
+    end->max = max;
+    end->sum = sum;
+    if (end->partial >= 0) {
+        end->out_factor = has_keys ? values_factor : 0.0f;
+        return;
     }
-    if (!has_keys) return end;
+    if (!has_keys) return;
     float factor = 1;
     if (params->sinks) {
         const float sink = params->sinks[row->head] * FV_LOG2E;
-        end.max = fmaxf(max, sink);
-        factor = exp2f(max - end.max);
-        end.sum = sum * factor + exp2f(sink - end.max);
+        end->max = fmaxf(max, sink);
+        factor = exp2f(max - end->max);
+        end->sum = sum * factor + exp2f(sink - end->max);
     }
-    end.out_factor = __fdividef(values_factor * factor, end.sum); /* no call: registers are full of sums */
+    end->out_factor = __fdividef(values_factor * factor, end->sum); /* no call: registers are full of sums */
+}
+
+/* Both. */
+static __device__ __forceinline__ attend_end end_row(const attend_args *args, const attend_job *job,
+                                                     const attend_row *row, float max, float sum, float values_factor)
+{
+    attend_end end = place_row(args, job, row);
+    finish_row(&end, args, row, max, sum, values_factor);
     return end;
 }
 
