@@ -216,37 +216,47 @@ static __device__ __forceinline__ void attend_few_job(few_walk *walk, few_scout 
     __syncthreads(); /* the next job is known; rows and sums are read to the end */
 }
 
-/* Asks for the queries of the block's first job and for the warp's first tile, where nothing but its item says which they
- * are: while one warp finds out all else about it, they are on their way. All threads come here together. */
+/* The block's first job by all warps at once: where its item says all of it, each asks for its part of the queries and for its
+ * first tile as soon as the item is there, and one writes the slot meanwhile. Else false: the scout finds it. A barrier must follow. */
 template <class S, bool IS_NARROW>
-static __device__ __forceinline__ void ask_first_job(few_walk *walk, few_memory<S> *memory, const attend_args *args,
-                                                     int32_t warp, int32_t lane)
+static __device__ __forceinline__ bool begin_first_job(few_walk *walk, few_scout *scout, few_memory<S> *memory,
+                                                       const attend_args *args, int32_t warp, int32_t lane)
 {
     const fv_attend_params *params = &args->params;
-    if (!walk->own.is_plain || params->window > 0 || params->context_parallel.world > 1) return;
+    if (!walk->own.is_plain || params->window > 0 || params->context_parallel.world > 1) return false;
+    if (has_few_flags(params)) return false;
     fv_work_item item;
-    if (!find_first_item(&item, args)) return;
+    if (!find_first_item(&item, &scout->num_jobs, args)) return false;
     const int32_t num_rows = item.num_tokens * (int32_t)args->group.by;
-    if (num_rows <= 0 || num_rows > S::BLOCK_M) return;
+    if (num_rows <= 0 || num_rows > S::BLOCK_M) return false;
     const int32_t first = item.first_key / S::TILE * S::TILE + warp * S::TILE, second = first + S::WARPS * S::TILE;
     const int32_t num_keys = fv_min_i32(item.seq_len, item.end_key); /* all of them have pages */
-    const int32_t last_end = item.seq_len - (item.query_end - item.query_start) + item.first_token + item.num_tokens;
     const int2 at = split_key(args, first), next = split_key(args, second);
-    const int32_t *table = params->block_table + item.table_row * params->block_table_stride;
-    const int32_t block = first < num_keys ? table[at.x] : -1;
-    walk->place = few_place{second < num_keys ? table[next.x] : -1, next.y};
-    load_few_queries<S, IS_NARROW>(memory, args, num_rows, [&](int32_t r) {
-        const int32_t token = divide_index(r, args->group), group = (int32_t)args->group.by;
-        few_row row;
-        row.token = item.query_start + item.first_token + token;
-        row.head = item.first_kv_head * group + r - token * group;
-        return row;
-    });
+    attend_lengths lengths = {item.query_start, item.query_end, item.seq_len, 1};
+    lengths.k_head_scale = fv_scale_of_head(params->k_scale, params->num_kv_scales, 0);
+    lengths.v_head_scale = fv_scale_of_head(params->v_scale, params->num_kv_scales, 0);
+    const attend_job job = job_of(args, &item, item.first_kv_head, &lengths);
+    const int32_t block = first < num_keys ? job.table[at.x] : -1;
+    walk->place = few_place{second < num_keys ? job.table[next.x] : -1, next.y};
+    load_few_queries<S, IS_NARROW>(memory, args, num_rows, [&](int32_t r) { return few_row_of(args, &job, r); });
     walk->asked = FEW_QUERIES;
-    if (first < item.first_key || first + S::TILE > fv_min_i32(num_keys, last_end)) return; /* not all of it is seen */
-    const few_place place = {block, at.y};
-    copy_whole_tile<S, IS_NARROW>(&walk->own, args, &place, item.first_kv_head, walk->stage);
-    walk->asked |= FEW_FIRST_TILE;
+    const int32_t last_end = job.context + item.first_token + item.num_tokens; /* of the keys that its last row sees */
+    if (first >= item.first_key && first + S::TILE <= fv_min_i32(num_keys, last_end)) {
+        const few_place place = {block, at.y};
+        copy_whole_tile<S, IS_NARROW>(&walk->own, args, &place, item.first_kv_head, walk->stage);
+        walk->asked |= FEW_FIRST_TILE;
+    } else if (lane < S::TILE) {
+        memory->jobs.first_blocks[0][warp * S::TILE + lane] = block;
+    }
+    if (warp == S::WARPS - 1) {
+        const few_row row = few_row_of_lane(args, &job, 0, lane);
+        const attend_keys keys = few_keys_of(&row, lane < num_rows);
+        write_few_slot(&memory->jobs.slots[0], &job, &keys, &row, 0, lane);
+    }
+    scout->number = (int32_t)blockIdx.x;
+    scout->step = FEW_CLAIM;
+    walk->n = 0;
+    return true;
 }
 
 template <class S, bool IS_NARROW>
@@ -261,11 +271,10 @@ static __global__ void __launch_bounds__(S::THREADS, S::BLOCKS)
     /* Before it waits itself, where the reduction reads no more than items before it waits: not lengths, nor sinks. */
     if (args.params.items && !args.params.sinks) overlap_let_next_start();
     overlap_begin();
-    if (warp == 0) step_few_scout<S::WARPS * S::TILE>(&scout, &memory->jobs, &args, walk.n, lane);
-    ask_first_job<S, IS_NARROW>(&walk, memory, &args, warp, lane);
+    const bool begins = begin_first_job<S, IS_NARROW>(&walk, &scout, memory, &args, warp, lane);
     __syncthreads();
 #pragma unroll 1
-    for (int32_t slot_state = FEW_NOTHING; slot_state != FEW_NO_JOB; walk.n++) {
+    for (int32_t slot_state = begins ? FEW_JOB : FEW_NOTHING; slot_state != FEW_NO_JOB; walk.n++) {
         const few_slot *slot = &memory->jobs.slots[walk.n & 1];
         attend_few_job<S, IS_NARROW>(&walk, &scout, memory, &args, slot, slot_state, warp, lane);
         slot_state = memory->jobs.slots[(walk.n + 1) & 1].state;

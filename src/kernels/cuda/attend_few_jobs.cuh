@@ -98,29 +98,48 @@ static __device__ __forceinline__ few_row few_row_of(const attend_args *args, co
     return row;
 }
 
+/* The lane's row of those of `job` from row0 on; all zeros behind the last one. */
+static __device__ __forceinline__ few_row few_row_of_lane(const attend_args *args, const attend_job *job, int32_t row0,
+                                                          int32_t lane)
+{
+    const few_row row = few_row_of(args, job, row0 + lane);
+    return lane < FEW_ROWS && row0 + lane < job->num_rows ? row : few_row{0, 0, 0, 0};
+}
+
+/* The keys of the lanes' rows. */
+static __device__ __forceinline__ attend_keys few_keys_of(const few_row *row, bool is_row)
+{
+    const bool has_keys = row->first < row->end;
+    attend_keys keys;
+    keys.first = __reduce_min_sync(~0u, has_keys ? row->first : INT32_MAX);
+    keys.end = __reduce_max_sync(~0u, has_keys ? row->end : 0);
+    keys.full_first = __reduce_max_sync(~0u, row->first);
+    keys.full_end = __reduce_min_sync(~0u, is_row ? row->end : INT32_MAX);
+    return keys;
+}
+
+static __device__ __forceinline__ void write_few_slot(few_slot *slot, const attend_job *job, const attend_keys *keys,
+                                                      const few_row *row, int32_t row0, int32_t lane)
+{
+    if (lane < FEW_ROWS) slot->rows[lane] = *row;
+    if (lane == 0) {
+        slot->job = *job;
+        slot->keys = *keys;
+        slot->row0 = row0;
+        slot->state = FEW_JOB;
+    }
+    __syncwarp();
+}
+
 /* Writes a slot, the rows of `job` from row0 on, and asks for its first blocks. */
 template <int FIRST_KEYS>
 static __device__ __forceinline__ void fill_few_slot(few_slot *slot, few_scout *scout, const attend_args *args,
                                                      const attend_job *job, int32_t row0, int32_t lane)
 {
-    const bool is_row = lane < FEW_ROWS && row0 + lane < job->num_rows;
-    few_row row = few_row_of(args, job, row0 + lane);
-    if (!is_row) row = few_row{0, 0, 0, 0};
-    const bool has_keys = row.first < row.end;
-    attend_keys keys;
-    keys.first = __reduce_min_sync(~0u, has_keys ? row.first : INT32_MAX);
-    keys.end = __reduce_max_sync(~0u, has_keys ? row.end : 0);
-    keys.full_first = __reduce_max_sync(~0u, row.first);
-    keys.full_end = __reduce_min_sync(~0u, is_row ? row.end : INT32_MAX);
+    const few_row row = few_row_of_lane(args, job, row0, lane);
+    const attend_keys keys = few_keys_of(&row, lane < FEW_ROWS && row0 + lane < job->num_rows);
     ask_few_blocks<FIRST_KEYS>(scout, args, job, &keys, lane);
-    if (lane < FEW_ROWS) slot->rows[lane] = row;
-    if (lane == 0) {
-        slot->job = *job;
-        slot->keys = keys;
-        slot->row0 = row0;
-        slot->state = FEW_JOB;
-    }
-    __syncwarp();
+    write_few_slot(slot, job, &keys, &row, row0, lane);
 }
 
 /* The number of the block's next job. The last of all blocks to find none leaves the counter as it was. */
@@ -355,8 +374,9 @@ static __device__ __forceinline__ few_scout begin_few_jobs(few_jobs *jobs, const
     return scout;
 }
 
-/* The item of the block's first job, with one KV head, by each thread; false: there is none, or it takes a search. */
-static __device__ __forceinline__ bool find_first_item(fv_work_item *item, const attend_args *args)
+/* The item of the block's first job, with one KV head, by each thread, and of whole queries the number of jobs; false: there
+ * is none, or it takes a search. */
+static __device__ __forceinline__ bool find_first_item(fv_work_item *item, int32_t *num_jobs, const attend_args *args)
 {
     const fv_attend_params *params = &args->params;
     const int32_t number = (int32_t)blockIdx.x;
@@ -369,7 +389,9 @@ static __device__ __forceinline__ bool find_first_item(fv_work_item *item, const
     const int32_t seq = few_cell_of(args, number).q_block;
     if (!params->whole_queries || seq >= params->num_seqs) return false;
     attend_lengths lengths = {params->query_start[seq], params->query_start[seq + 1], params->seq_lens[seq]};
-    if (seq >= load_num_seqs(params)) return false;
+    const int32_t num_seqs = load_num_seqs(params);
+    if (seq >= num_seqs) return false;
+    *num_jobs = num_seqs * params->num_kv_heads * params->num_segments;
     *item = few_cell_item(args, number, &lengths);
     return true;
 }
