@@ -162,13 +162,13 @@ static int64_t cost_from(const lane_blocks *blocks, int32_t from)
 static int64_t share_of(int64_t exact) { return exact + exact / 1024; }
 
 /* The share at which blocks from `from` on are as many pieces each, least .. most, as fill one round of `num_lanes`; 0: there is
- * none, or a worker has several lanes, to make up for a round that is not full. */
+ * none. */
 static int64_t one_round_share(const fv_split_rule *rule, const lane_blocks *blocks, int32_t from, int32_t num_lanes,
                                int32_t least, int32_t most)
 {
     const int32_t num_blocks = blocks->num_blocks - from;
     const int32_t pieces = num_blocks > 0 ? num_lanes / (num_blocks * rule->problem->mha.num_kv_heads) : 0;
-    if (rule->num_lanes > rule->num_workers || pieces < least || pieces > most) return 0;
+    if (pieces < least || pieces > most) return 0;
     float largest = 0;
     int32_t at = 0;
     for (int32_t i = 0; i < blocks->num_kinds; i++)
@@ -228,7 +228,8 @@ fv_lane_cut fv_lane_cut_choose(const fv_split_rule *rule, const fv_step *step, c
     for (int32_t w = 0; w < (whole[1] > 0 ? 2 : 1); w++) {
         const float before = whole_time(rule, &blocks, whole[w]);
         const int64_t rest = cost_from(&blocks, whole[w]);
-        const int64_t one_round = one_round_share(rule, &blocks, whole[w], rule->num_lanes, 2, INT32_MAX);
+        const int32_t in_round = fv_min_i32(rule->num_lanes, rule->num_workers); /* a lane of each worker */
+        const int64_t one_round = one_round_share(rule, &blocks, whole[w], in_round, 2, INT32_MAX);
         for (size_t i = 0; i < FV_ARRAY_LEN(items) + (one_round > 0); i++) {
             const int64_t share = i == FV_ARRAY_LEN(items) ? one_round : items_share(rule, rest, items[i]);
             const float time = before + lane_time(rule, &blocks, whole[w], num_blocks, (float)share);

@@ -45,22 +45,25 @@ static inline float fv_lane_meeting_keys(int32_t rows) { return 0.875f * (float)
 
 /* How long equal items take, each of `keys` and what it takes `beside` them.
  *
- * Where workers have several lanes, those share the memory that all lanes share, and with entries of two bytes and more two of them
- * take all of it. So one round takes as long as its workers are busy, and where one has an item more than others, it takes half of
- * what they leave: fitted to 40 measured cuts on an H200 (docs/notes/cuda-hopper.md). In further rounds the lanes that end first do. */
+ * Where workers have several lanes, those share the memory that all lanes share. Of entries of two bytes one lane of two
+ * takes nearly all of it, else three quarters, and two take all. So one round takes as long as its workers are busy, and
+ * where one has an item more than others, it takes half of what they leave: fitted to measured cuts on an H200
+ * (docs/notes/cuda-hopper.md). In further rounds the lanes that end first do. */
 static inline float fv_lane_time(const fv_split_rule *rule, float num_items, float keys, float beside)
 {
     const float rounds = num_items / (float)rule->num_lanes, whole = (float)(int32_t)rounds, rest = rounds - whole;
-    const int32_t shares = rule->num_workers<rule->num_lanes, is_wide = fv_dtype_bytes(rule->problem->kv_dtype)> 1;
-    if (shares && is_wide && rounds <= 1) {
+    const int32_t shares = rule->num_workers < rule->num_lanes;
+    const int32_t are_two = rule->num_lanes <= 2 * rule->num_workers;
+    if (shares && rounds <= 1) {
+        const float alone = are_two && fv_dtype_bytes(rule->problem->kv_dtype) > 1 ? 0.97f : 1.35f;
         const float of_worker = num_items / (float)rule->num_workers, down = (float)(int32_t)of_worker;
         const float full = down < of_worker ? down : down - 1;
-        const float items = full < 1 ? 1.35f
-                                     : full + 0.5f + 0.5f * (of_worker - full); /* one takes three quarters of it */
+        const float items = full < 1 ? alone : full + 0.5f + 0.5f * (of_worker - full);
         return keys * items * (float)rule->num_workers / (float)rule->num_lanes + beside * (0.7f + 0.3f * rounds);
     }
     if (rest <= 0) return (keys + beside) * whole;
-    return (keys + beside) * (shares ? whole + 0.4f + 0.6f * rest : whole + 1);
+    const float least = are_two ? 0.5f : 0.4f; /* of a round with few items */
+    return (keys + beside) * (shares ? whole + least + 0.6f * rest : whole + 1);
 }
 
 /* How a pass is cut. */

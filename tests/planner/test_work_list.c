@@ -300,12 +300,12 @@ static void test_nothing_jumps(void **state)
     }
 }
 
-/* Items of `batch` decodes over `keys` keys on a device of 132 workers with 3 lanes each; *tapers: they get shorter. */
-static int32_t lane_items(int32_t batch, int32_t keys, int32_t *tapers)
+/* Items of `batch` decodes over `keys` keys on a device of 132 workers with so many lanes each; *tapers: they get shorter. */
+static int32_t items_of_lanes(int32_t lanes_each, int32_t batch, int32_t keys, int32_t *tapers)
 {
     fixture *f = make(32, 8, 132);
     f->problem.kv_dtype = FV_DTYPE_BF16;
-    f->rule.num_lanes = 3 * 132;
+    f->rule.num_lanes = lanes_each * 132;
     allocate(f);
     for (int32_t i = 0; i < batch; i++) add(f, 1, keys);
     build(f);
@@ -317,6 +317,11 @@ static int32_t lane_items(int32_t batch, int32_t keys, int32_t *tapers)
     if (!*tapers) assert_int_equal(num_items % batch, 0);
     destroy(f);
     return num_items;
+}
+
+static int32_t lane_items(int32_t batch, int32_t keys, int32_t *tapers)
+{
+    return items_of_lanes(3, batch, keys, tapers);
 }
 
 /* Few sequences are cut for the lanes to have work, many are left whole. */
@@ -339,6 +344,18 @@ static void test_lanes_have_work(void **state)
         assert_true(items <= 396 || items % 396 == 0 || items % 396 > 396 / 5 ||
                     items > 3 * 396); /* no round for a few */
     }
+}
+
+/* Two lanes a worker: where one round of a lane each is nearly full it takes no longer than two, and fewer pieces are reduced. */
+static void test_two_lanes(void **state)
+{
+    (void)state;
+    int32_t tapers;
+    assert_int_equal(items_of_lanes(2, 1, 8192, &tapers), 16);
+    for (int32_t batch = 1; batch <= 16; batch *= 2) assert_int_equal(items_of_lanes(2, batch, 16384, &tapers), 16);
+    assert_int_equal(items_of_lanes(2, 32, 8192, &tapers), 32);
+    for (int32_t batch = 64; batch <= 96; batch += 32)
+        assert_int_equal(items_of_lanes(2, batch, 1024, &tapers), batch); /* whole rounds of 264 */
 }
 
 /* Where a lane is a worker or more, the sequences that fill whole rounds stay whole, and the others are cut into pieces that fill
@@ -618,6 +635,7 @@ int main(void)
         cmocka_unit_test(test_grid_search),
         cmocka_unit_test(test_shared_keys_are_read_once),
         cmocka_unit_test(test_lanes_have_work),
+        cmocka_unit_test(test_two_lanes),
         cmocka_unit_test(test_lanes_are_filled),
         cmocka_unit_test(test_filled_lanes_are_covered),
         cmocka_unit_test(test_whole_rounds),
