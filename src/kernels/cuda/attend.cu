@@ -297,18 +297,18 @@ static dim3 split_grid_of(attend_args *args)
     return dim3((uint32_t)(args->first_split + 2 * params->num_split * parts));
 }
 
-/* Bytes of shared memory of which a multiprocessor has no room for a third block. */
-static int32_t bytes_for_two(const fv_cuda_attend_kernel *kernel, const fv_device *device)
+/* Bytes of shared memory of which a multiprocessor has room for so many blocks, and no more. */
+static int32_t bytes_for_blocks(const fv_cuda_attend_kernel *kernel, const fv_device *device, int32_t blocks)
 {
-    return fv_max_i32(kernel->shared_bytes, fv_cuda_state_of(device)->max_shared / 3);
+    return fv_max_i32(kernel->shared_bytes, fv_cuda_state_of(device)->max_shared / (blocks + 1));
 }
 
-/* Where each multiprocessor has two blocks that stay at most, none takes a third: it would while the kernel before still
+/* Where each multiprocessor has one block that stays, or two, none takes one more: it would while the kernel before still
  * holds others. */
 static int32_t shared_bytes_of(const fv_cuda_attend_kernel *kernel, const fv_device *device, dim3 grid)
 {
-    const bool has_room = kernel->stays > 2 && (int64_t)grid.x <= 2 * (int64_t)device->num_workers;
-    return has_room ? bytes_for_two(kernel, device) : kernel->shared_bytes;
+    const int32_t blocks = (int32_t)fv_ceil_div(grid.x, device->num_workers);
+    return blocks < kernel->stays && blocks <= 2 ? bytes_for_blocks(kernel, device, blocks) : kernel->shared_bytes;
 }
 
 fv_status fv_cuda_attend_launch(const fv_launch *launch, const fv_attend_params *params, int32_t block_m,
@@ -365,7 +365,7 @@ extern "C" fv_status fv_cuda_attend_open(const fv_device *device)
     for (const fv_cuda_attend_few_kernels &kernels : fv_cuda_attend_few) {
         for (int32_t i = 0; i < 4 && status == FV_OK; i++) {
             const fv_cuda_attend_kernel *kernel = &kernels.of[i / 2][i % 2];
-            status = allow_shared(device, kernel, bytes_for_two(kernel, device));
+            status = allow_shared(device, kernel, bytes_for_blocks(kernel, device, 1));
         }
     }
     const fv_cuda_attend_kernel *hopper[] = {fv_cuda_hopper.rows_64,   fv_cuda_hopper.rows_128,

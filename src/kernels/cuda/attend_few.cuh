@@ -2,7 +2,7 @@
  * Up to 16 rows share each key, and the keys of a job are dealt out to four or six warps, 16 at a time, each with its
  * own sums and its own ring of two tiles in shared memory (attend_few_tile.cuh): no warp waits for another before the end.
  *
- *   warp w      tile w     tile w + 4     tile w + 8 ...          first tile of the next job ...
+ *   warp w      tile w     tile w + W     tile w + 2 W ...        first tile of the next job ... (W warps)
  *   its ring    [ worked on ][ on its way ]                       cp.async
  *   the end     maxima, sums and values of the warps meet in the half of each ring that is free
  *

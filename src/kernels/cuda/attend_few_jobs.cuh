@@ -14,7 +14,8 @@
  * lengths, which are asked for in its place, with the number of sequences; padding has no jobs. Else the scout searches,
  * and claims on where a cell is empty.
  *
- * A block's first job is found by one warp while nothing else goes on: there each instruction counts, at 5 cycles. */
+ * While a block's first job is looked for nothing else goes on, and each instruction counts, at 5 cycles: where its item
+ * says all of it, all warps find it at once (begin_first_job). */
 #ifndef FV_KERNELS_CUDA_ATTEND_FEW_JOBS_CUH
 #define FV_KERNELS_CUDA_ATTEND_FEW_JOBS_CUH
 

@@ -9,11 +9,11 @@
 template <class Element, int HEAD_, int VALUE_> struct few_shape {
     using T = Element;
     static constexpr int HEAD = HEAD_, VALUE = VALUE_, TILE = 16, BLOCK_M = FEW_ROWS;
-    static constexpr int WARPS = HEAD <= 128 ? 4 : 6 /* for which there is shared memory */, THREADS = 32 * WARPS;
+    static constexpr int WARPS = HEAD <= 64 ? 4 : 6, THREADS = 32 * WARPS;
     static constexpr int Q_ROW = HEAD + 8;                                    /* 8 rows lie in different banks */
     static constexpr int WIDE = TILE * (HEAD + VALUE) * 2, NARROW = WIDE / 2; /* bytes of a tile */
     static constexpr int RING = 2 * WIDE; /* of one byte: room for a warp's sums, and behind it the two stages */
-    static constexpr int BLOCKS = HEAD <= 64 ? 4 : HEAD <= 128 ? 3 : 1; /* on a multiprocessor */
+    static constexpr int BLOCKS = HEAD <= 64 ? 4 : HEAD <= 128 ? 2 : 1; /* on a multiprocessor */
     static_assert(HEAD == VALUE && HEAD * 2 % 128 == 0, "keys and values lie alike, in whole lines");
     static_assert(WIDE + 2 * NARROW <= RING, "a ring");
     static_assert(BLOCK_M * VALUE * 4 <= WIDE && WARPS * TILE <= FEW_FIRST_KEYS, "a warp's sums fit into a stage");
@@ -45,7 +45,7 @@ template <class S> struct few_state {
     float rounded[4]; /* sums of P as the tensor cores get it, of all keys: a column of ones behind V */
 };
 
-/* A warp's tiles of a job: tile n holds the 16 keys from first + 64 n on, all of them seen by some row from tile
+/* A warp's tiles of a job: tile n holds the 16 keys from first + 16 W n on (W warps), all of them seen by some row from tile
  * whole_first to the one before whole_end. */
 typedef struct few_tiles {
     int32_t first, count;

@@ -110,7 +110,7 @@ static int32_t one_at_once(const fv_problem *) { return 1; }
 static int32_t few_at_once(const fv_problem *problem)
 {
     const int32_t size = fv_max_i32(problem->mha.head_size, problem->mha.v_head_size);
-    return size <= 64 ? 4 : size <= 128 ? 3 : 1;
+    return size <= 64 ? 4 : size <= 128 ? 2 : 1;
 }
 
 /* Do Hopper's kernels of latents serve the problem, whose blocks can share keys? */
