@@ -285,6 +285,7 @@ static fv_attend_params attend_params(const layer_run *run, const fv_call *call)
         .seq_lens = batch->seq_lens,
         .causal = causal_flags(run),
         .tree_mask = problem->tree_mask ? batch->tree_mask : NULL,
+        .batch_invariant = plan->options.batch_invariant,
         .block_q = rule->block_q,
         .tile_keys = rule->tile_keys,
         .partial_out = (float *)(void *)(run->workspace + plan->workspace.partial_out),

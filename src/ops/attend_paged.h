@@ -94,6 +94,7 @@ typedef struct fv_attend_params {
     const fv_work_item *items;
     int32_t num_items;
     int32_t num_split; /* of a list: the last items, each of which two lanes of a device may share; it may do without */
+    int32_t batch_invariant; /* 1: a row's bits must not depend on how many items there are */
     int32_t block_q;
     int32_t tile_keys;
     int32_t num_q_blocks;

@@ -48,14 +48,17 @@ static inline float fv_lane_meeting_keys(int32_t rows) { return 0.875f * (float)
  * Where workers have several lanes, those share the memory that all lanes share. Of entries of two bytes one lane of two
  * takes nearly all of it, else three quarters, and two take all. So one round takes as long as its workers are busy, and
  * where one has an item more than others, it takes half of what they leave: fitted to measured cuts on an H200
- * (docs/notes/cuda-hopper.md). In further rounds the lanes that end first do. */
+ * (docs/notes/cuda-hopper.md). Three smaller lanes a worker make one round of what would be one and a half of two. In further
+ * rounds the lanes that end first do. */
 static inline float fv_lane_time(const fv_split_rule *rule, float num_items, float keys, float beside)
 {
     const float rounds = num_items / (float)rule->num_lanes, whole = (float)(int32_t)rounds, rest = rounds - whole;
     const int32_t shares = rule->num_workers < rule->num_lanes;
     const int32_t are_two = rule->num_lanes <= 2 * rule->num_workers;
-    if (shares && rounds <= 1) {
-        const float alone = are_two && fv_dtype_bytes(rule->problem->kv_dtype) > 1 ? 0.97f : 1.35f;
+    const int32_t is_wide = fv_dtype_bytes(rule->problem->kv_dtype) > 1;
+    const float most = are_two && is_wide && !rule->batch_invariant ? 1.5f : 1; /* rounds that are one */
+    if (shares && rounds <= most && (is_wide || are_two)) {
+        const float alone = are_two && is_wide ? 0.97f : 1.35f;
         const float of_worker = num_items / (float)rule->num_workers, down = (float)(int32_t)of_worker;
         const float full = down < of_worker ? down : down - 1;
         const float items = full < 1 ? alone : full + 0.5f + 0.5f * (of_worker - full);

@@ -356,6 +356,8 @@ static void test_two_lanes(void **state)
     assert_int_equal(items_of_lanes(2, 32, 8192, &tapers), 32);
     for (int32_t batch = 64; batch <= 96; batch += 32)
         assert_int_equal(items_of_lanes(2, batch, 1024, &tapers), batch); /* whole rounds of 264 */
+    assert_int_equal(items_of_lanes(2, 24, 4096, &tapers), 48); /* 384 of heads: one round of three smaller ones */
+    assert_int_equal(items_of_lanes(2, 48, 2048, &tapers), 48);
 }
 
 /* Where a lane is a worker or more, the sequences that fill whole rounds stay whole, and the others are cut into pieces that fill

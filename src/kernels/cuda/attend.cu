@@ -178,14 +178,25 @@ static bool is_plain_work(const attend_args *args)
     return (!params->cache.k.data || cache_is_plain) && (!params->dense.k || dense_is_plain);
 }
 
-/* The kernels of few rows that serve the call, or NULL. */
-static const fv_cuda_attend_kernel *find_few_kernel(const attend_args *args)
+/* Items or cells, times KV heads. */
+static int32_t count_jobs(const fv_attend_params *params)
+{
+    const int32_t num_cells = params->num_q_blocks * params->num_segments;
+    return (params->items ? params->num_items : num_cells) * params->num_kv_heads;
+}
+
+/* The kernel of few rows that serves the call, or NULL. */
+static const fv_cuda_attend_kernel *find_few_kernel(const attend_args *args, int32_t num_workers)
 {
     const fv_attend_params *params = &args->params;
     if (args->is_latent || params->dense.k || params->v_head_size % 4 != 0 || !is_plain_work(args)) return NULL;
-    for (const fv_cuda_attend_few_kernels &kernels : fv_cuda_attend_few)
-        if (fv_max_i32(params->head_size, params->v_head_size) <= kernels.head_size)
-            return &kernels.of[params->q_dtype == FV_DTYPE_F16][args->is_narrow];
+    const int32_t is_half = params->q_dtype == FV_DTYPE_F16, num_jobs = count_jobs(params);
+    const bool are_three = num_jobs > 2 * num_workers && num_jobs <= 3 * num_workers && !params->batch_invariant;
+    for (const fv_cuda_attend_few_kernels &kernels : fv_cuda_attend_few) {
+        if (fv_max_i32(params->head_size, params->v_head_size) > kernels.head_size) continue;
+        const bool takes_three = are_three && !args->is_narrow && kernels.of_three[is_half].kernel;
+        return takes_three ? &kernels.of_three[is_half] : &kernels.of[is_half][args->is_narrow];
+    }
     return NULL;
 }
 
@@ -254,7 +265,7 @@ static fv_cuda_attend_kernel choose_kernel(const fv_launch *launch, const attend
     const int32_t is_half = params->q_dtype == FV_DTYPE_F16;
     const fv_cuda_attend_kernel *tuned = may_be_hopper ? find_hopper_kernel(args, block_m) : NULL;
     if (!tuned && args->rescaling != FV_RESCALING_MULTIPLY) return kernel;
-    if (!tuned && block_m <= FV_CUDA_FEW_ROWS) tuned = find_few_kernel(args);
+    if (!tuned && block_m <= FV_CUDA_FEW_ROWS) tuned = find_few_kernel(args, launch->device->num_workers);
     if (tuned && tuned->shared_bytes <= state->max_shared) return *tuned;
     const bool takes_many = block_m > FV_CUDA_FEW_ROWS && kernels->many[is_half].shared_bytes <= state->max_shared;
     return takes_many ? kernels->many[is_half] : kernels->few[is_half];
@@ -269,8 +280,7 @@ static dim3 grid_of(attend_args *args, const fv_cuda_attend_kernel *kernel, int3
         return dim3((uint32_t)params->num_q_blocks * parts, (uint32_t)params->num_kv_heads,
                     (uint32_t)params->num_segments);
     }
-    const int32_t num_cells = params->num_q_blocks * params->num_segments;
-    const int32_t num_jobs = (params->items ? params->num_items : num_cells) * params->num_kv_heads;
+    const int32_t num_jobs = count_jobs(params);
     args->num_jobs = !params->items && params->whole_queries ? -1 : num_jobs;
     return dim3((uint32_t)(kernel->stays ? fv_min_i32(num_jobs, kernel->stays * num_workers) : num_jobs) * parts);
 }
@@ -367,6 +377,8 @@ extern "C" fv_status fv_cuda_attend_open(const fv_device *device)
             const fv_cuda_attend_kernel *kernel = &kernels.of[i / 2][i % 2];
             status = allow_shared(device, kernel, bytes_for_blocks(kernel, device, 1));
         }
+        for (const fv_cuda_attend_kernel &kernel : kernels.of_three)
+            if (status == FV_OK && kernel.kernel) status = allow_shared(device, &kernel, kernel.shared_bytes);
     }
     const fv_cuda_attend_kernel *hopper[] = {fv_cuda_hopper.rows_64,   fv_cuda_hopper.rows_128,
                                              fv_cuda_hopper.latent,    fv_cuda_hopper.amla,

@@ -38,6 +38,9 @@ extern const fv_cuda_attend_kernels fv_cuda_attend_latent;
 typedef struct fv_cuda_attend_few_kernels {
     int32_t head_size;              /* of keys and values, at most */
     fv_cuda_attend_kernel of[2][2]; /* queries of bf16 or fp16; entries of their dtype, or of one byte */
+    /* Entries of their dtype: of fewer warps, for jobs that are one round of three blocks a multiprocessor, not of two;
+     * `kernel` NULL: there is none. */
+    fv_cuda_attend_kernel of_three[2];
 } fv_cuda_attend_few_kernels;
 
 enum { FV_CUDA_NUM_ATTEND_FEW = 3 };

@@ -7,7 +7,10 @@
     }
 
 const fv_cuda_attend_few_kernels fv_cuda_attend_few[FV_CUDA_NUM_ATTEND_FEW] = {
-    {64, {FV_FEW_OF(__nv_bfloat16, 64), FV_FEW_OF(__half, 64)}},
-    {128, {FV_FEW_OF(__nv_bfloat16, 128), FV_FEW_OF(__half, 128)}},
-    {256, {FV_FEW_OF(__nv_bfloat16, 256), FV_FEW_OF(__half, 256)}},
+    {64, {FV_FEW_OF(__nv_bfloat16, 64), FV_FEW_OF(__half, 64)}, {}},
+    {128,
+     {FV_FEW_OF(__nv_bfloat16, 128), FV_FEW_OF(__half, 128)},
+     {attend_few_of<few_shape<__nv_bfloat16, 128, 128, 4>, false>(),
+      attend_few_of<few_shape<__half, 128, 128, 4>, false>()}},
+    {256, {FV_FEW_OF(__nv_bfloat16, 256), FV_FEW_OF(__half, 256)}, {}},
 };

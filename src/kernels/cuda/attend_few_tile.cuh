@@ -6,14 +6,14 @@
 #include "kernels/cuda/attend_few_jobs.cuh"
 #include "kernels/cuda/attend_mma.cuh"
 
-template <class Element, int HEAD_, int VALUE_> struct few_shape {
+template <class Element, int HEAD_, int VALUE_, int WARPS_ = HEAD_ <= 64 ? 4 : 6> struct few_shape {
     using T = Element;
     static constexpr int HEAD = HEAD_, VALUE = VALUE_, TILE = 16, BLOCK_M = FEW_ROWS;
-    static constexpr int WARPS = HEAD <= 64 ? 4 : 6, THREADS = 32 * WARPS;
+    static constexpr int WARPS = WARPS_, THREADS = 32 * WARPS;
     static constexpr int Q_ROW = HEAD + 8;                                    /* 8 rows lie in different banks */
     static constexpr int WIDE = TILE * (HEAD + VALUE) * 2, NARROW = WIDE / 2; /* bytes of a tile */
     static constexpr int RING = 2 * WIDE; /* of one byte: room for a warp's sums, and behind it the two stages */
-    static constexpr int BLOCKS = HEAD <= 64 ? 4 : HEAD <= 128 ? 2 : 1; /* on a multiprocessor */
+    static constexpr int BLOCKS = HEAD <= 64 ? 4 : HEAD <= 128 ? 12 / WARPS : 1; /* on a multiprocessor */
     static_assert(HEAD == VALUE && HEAD * 2 % 128 == 0, "keys and values lie alike, in whole lines");
     static_assert(WIDE + 2 * NARROW <= RING, "a ring");
     static_assert(BLOCK_M * VALUE * 4 <= WIDE && WARPS * TILE <= FEW_FIRST_KEYS, "a warp's sums fit into a stage");
