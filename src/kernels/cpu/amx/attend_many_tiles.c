@@ -9,6 +9,9 @@
  *                        a run of 16 KB for each 32 columns; between the products K's tiles and V's pairs of the next
  *                        block are made
  *
+ * Scores lie as [row][key]: queries are A tiles and keys B tiles, so that a row's weights are a row of an A tile as they
+ * come, and nothing is transposed but the keys, once for a block. Base and sum of a row are a number and a vector.
+ *
  * So scores are gone before the maximum of their block is known. They need none: weights are taken against a reference,
  * the maximum of the first keys that a row saw, and bf16, sums and fp32 scores have exponents to spare. Where the
  * weights of a block add up to more than LIMIT (or to no number), the pair's block is done again with its maxima, to
@@ -22,32 +25,41 @@ enum {
     MAX_SIZE = 256, /* of a head: queries of a group stay in L1 */
     RING_SLOTS = 2,
     STEP_SCORES = FV_STEP_KEYS * FV_TILE_STRIP_ROWS,
-    COLUMNS = 32, /* of sums that are in tiles at a time */
+    HALF_SCORES = STEP_SCORES / 2, /* of 16 keys: a C tile */
+    COLUMNS = 32,                  /* of sums that are in tiles at a time */
     SLICE_STEP_BYTES = FV_STEP_KEYS * COLUMNS * FV_BF16_BYTES,
 };
 
 /* What the weights of a block may add up to, for each row: references stay near to maxima, far from overflow. */
 #define LIMIT 4096.0f
 
-/* K and V of a block in the making, two keys at a time. */
+/* K and V of a block in the making: a tile of K, or two keys of V, at a time. */
 typedef struct key_tiles {
     fv_key_block block;
-    char *k, *v; /* k: [block_keys / 16][D / 32] A tiles; v: [Dv / 32][block_keys / 32][2] B tiles */
-    int32_t next, end;
+    char *k, *v;                    /* k: [block_keys / 16][D / 32] B tiles; v: [Dv / 32][block_keys / 32][2] B tiles */
+    const char *rows[FV_TILE_ROWS]; /* of the 16 keys at hand, from the elements of their next tile on */
+    int32_t next, num_k_tiles, end;
     int32_t looks, not_finite;
 } key_tiles;
+
+/* What turns a strip's scores into weights 2^(dot * factor - base). */
+typedef struct row_weigher {
+    fv_lanes factor;
+    fv_lanes sums[FV_TILE_STRIP_ROWS]; /* of each row's weights, 16 sums yet to be added up */
+    float base[FV_TILE_STRIP_ROWS];
+} row_weigher;
 
 /* A pair and a block. A strip that has no other makes a pair with itself. */
 typedef struct pair_work {
     fv_strip_pair pair;
-    fv_weigher weigh[2];
+    row_weigher weigh[2];
     int32_t is_exact; /* the weights need the block's maxima */
 } pair_work;
 
 typedef struct pair_step {
     pair_work *work; /* NULL: none */
     int32_t step;
-    float *scores; /* [2][32][16] */
+    float *scores; /* [2][2][16 rows][16 keys] */
 } pair_step;
 
 typedef struct many_item {
@@ -69,21 +81,25 @@ static key_tiles key_tiles_of(const fv_tile_item *item, int32_t index)
         .k = item->scratch.k_copies + turn * block_bytes * params->head_size,
         .v = item->scratch.pairs + turn * block_bytes * params->v_head_size,
     };
-    if (keys.block.first < keys.block.end) keys.end = 2 * fv_key_block_steps(&keys.block) * (FV_STEP_KEYS / 2);
+    if (keys.block.first < keys.block.end) {
+        const int32_t num_keys = fv_key_block_steps(&keys.block) * FV_STEP_KEYS;
+        keys.num_k_tiles = num_keys / FV_TILE_ROWS * (params->head_size / FV_TILE_DEPTH);
+        keys.end = keys.num_k_tiles + num_keys / 2;
+    }
     keys.looks = !fv_strips_all_seen(item, item->scratch.strips, &keys.block);
     return keys;
 }
 
-static void make_keys(const fv_tile_item *item, const key_tiles *keys, int32_t first)
+/* Tile `t` of K; they come in order. */
+static void make_keys(const fv_tile_item *item, key_tiles *keys, int32_t t)
 {
     const int32_t depth = item->job->params->head_size / FV_TILE_DEPTH;
-    char *to = keys->k + (int64_t)(first / FV_TILE_ROWS) * depth * FV_TILE_BYTES +
-               first % FV_TILE_ROWS * FV_TILE_ROW_BYTES;
-    for (int32_t i = 0; i < 2; i++, to += FV_TILE_ROW_BYTES) {
-        const char *row = fv_tile_find_key(item, &keys->block, item->first_head, first + i);
-        for (int32_t d = 0; d < depth; d++)
-            fv_lanes_store(to + d * FV_TILE_BYTES, fv_lanes_load(row + d * FV_TILE_ROW_BYTES));
+    for (int32_t i = 0; i < FV_TILE_ROWS; i++) {
+        keys->rows[i] = t % depth == 0
+                            ? fv_tile_find_key(item, &keys->block, item->first_head, t / depth * FV_TILE_ROWS + i, i)
+                            : keys->rows[i] + FV_TILE_ROW_BYTES;
     }
+    fv_lanes_store_transposed(keys->k + (int64_t)t * FV_TILE_BYTES, keys->rows);
 }
 
 /* Returns 1 if some value that some rows must not see is infinite or NaN. */
@@ -102,15 +118,15 @@ static int32_t make_pairs(const fv_tile_item *item, const key_tiles *keys, int32
     return not_finite;
 }
 
-/* The next two keys, or values. */
+/* The next tile of K, or two values. */
 static void make_next(const fv_tile_item *item, key_tiles *keys)
 {
     if (keys->next >= keys->end) return;
-    const int32_t at = keys->next++, num_keys = keys->end / 2;
-    if (at < num_keys)
-        make_keys(item, keys, 2 * at);
+    const int32_t at = keys->next++;
+    if (at < keys->num_k_tiles)
+        make_keys(item, keys, at);
     else
-        keys->not_finite |= make_pairs(item, keys, 2 * (at - num_keys));
+        keys->not_finite |= make_pairs(item, keys, 2 * (at - keys->num_k_tiles));
 }
 
 static void make_rest(fv_tile_item *item, key_tiles *keys)
@@ -146,12 +162,12 @@ FV_ALWAYS_INLINE void score_part(fv_tile_item *item, const score_operands *of, i
     const char *k = of->k + d * FV_TILE_BYTES;
     fv_tile_load(tiles, 6, of->q[0] + d * FV_TILE_BYTES, FV_TILE_ROW_BYTES);
     fv_tile_load(tiles, 4, k, FV_TILE_ROW_BYTES);
-    fv_tile_dot(tiles, 0, 4, 6);
+    fv_tile_dot(tiles, 0, 6, 4);
     fv_tile_load(tiles, 5, k + of->depth_bytes, FV_TILE_ROW_BYTES);
-    fv_tile_dot(tiles, 1, 5, 6);
+    fv_tile_dot(tiles, 1, 6, 5);
     fv_tile_load(tiles, 7, of->q[1] + d * FV_TILE_BYTES, FV_TILE_ROW_BYTES);
-    fv_tile_dot(tiles, 2, 4, 7);
-    fv_tile_dot(tiles, 3, 5, 7);
+    fv_tile_dot(tiles, 2, 7, 4);
+    fv_tile_dot(tiles, 3, 7, 5);
     fv_tile_call_ahead(item);
 }
 
@@ -159,9 +175,25 @@ FV_ALWAYS_INLINE void store_scores(const many_item *many, float *scores)
 {
     fv_tiles *tiles = &many->item->tiles;
     fv_tile_store(tiles, 0, scores, FV_TILE_ROW_BYTES);
-    fv_tile_store(tiles, 1, scores + STEP_SCORES / 2, FV_TILE_ROW_BYTES);
+    fv_tile_store(tiles, 1, scores + HALF_SCORES, FV_TILE_ROW_BYTES);
     fv_tile_store(tiles, 2, scores + STEP_SCORES, FV_TILE_ROW_BYTES);
-    fv_tile_store(tiles, 3, scores + STEP_SCORES + STEP_SCORES / 2, FV_TILE_ROW_BYTES);
+    fv_tile_store(tiles, 3, scores + STEP_SCORES + HALF_SCORES, FV_TILE_ROW_BYTES);
+}
+
+/* Weights of a step, four rows of a strip. */
+FV_ALWAYS_INLINE void weigh_rows(row_weigher *weigh, char *weights, const float *scores, const int32_t first)
+{
+    const fv_lanes factor = weigh->factor;
+    FV_UNROLL
+    for (int32_t row = first; row < first + 4; row++) {
+        const float *at = scores + row * FV_TILE_COLUMNS;
+        const fv_lanes base = fv_lanes_splat(weigh->base[row]);
+        const fv_lanes low = fv_lanes_exp2(fv_lanes_load(at) * factor - base);
+        const fv_lanes high = fv_lanes_exp2(fv_lanes_load(at + HALF_SCORES) * factor - base);
+        weigh->sums[row] += low + high;
+        const fv_words words = fv_words_of(low, high);
+        memcpy(weights + row * FV_TILE_ROW_BYTES, &words, sizeof(words));
+    }
 }
 
 /* The scores of a step, and between the products the weights of the one before, in eighths; either may be none. */
@@ -173,9 +205,7 @@ FV_ALWAYS_INLINE void score_and_weigh_as(const many_item *many, const pair_step 
     if (scores) fv_pair_dot_begin(many->item, 2);
     FV_UNROLL
     for (int32_t i = 0; i < 2; i++) {
-        fv_weigher weigher = {0};
-        fv_words words[16];
-        if (weighs) weigher = last->work->weigh[i];
+        char *weights = weighs ? last->work->pair.weights[i] + last->step * FV_TILE_BYTES : NULL;
         FV_UNROLL
         for (int32_t quarter = 0; quarter < 4; quarter++) {
             const int32_t at = 4 * i + quarter;
@@ -184,11 +214,8 @@ FV_ALWAYS_INLINE void score_and_weigh_as(const many_item *many, const pair_step 
                     score_part(many->item, &of, d);
             }
             if (scores && at == last_products) store_scores(many, next->scores);
-            if (weighs) fv_weigher_quarter(&weigher, words, last->scores + i * STEP_SCORES, quarter);
+            if (weighs) weigh_rows(&last->work->weigh[i], weights, last->scores + i * STEP_SCORES, 4 * quarter);
         }
-        if (!weighs) continue;
-        fv_words_store_transposed(last->work->pair.weights[i] + last->step * FV_TILE_BYTES, words);
-        last->work->weigh[i] = weigher;
     }
 }
 
@@ -215,12 +242,39 @@ static int32_t has_reference(const fv_row_strip *rows)
     return fv_lanes_all_below(-fv_lanes_load(rows->max), FV_MAX_PLAIN_DOT);
 }
 
+/* A strip's scores of a step as [key][row]. */
+static void turn_scores(float *to, const float *scores)
+{
+    const char *rows[FV_TILE_ROWS];
+    for (int32_t half = 0; half < 2; half++) {
+        for (int32_t i = 0; i < FV_TILE_ROWS; i++)
+            rows[i] = (const char *)(scores + half * HALF_SCORES + i * FV_TILE_COLUMNS);
+        fv_lanes_store_transposed((char *)(to + half * HALF_SCORES), rows);
+    }
+}
+
+/* Hides the keys of a step, from number first_key on, from the rows that do not see them. */
+static void hide_keys(const fv_row_strip *rows, float *scores, int32_t first_key)
+{
+    fv_lane_ints key;
+    for (int32_t i = 0; i < FV_TILE_COLUMNS; i++) key[i] = first_key + i;
+    for (int32_t half = 0; half < 2; half++, key += FV_TILE_COLUMNS) {
+        for (int32_t row = 0; row < FV_TILE_STRIP_ROWS; row++) {
+            float *at = scores + half * HALF_SCORES + row * FV_TILE_COLUMNS;
+            const fv_lane_ints seen = (key >= rows->first[row]) & (key < rows->end[row]);
+            fv_lanes_store(at, fv_lanes_select(seen, fv_lanes_load(at), fv_lanes_splat(-INFINITY)));
+        }
+    }
+}
+
 /* The references of a strip's rows: of those that have none, the maximum of the step. 0: some row sees no key there, or
  * an overflow is near. */
 static int32_t find_reference(fv_row_strip *rows, const float *scores, fv_lanes factor)
 {
     if (has_reference(rows)) return 1;
-    const fv_lanes top = fv_max_of_keys(scores, 0, FV_STEP_KEYS);
+    float by_key[STEP_SCORES];
+    turn_scores(by_key, scores);
+    const fv_lanes top = fv_max_of_keys(by_key, 0, FV_STEP_KEYS);
     if (!fv_lanes_all_below(top, FV_MAX_PLAIN_DOT) || !fv_lanes_all_below(-top, FV_MAX_PLAIN_DOT)) return 0;
     const fv_lanes max = fv_lanes_load(rows->max); /* stays where there is one, as the row's sums do */
     fv_lanes_store(rows->max, fv_lanes_select(max == -INFINITY, top * factor, max));
@@ -236,14 +290,20 @@ static int32_t begin_weights(const many_item *many, const pair_step *at)
     for (int32_t i = 0; i < 2; i++) {
         fv_row_strip *rows = &work->pair.strips[i]->rows;
         float *scores = at->scores + i * STEP_SCORES;
-        if (local < rows->all.first || local + FV_STEP_KEYS > rows->all.end)
-            fv_hide_keys(rows, scores, local, 0, FV_STEP_KEYS);
+        if (local < rows->all.first || local + FV_STEP_KEYS > rows->all.end) hide_keys(rows, scores, local);
         if (at->step > work->pair.first_step) continue;
-        const fv_lanes factor = fv_lanes_splat(many->scale.dot);
-        if (!find_reference(rows, scores, factor)) work->is_exact = 1;
-        work->weigh[i] = (fv_weigher){.factor = factor, .base = fv_lanes_load(rows->max)};
+        row_weigher *weigh = &work->weigh[i];
+        *weigh = (row_weigher){.factor = fv_lanes_splat(many->scale.dot)};
+        if (!find_reference(rows, scores, weigh->factor)) work->is_exact = 1;
+        memcpy(weigh->base, rows->max, sizeof(weigh->base));
     }
     return !work->is_exact;
+}
+
+/* Scores of a step or two of a pair; those of its whole block lie before them. */
+static float *ring_of(const fv_tile_item *item)
+{
+    return item->scratch.scores + 2 * item->block_keys * FV_TILE_STRIP_ROWS;
 }
 
 /* Weights of a group of pairs. */
@@ -261,8 +321,7 @@ static void weigh_group(const many_item *many, pair_work *works, int32_t num)
             pair_work *work = &works[p];
             if (step < work->pair.first_step || step >= work->pair.end_step || work->is_exact) continue;
             slot = (slot + 1) % RING_SLOTS;
-            float *ring = many->item->scratch.scores + 2 * many->item->block_keys * FV_TILE_STRIP_ROWS;
-            const pair_step next = {work, step, ring + slot * 2 * STEP_SCORES};
+            const pair_step next = {work, step, ring_of(many->item) + slot * 2 * STEP_SCORES};
             if (begin_weights(many, &last))
                 score_and_weigh(many, &next, &last);
             else
@@ -278,12 +337,23 @@ static float *weight_sums_of(const fv_tile_item *item, const fv_tile_strip *stri
     return item->scratch.weight_sums + (strip - item->scratch.strips) * FV_TILE_ROWS * FV_TILE_COLUMNS;
 }
 
+/* A pair's scores of the block, as [key][row]. */
+static void score_block(const many_item *many, pair_work *work, float *ring)
+{
+    const fv_strip_pair *pair = &work->pair;
+    for (int32_t step = pair->first_step; step < pair->end_step; step++) {
+        score(many, &(pair_step){work, step, ring});
+        for (int32_t i = 0; i < pair->num; i++)
+            turn_scores(pair->scores[i] + step * STEP_SCORES, ring + i * STEP_SCORES);
+    }
+}
+
 /* A pair's weights by its maxima over the block. */
 static void weigh_exactly(const many_item *many, pair_work *work)
 {
     fv_tile_item *item = many->item;
     fv_strip_pair *pair = &work->pair;
-    fv_pair_dot(item, pair, pair->first_step, pair->end_step);
+    score_block(many, work, ring_of(item));
     for (int32_t i = 0; i < pair->num; i++) {
         fv_weigher weigher;
         if (fv_strip_weigh_begin(&weigher, item, pair, i, &many->keys->block, many->scale, pair->weights[i])) {
@@ -299,13 +369,25 @@ static void weigh_exactly(const many_item *many, pair_work *work)
     }
 }
 
+/* The row sums, one to a lane. */
+static fv_lanes sum_of_rows(const row_weigher *weigh)
+{
+    float turned[FV_TILE_COLUMNS][FV_TILE_STRIP_ROWS];
+    const char *rows[FV_TILE_STRIP_ROWS];
+    for (int32_t i = 0; i < FV_TILE_STRIP_ROWS; i++) rows[i] = (const char *)&weigh->sums[i];
+    fv_lanes_store_transposed((char *)turned, rows);
+    fv_lanes sum = fv_lanes_load(turned[0]);
+    for (int32_t i = 1; i < FV_TILE_COLUMNS; i++) sum += fv_lanes_load(turned[i]);
+    return sum;
+}
+
 /* Takes over the row sums, or makes the weights again. */
 static void end_weights(const many_item *many, pair_work *work)
 {
     fv_lanes sums[2];
-    for (int32_t i = 0; i < 2; i++) {
-        sums[i] = work->weigh[i].sum + work->weigh[i].other_sum;
-        if (!work->is_exact && !fv_lanes_all_below(sums[i], LIMIT)) work->is_exact = 1;
+    for (int32_t i = 0; i < 2 && !work->is_exact; i++) {
+        sums[i] = sum_of_rows(&work->weigh[i]);
+        work->is_exact = !fv_lanes_all_below(sums[i], LIMIT);
     }
     if (work->is_exact) {
         weigh_exactly(many, work);
@@ -504,7 +586,7 @@ int32_t FV_ISA_SYMBOL(fv_attend_many_tiles)(fv_tile_item *item)
 {
     const int32_t depth = item->job->params->head_size / FV_TILE_DEPTH;
     const int32_t num_sites = item->block_keys / FV_STEP_KEYS * ((item->num_strips + 1) / 2) * depth;
-    fv_strips_begin(item);
+    fv_strips_begin(item, 1);
     memset(item->scratch.weight_sums, 0, (size_t)item->num_strips * FV_TILE_BYTES);
     for (int32_t i = 0; i < FV_TILE_BYTES; i += 2) memcpy(item->scratch.ones + i, &(uint16_t){0x3f80}, 2);
     key_tiles keys = key_tiles_of(item, 0), next = key_tiles_of(item, 1);
@@ -513,10 +595,6 @@ int32_t FV_ISA_SYMBOL(fv_attend_many_tiles)(fv_tile_item *item)
     many_item many = {item, &keys, &next, fv_attend_score_scale(item->job, item->first_head)};
     for (int32_t index = 2; keys.block.first < keys.block.end; index++) {
         if (keys.not_finite) return 0;
-        for (int32_t t = 0; t < 2 * fv_key_block_steps(&keys.block); t++) {
-            item->scratch.k_strides[t] = 0;
-            item->scratch.k_tiles[t] = keys.k + (int64_t)t * depth * FV_TILE_BYTES;
-        }
         key_tiles after = key_tiles_of(item, index);
         if (next.block.first < next.block.end)
             fv_tile_aim_ahead(item, &after.block, num_sites);

@@ -311,7 +311,7 @@ int32_t FV_ISA_SYMBOL(fv_attend_shared_tiles)(fv_tile_item *item)
     const fv_attend_params *params = item->job->params;
     const int32_t steps = item->block_keys / FV_STEP_KEYS, columns = params->v_head_size / COLUMNS;
     const int32_t num_sites = steps * (num_pairs_of(item) * (params->head_size / FV_TILE_DEPTH) + columns);
-    fv_strips_begin(item);
+    fv_strips_begin(item, 0);
     fv_key_block keys = keys_at(item, 0), next_keys = keys_at(item, 1);
     shared_block block = {.first_step = INT32_MAX}, next = shared_block_of(item, &keys, 0);
     fv_tile_aim_ahead(item, &next_keys, num_sites);

@@ -287,7 +287,7 @@ static int32_t attend_block(fv_tile_item *item, const fv_key_block *block)
 static int32_t attend_heads(fv_tile_item *item)
 {
     const fv_attend_job *job = item->job;
-    fv_strips_begin(item);
+    fv_strips_begin(item, 0);
     fv_key_block block = fv_key_block_at(item, job->keys.first / FV_STEP_KEYS * FV_STEP_KEYS, 0);
     const int32_t products = (item->num_strips + 1) / 2 * (job->params->head_size / FV_TILE_DEPTH);
     const int32_t num_sites = item->num_heads * (item->block_keys / FV_STEP_KEYS) * (products + FV_STEP_KEYS / 2);

@@ -26,7 +26,7 @@ enum {
 /* Where tile kernels start: a strip with its tiles. */
 typedef struct fv_tile_strip {
     fv_row_strip rows; /* its q and sums are unused */
-    char *q;           /* [D / 32] B tiles */
+    char *q;           /* [D / 32] B tiles, or A tiles (attend_many_tiles.c) */
     float *sums;       /* [Dv / 16] C tiles; pairs of columns as fv_words_store_pairs leaves them */
     fv_amla_scale scale[FV_TILE_STRIP_ROWS / FV_LANES]; /* of the sums, where they are rescaled by addition */
     int32_t addend[FV_TILE_STRIP_ROWS];                 /* of the block at hand, to the bits of each row's sums */
@@ -51,7 +51,7 @@ typedef struct fv_tile_scratch {
     char *pairs;          /* [block_keys / 32][Dv / 16] B tiles of V; of two blocks, many strips */
     char *k_copies;       /* [block_keys / 16][D / 32] A tiles; the same */
     char *v_copies;       /* [FV_STEP_KEYS][Dv] */
-    char *k_copy;         /* [D] */
+    char *key_rows;       /* [16][D] keys that had to be converted */
     char *gathered;       /* [max(D, Dv)] */
     char *zeros;          /* [max(D, Dv)] */
     float *row;           /* [Dv] */
@@ -101,7 +101,7 @@ static inline fv_tile_scratch fv_tile_scratch_of(const fv_attend_params *params,
     scratch.pairs = fv_scratch_take(memory, &scratch.bytes, turns * keys * v_bytes);
     scratch.k_copies = fv_scratch_take(memory, &scratch.bytes, turns * keys * k_bytes);
     scratch.v_copies = fv_scratch_take(memory, &scratch.bytes, FV_STEP_KEYS * v_bytes);
-    scratch.k_copy = fv_scratch_take(memory, &scratch.bytes, k_bytes);
+    scratch.key_rows = fv_scratch_take(memory, &scratch.bytes, FV_TILE_ROWS * k_bytes);
     scratch.gathered = fv_scratch_take(memory, &scratch.bytes, k_bytes > v_bytes ? k_bytes : v_bytes);
     scratch.zeros = fv_scratch_take(memory, &scratch.bytes, k_bytes > v_bytes ? k_bytes : v_bytes);
     scratch.row = fv_scratch_take(memory, &scratch.bytes, (size_t)params->v_head_size * sizeof(float));
@@ -191,9 +191,9 @@ static inline void fv_tile_convert(char *to, const char *row, const fv_kv_plane 
         fv_store_u16(to + d * FV_BF16_BYTES, (fv_u32x8)fv_load8(row + d * bytes, dtype) >> 16);
 }
 
-/* Element 0 of a key of the block, as bf16: where it lies, or a copy; zeros outside of the item. */
+/* Element 0 of a key of the block, as bf16: where it lies, or a copy, row `copy` of key_rows; zeros outside of the item. */
 static inline const char *fv_tile_find_key(const fv_tile_item *item, const fv_key_block *block, int32_t kv_head,
-                                           int32_t key)
+                                           int32_t key, int32_t copy)
 {
     const fv_attend_job *job = item->job;
     if (key < block->first || key >= block->end) return item->scratch.zeros;
@@ -201,15 +201,16 @@ static inline const char *fv_tile_find_key(const fv_tile_item *item, const fv_ke
     const char *row = block->k_rows[key] + kv_head * source->k.head_stride;
     if (fv_tile_reads_key(source)) return row;
 
-    char *copy = item->scratch.k_copy, *gathered = item->scratch.gathered;
+    char *to = item->scratch.key_rows + (int64_t)copy * job->params->head_size * FV_BF16_BYTES;
+    char *gathered = item->scratch.gathered;
     const int32_t own_size = job->params->head_size - source->shared_size;
-    fv_tile_convert(copy, row, &source->k, own_size, source->stored, gathered);
-    if (source->shared_size == 0) return copy;
+    fv_tile_convert(to, row, &source->k, own_size, source->stored, gathered);
+    if (source->shared_size == 0) return to;
     row = (const char *)source->k_shared.data +
           (job->dense_row + block->first_key + key) * source->k_shared.slot_stride;
-    fv_tile_convert(copy + own_size * FV_BF16_BYTES, row, &source->k_shared, source->shared_size, source->stored,
+    fv_tile_convert(to + own_size * FV_BF16_BYTES, row, &source->k_shared, source->shared_size, source->stored,
                     gathered);
-    return copy;
+    return to;
 }
 
 /* To [D / 32] A tiles. */
@@ -218,7 +219,7 @@ static inline void fv_tile_copy(char *to, const fv_tile_item *item, const fv_key
 {
     const int32_t depth = item->job->params->head_size / FV_TILE_DEPTH;
     for (int32_t i = 0; i < FV_TILE_ROWS; i++, to += FV_TILE_ROW_BYTES) {
-        const char *row = fv_tile_find_key(item, block, kv_head, first + i);
+        const char *row = fv_tile_find_key(item, block, kv_head, first + i, 0);
         for (int32_t d = 0; d < depth; d++)
             fv_lanes_store(to + d * FV_TILE_BYTES, fv_lanes_load(row + d * FV_TILE_ROW_BYTES));
     }

@@ -9,15 +9,20 @@
 
 /* --- queries -------------------------------------------------------------------------------------------------- */
 
-/* Rows that pad the strip repeat the last. */
-static inline void fv_strip_pack_queries(const fv_tile_strip *strip, const fv_attend_job *job, int32_t kv_head)
+/* To B tiles, or as_rows to A tiles. Rows that pad the strip repeat the last. */
+static inline void fv_strip_pack_queries(const fv_tile_strip *strip, const fv_attend_job *job, int32_t kv_head,
+                                         int32_t as_rows)
 {
     const char *rows[FV_TILE_STRIP_ROWS];
     for (int32_t i = 0; i < FV_TILE_STRIP_ROWS; i++)
         rows[i] = fv_attend_q_row(job, kv_head, fv_min_i32(strip->rows.first_row + i, job->num_rows - 1));
     for (int32_t d = 0; d < job->params->head_size; d += FV_TILE_DEPTH) {
-        fv_lanes_store_transposed(strip->q + d / FV_TILE_DEPTH * FV_TILE_BYTES, rows);
-        for (int32_t i = 0; i < FV_TILE_STRIP_ROWS; i++) rows[i] += FV_TILE_DEPTH * FV_BF16_BYTES;
+        char *tile = strip->q + d / FV_TILE_DEPTH * FV_TILE_BYTES;
+        if (!as_rows) fv_lanes_store_transposed(tile, rows);
+        for (int32_t i = 0; i < FV_TILE_STRIP_ROWS; i++) {
+            if (as_rows) fv_lanes_store(tile + i * FV_TILE_ROW_BYTES, fv_lanes_load(rows[i]));
+            rows[i] += FV_TILE_DEPTH * FV_BF16_BYTES;
+        }
     }
 }
 
@@ -31,7 +36,8 @@ static inline void fv_strip_call_queries(const fv_attend_job *job, int32_t kv_he
     }
 }
 
-static inline void fv_strips_begin(const fv_tile_item *item)
+/* q_as_rows: queries become A tiles, else B tiles. */
+static inline void fv_strips_begin(const fv_tile_item *item, int32_t q_as_rows)
 {
     const fv_attend_job *job = item->job;
     const size_t v_size = (size_t)job->params->v_head_size;
@@ -45,7 +51,7 @@ static inline void fv_strips_begin(const fv_tile_item *item)
                           fv_strip_num_vectors(FV_TILE_STRIP_ROWS));
         fv_tile_scale_init(strip);
         fv_strip_call_queries(job, kv_head, (i % item->num_strips + FV_QUERY_STRIPS_AHEAD) * FV_TILE_STRIP_ROWS);
-        fv_strip_pack_queries(strip, job, kv_head);
+        fv_strip_pack_queries(strip, job, kv_head, q_as_rows);
     }
     memset(item->scratch.sums, 0, (size_t)num_all * FV_TILE_STRIP_ROWS * v_size * sizeof(float));
     memset(item->scratch.zeros, 0,
