@@ -23,7 +23,6 @@
 enum {
     GROUP_PAIRS = FV_TILE_GROUP_PAIRS,
     MAX_SIZE = 256, /* of a head: queries of a group stay in L1 */
-    RING_SLOTS = 2,
     STEP_SCORES = FV_STEP_KEYS * FV_TILE_STRIP_ROWS,
     HALF_SCORES = STEP_SCORES / 2, /* of 16 keys: a C tile */
     COLUMNS = 32,                  /* of sums that are in tiles at a time */
@@ -155,20 +154,25 @@ static score_operands score_operands_of(const many_item *many, const pair_step *
     };
 }
 
-/* Four products of the scores: 32 elements. */
-FV_ALWAYS_INLINE void score_part(fv_tile_item *item, const score_operands *of, int32_t d)
+/* One of the four products of 32 elements of the scores. */
+FV_ALWAYS_INLINE void score_product(fv_tile_item *item, const score_operands *of, int32_t d, const int32_t product)
 {
     fv_tiles *tiles = &item->tiles;
     const char *k = of->k + d * FV_TILE_BYTES;
-    fv_tile_load(tiles, 6, of->q[0] + d * FV_TILE_BYTES, FV_TILE_ROW_BYTES);
-    fv_tile_load(tiles, 4, k, FV_TILE_ROW_BYTES);
-    fv_tile_dot(tiles, 0, 6, 4);
-    fv_tile_load(tiles, 5, k + of->depth_bytes, FV_TILE_ROW_BYTES);
-    fv_tile_dot(tiles, 1, 6, 5);
-    fv_tile_load(tiles, 7, of->q[1] + d * FV_TILE_BYTES, FV_TILE_ROW_BYTES);
-    fv_tile_dot(tiles, 2, 7, 4);
-    fv_tile_dot(tiles, 3, 7, 5);
-    fv_tile_call_ahead(item);
+    if (product == 0) {
+        fv_tile_load(tiles, 6, of->q[0] + d * FV_TILE_BYTES, FV_TILE_ROW_BYTES);
+        fv_tile_load(tiles, 4, k, FV_TILE_ROW_BYTES);
+        fv_tile_dot(tiles, 0, 6, 4);
+    } else if (product == 1) {
+        fv_tile_load(tiles, 5, k + of->depth_bytes, FV_TILE_ROW_BYTES);
+        fv_tile_dot(tiles, 1, 6, 5);
+    } else if (product == 2) {
+        fv_tile_load(tiles, 7, of->q[1] + d * FV_TILE_BYTES, FV_TILE_ROW_BYTES);
+        fv_tile_dot(tiles, 2, 7, 4);
+    } else {
+        fv_tile_dot(tiles, 3, 7, 5);
+        fv_tile_call_ahead(item);
+    }
 }
 
 FV_ALWAYS_INLINE void store_scores(const many_item *many, float *scores)
@@ -180,12 +184,12 @@ FV_ALWAYS_INLINE void store_scores(const many_item *many, float *scores)
     fv_tile_store(tiles, 3, scores + STEP_SCORES + HALF_SCORES, FV_TILE_ROW_BYTES);
 }
 
-/* Weights of a step, four rows of a strip. */
+/* Weights of a step, two rows of a strip. */
 FV_ALWAYS_INLINE void weigh_rows(row_weigher *weigh, char *weights, const float *scores, const int32_t first)
 {
     const fv_lanes factor = weigh->factor;
     FV_UNROLL
-    for (int32_t row = first; row < first + 4; row++) {
+    for (int32_t row = first; row < first + 2; row++) {
         const float *at = scores + row * FV_TILE_COLUMNS;
         const fv_lanes base = fv_lanes_splat(weigh->base[row]);
         const fv_lanes low = fv_lanes_exp2(fv_lanes_load(at) * factor - base);
@@ -196,27 +200,27 @@ FV_ALWAYS_INLINE void weigh_rows(row_weigher *weigh, char *weights, const float 
     }
 }
 
-/* The scores of a step, and between the products the weights of the one before, in eighths; either may be none. */
+/* The scores of a step, and between the products the weights of an earlier one, two rows at a time; either may be none. */
 FV_ALWAYS_INLINE void score_and_weigh_as(const many_item *many, const pair_step *next, const pair_step *last,
                                          const int32_t depth, const int32_t scores, const int32_t weighs)
 {
-    const int32_t last_products = depth < 8 ? 6 : 7;
     const score_operands of = scores ? score_operands_of(many, next) : (score_operands){0};
     if (scores) fv_pair_dot_begin(many->item, 2);
     FV_UNROLL
     for (int32_t i = 0; i < 2; i++) {
         char *weights = weighs ? last->work->pair.weights[i] + last->step * FV_TILE_BYTES : NULL;
         FV_UNROLL
-        for (int32_t quarter = 0; quarter < 4; quarter++) {
-            const int32_t at = 4 * i + quarter;
+        for (int32_t row = 0; row < FV_TILE_STRIP_ROWS; row += 2) {
+            const int32_t at = 8 * i + row / 2;
             if (scores) {
-                for (int32_t d = (at * depth + 7) / 8; d < (at * depth + depth + 7) / 8; d++)
-                    score_part(many->item, &of, d);
+                FV_UNROLL
+                for (int32_t p = at * depth / 4; p < (at + 1) * depth / 4; p++)
+                    score_product(many->item, &of, p / 4, p % 4);
             }
-            if (scores && at == last_products) store_scores(many, next->scores);
-            if (weighs) weigh_rows(&last->work->weigh[i], weights, last->scores + i * STEP_SCORES, 4 * quarter);
+            if (weighs) weigh_rows(&last->work->weigh[i], weights, last->scores + i * STEP_SCORES, row);
         }
     }
+    if (scores) store_scores(many, next->scores);
 }
 
 static void score(const many_item *many, const pair_step *next)
@@ -300,8 +304,8 @@ static int32_t begin_weights(const many_item *many, const pair_step *at)
     return !work->is_exact;
 }
 
-/* Scores of a step or two of a pair; those of its whole block lie before them. */
-static float *ring_of(const fv_tile_item *item)
+/* Scores of a step of a pair: weights have been made of them when those of the next one are stored. */
+static float *step_scores_of(const fv_tile_item *item)
 {
     return item->scratch.scores + 2 * item->block_keys * FV_TILE_STRIP_ROWS;
 }
@@ -309,7 +313,7 @@ static float *ring_of(const fv_tile_item *item)
 /* Weights of a group of pairs. */
 static void weigh_group(const many_item *many, pair_work *works, int32_t num)
 {
-    int32_t first = INT32_MAX, end = 0, slot = 0;
+    int32_t first = INT32_MAX, end = 0;
     for (int32_t p = 0; p < num; p++) {
         if (works[p].pair.first_step >= works[p].pair.end_step) continue;
         first = fv_min_i32(first, works[p].pair.first_step);
@@ -320,8 +324,7 @@ static void weigh_group(const many_item *many, pair_work *works, int32_t num)
         for (int32_t p = 0; p < num; p++) {
             pair_work *work = &works[p];
             if (step < work->pair.first_step || step >= work->pair.end_step || work->is_exact) continue;
-            slot = (slot + 1) % RING_SLOTS;
-            const pair_step next = {work, step, ring_of(many->item) + slot * 2 * STEP_SCORES};
+            const pair_step next = {work, step, step_scores_of(many->item)};
             if (begin_weights(many, &last))
                 score_and_weigh(many, &next, &last);
             else
@@ -338,13 +341,14 @@ static float *weight_sums_of(const fv_tile_item *item, const fv_tile_strip *stri
 }
 
 /* A pair's scores of the block, as [key][row]. */
-static void score_block(const many_item *many, pair_work *work, float *ring)
+static void score_block(const many_item *many, pair_work *work)
 {
+    float *scores = step_scores_of(many->item);
     const fv_strip_pair *pair = &work->pair;
     for (int32_t step = pair->first_step; step < pair->end_step; step++) {
-        score(many, &(pair_step){work, step, ring});
+        score(many, &(pair_step){work, step, scores});
         for (int32_t i = 0; i < pair->num; i++)
-            turn_scores(pair->scores[i] + step * STEP_SCORES, ring + i * STEP_SCORES);
+            turn_scores(pair->scores[i] + step * STEP_SCORES, scores + i * STEP_SCORES);
     }
 }
 
@@ -353,7 +357,7 @@ static void weigh_exactly(const many_item *many, pair_work *work)
 {
     fv_tile_item *item = many->item;
     fv_strip_pair *pair = &work->pair;
-    score_block(many, work, ring_of(item));
+    score_block(many, work);
     for (int32_t i = 0; i < pair->num; i++) {
         fv_weigher weigher;
         if (fv_strip_weigh_begin(&weigher, item, pair, i, &many->keys->block, many->scale, pair->weights[i])) {
