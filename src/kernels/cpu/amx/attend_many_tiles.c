@@ -29,7 +29,8 @@ enum {
     SLICE_STEP_BYTES = FV_STEP_KEYS * COLUMNS * FV_BF16_BYTES,
 };
 
-/* What the weights of a block may add up to, for each row: references stay near to maxima, far from overflow. */
+/* What the weights of 16 rows and a sixteenth of a block may add up to: references stay near to maxima, far from
+ * overflow. */
 #define LIMIT 4096.0f
 
 /* K and V of a block in the making: a tile of K, or two keys of V, at a time. */
@@ -352,6 +353,24 @@ static void score_block(const many_item *many, pair_work *work)
     }
 }
 
+static float *row_sums_of(const fv_tile_item *item, const fv_tile_strip *strip)
+{
+    return item->scratch.row_sums + (strip - item->scratch.strips) * FV_TILE_ROWS * FV_TILE_COLUMNS;
+}
+
+/* Adds up the parts of a strip's row sums. */
+static void gather_row_sums(const fv_tile_item *item, fv_tile_strip *strip)
+{
+    float *parts = row_sums_of(item, strip), turned[FV_TILE_COLUMNS][FV_TILE_STRIP_ROWS];
+    const char *rows[FV_TILE_STRIP_ROWS];
+    for (int32_t i = 0; i < FV_TILE_STRIP_ROWS; i++) rows[i] = (const char *)(parts + i * FV_TILE_COLUMNS);
+    fv_lanes_store_transposed((char *)turned, rows);
+    fv_lanes sum = fv_lanes_load(strip->rows.sum);
+    for (int32_t i = 0; i < FV_TILE_COLUMNS; i++) sum += fv_lanes_load(turned[i]);
+    fv_lanes_store(strip->rows.sum, sum);
+    memset(parts, 0, FV_TILE_BYTES);
+}
+
 /* A pair's weights by its maxima over the block. */
 static void weigh_exactly(const many_item *many, pair_work *work)
 {
@@ -360,6 +379,7 @@ static void weigh_exactly(const many_item *many, pair_work *work)
     score_block(many, work);
     for (int32_t i = 0; i < pair->num; i++) {
         fv_weigher weigher;
+        gather_row_sums(item, pair->strips[i]);
         if (fv_strip_weigh_begin(&weigher, item, pair, i, &many->keys->block, many->scale, pair->weights[i])) {
             for (int32_t step = pair->first_step; step < pair->end_step; step++)
                 fv_weigher_step(&weigher, pair->weights[i] + step * FV_TILE_BYTES,
@@ -373,33 +393,22 @@ static void weigh_exactly(const many_item *many, pair_work *work)
     }
 }
 
-/* The row sums, one to a lane. */
-static fv_lanes sum_of_rows(const row_weigher *weigh)
-{
-    float turned[FV_TILE_COLUMNS][FV_TILE_STRIP_ROWS];
-    const char *rows[FV_TILE_STRIP_ROWS];
-    for (int32_t i = 0; i < FV_TILE_STRIP_ROWS; i++) rows[i] = (const char *)&weigh->sums[i];
-    fv_lanes_store_transposed((char *)turned, rows);
-    fv_lanes sum = fv_lanes_load(turned[0]);
-    for (int32_t i = 1; i < FV_TILE_COLUMNS; i++) sum += fv_lanes_load(turned[i]);
-    return sum;
-}
-
-/* Takes over the row sums, or makes the weights again. */
+/* Takes over the parts of the row sums, or makes the weights again. */
 static void end_weights(const many_item *many, pair_work *work)
 {
-    fv_lanes sums[2];
     for (int32_t i = 0; i < 2 && !work->is_exact; i++) {
-        sums[i] = sum_of_rows(&work->weigh[i]);
-        work->is_exact = !fv_lanes_all_below(sums[i], LIMIT);
+        fv_lanes sum = fv_lanes_splat(0.0f);
+        for (int32_t row = 0; row < FV_TILE_STRIP_ROWS; row++) sum += work->weigh[i].sums[row];
+        work->is_exact = !fv_lanes_all_below(sum, LIMIT);
     }
     if (work->is_exact) {
         weigh_exactly(many, work);
         return;
     }
     for (int32_t i = 0; i < work->pair.num; i++) {
-        fv_row_strip *rows = &work->pair.strips[i]->rows;
-        fv_lanes_store(rows->sum, fv_lanes_load(rows->sum) + sums[i]);
+        float *parts = row_sums_of(many->item, work->pair.strips[i]);
+        for (int32_t row = 0; row < FV_TILE_STRIP_ROWS; row++, parts += FV_TILE_COLUMNS)
+            fv_lanes_store(parts, fv_lanes_load(parts) + work->weigh[i].sums[row]);
     }
 }
 
@@ -535,6 +544,7 @@ static void fit_sums(const fv_tile_item *item, const fv_tile_strip *strip)
 
 static void finish(const fv_tile_item *item)
 {
+    for (int32_t i = 0; i < item->num_strips; i++) gather_row_sums(item, &item->scratch.strips[i]);
     if (!ends_plainly(item->job)) {
         for (int32_t i = 0; i < item->num_strips; i++) fit_sums(item, &item->scratch.strips[i]);
         fv_strips_finish(item);
@@ -592,6 +602,7 @@ int32_t FV_ISA_SYMBOL(fv_attend_many_tiles)(fv_tile_item *item)
     const int32_t num_sites = item->block_keys / FV_STEP_KEYS * ((item->num_strips + 1) / 2) * depth;
     fv_strips_begin(item, 1);
     memset(item->scratch.weight_sums, 0, (size_t)item->num_strips * FV_TILE_BYTES);
+    memset(item->scratch.row_sums, 0, (size_t)item->num_strips * FV_TILE_BYTES);
     for (int32_t i = 0; i < FV_TILE_BYTES; i += 2) memcpy(item->scratch.ones + i, &(uint16_t){0x3f80}, 2);
     key_tiles keys = key_tiles_of(item, 0), next = key_tiles_of(item, 1);
     fv_tile_aim_ahead(item, &next.block, keys.end / 2);

@@ -45,6 +45,7 @@ typedef struct fv_tile_scratch {
     char *q;
     float *sums;
     float *weight_sums;   /* [strips][16][16]: of a row's weights as bf16, the same in all columns; many strips only */
+    float *row_sums;      /* [strips][16][16]: of a row's weights in fp32, 16 parts; many strips only */
     char *ones;           /* a B tile: adds up weights */
     float *scores;        /* of two pairs of strips, or of all that share a block, in turn: [2][2][block_keys][16] */
     char *weights;        /* of two pairs in turn, or of all: [2][2][block_keys / 32] A tiles */
@@ -95,6 +96,7 @@ static inline fv_tile_scratch fv_tile_scratch_of(const fv_attend_params *params,
     scratch.sums = fv_scratch_take(memory, &scratch.bytes,
                                    strips * FV_TILE_STRIP_ROWS * (size_t)params->v_head_size * sizeof(float));
     scratch.weight_sums = fv_scratch_take(memory, &scratch.bytes, many * FV_TILE_BYTES);
+    scratch.row_sums = fv_scratch_take(memory, &scratch.bytes, many * FV_TILE_BYTES);
     scratch.ones = fv_scratch_take(memory, &scratch.bytes, FV_TILE_BYTES);
     scratch.scores = fv_scratch_take(memory, &scratch.bytes, 2 * kept * strip_scores * sizeof(float));
     scratch.weights = fv_scratch_take(memory, &scratch.bytes, weighed * strip_scores * FV_BF16_BYTES);
