@@ -386,7 +386,8 @@ static void weigh_exactly(const many_item *many, pair_work *work)
                                 pair->scores[i] + step * STEP_SCORES);
             fv_weigher_end(&weigher, pair->strips[i]);
         }
-        fv_strip_rescale_sums(pair->strips[i], item->job->params->v_head_size, item->rescaling);
+        if (pair->strips[i]->has_sums)
+            fv_strip_rescale_sums(pair->strips[i], item->job->params->v_head_size, item->rescaling);
         float *weight_sums = weight_sums_of(item, pair->strips[i]);
         for (int32_t row = 0; row < FV_TILE_STRIP_ROWS; row++)
             fv_tile_rescale_row(weight_sums + row * FV_TILE_COLUMNS, 0, 1, pair->strips[i], row, item->rescaling);
@@ -440,13 +441,17 @@ static void add_values(const many_item *many, const fv_strip_pair *pair)
     const int64_t slice_bytes = (int64_t)item->block_keys * COLUMNS * FV_BF16_BYTES;
     const char *slice = many->keys->v;
     for (int32_t column = 0; column < item->job->params->v_head_size; column += COLUMNS, slice += slice_bytes) {
-        fv_pair_load_sums(item, pair, column);
+        if (pair->strips[0]->has_sums)
+            fv_pair_load_sums(item, pair, column);
+        else
+            fv_pair_dot_begin(item, 2);
         for (int32_t step = pair->first_step; step < pair->end_step; step++) {
             fv_pair_add_step(item, pair, step, slice + step * SLICE_STEP_BYTES);
             if (step % 2) make_next(item, many->next_keys);
         }
         fv_pair_store_sums(item, pair, column);
     }
+    pair->strips[0]->has_sums = pair->strips[1]->has_sums = 1;
 }
 
 /* --- the item ----------------------------------------------------------------------------------------------------- */
@@ -544,7 +549,11 @@ static void fit_sums(const fv_tile_item *item, const fv_tile_strip *strip)
 
 static void finish(const fv_tile_item *item)
 {
-    for (int32_t i = 0; i < item->num_strips; i++) gather_row_sums(item, &item->scratch.strips[i]);
+    for (int32_t i = 0; i < item->num_strips; i++) {
+        fv_tile_strip *strip = &item->scratch.strips[i];
+        gather_row_sums(item, strip);
+        if (!strip->has_sums) fv_strip_zero_sums(strip, item->job->params->v_head_size); /* its rows saw no key */
+    }
     if (!ends_plainly(item->job)) {
         for (int32_t i = 0; i < item->num_strips; i++) fit_sums(item, &item->scratch.strips[i]);
         fv_strips_finish(item);
@@ -601,6 +610,7 @@ int32_t FV_ISA_SYMBOL(fv_attend_many_tiles)(fv_tile_item *item)
     const int32_t depth = item->job->params->head_size / FV_TILE_DEPTH;
     const int32_t num_sites = item->block_keys / FV_STEP_KEYS * ((item->num_strips + 1) / 2) * depth;
     fv_strips_begin(item, 1);
+    for (int32_t i = 0; i < item->num_strips; i++) item->scratch.strips[i].has_sums = 0;
     memset(item->scratch.weight_sums, 0, (size_t)item->num_strips * FV_TILE_BYTES);
     memset(item->scratch.row_sums, 0, (size_t)item->num_strips * FV_TILE_BYTES);
     for (int32_t i = 0; i < FV_TILE_BYTES; i += 2) memcpy(item->scratch.ones + i, &(uint16_t){0x3f80}, 2);

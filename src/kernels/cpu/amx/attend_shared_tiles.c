@@ -312,6 +312,8 @@ int32_t FV_ISA_SYMBOL(fv_attend_shared_tiles)(fv_tile_item *item)
     const int32_t steps = item->block_keys / FV_STEP_KEYS, columns = params->v_head_size / COLUMNS;
     const int32_t num_sites = steps * (num_pairs_of(item) * (params->head_size / FV_TILE_DEPTH) + columns);
     fv_strips_begin(item, 0);
+    for (int32_t i = 0; i < item->num_heads * item->num_strips; i++)
+        fv_strip_zero_sums(&item->scratch.strips[i], item->job->params->v_head_size);
     fv_key_block keys = keys_at(item, 0), next_keys = keys_at(item, 1);
     shared_block block = {.first_step = INT32_MAX}, next = shared_block_of(item, &keys, 0);
     fv_tile_aim_ahead(item, &next_keys, num_sites);

@@ -288,6 +288,8 @@ static int32_t attend_heads(fv_tile_item *item)
 {
     const fv_attend_job *job = item->job;
     fv_strips_begin(item, 0);
+    for (int32_t i = 0; i < item->num_heads * item->num_strips; i++)
+        fv_strip_zero_sums(&item->scratch.strips[i], item->job->params->v_head_size);
     fv_key_block block = fv_key_block_at(item, job->keys.first / FV_STEP_KEYS * FV_STEP_KEYS, 0);
     const int32_t products = (item->num_strips + 1) / 2 * (job->params->head_size / FV_TILE_DEPTH);
     const int32_t num_sites = item->num_heads * (item->block_keys / FV_STEP_KEYS) * (products + FV_STEP_KEYS / 2);

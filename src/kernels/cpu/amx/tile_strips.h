@@ -36,7 +36,7 @@ static inline void fv_strip_call_queries(const fv_attend_job *job, int32_t kv_he
     }
 }
 
-/* q_as_rows: queries become A tiles, else B tiles. */
+/* Sums are not set yet. q_as_rows: queries become A tiles, else B tiles. */
 static inline void fv_strips_begin(const fv_tile_item *item, int32_t q_as_rows)
 {
     const fv_attend_job *job = item->job;
@@ -53,9 +53,13 @@ static inline void fv_strips_begin(const fv_tile_item *item, int32_t q_as_rows)
         fv_strip_call_queries(job, kv_head, (i % item->num_strips + FV_QUERY_STRIPS_AHEAD) * FV_TILE_STRIP_ROWS);
         fv_strip_pack_queries(strip, job, kv_head, q_as_rows);
     }
-    memset(item->scratch.sums, 0, (size_t)num_all * FV_TILE_STRIP_ROWS * v_size * sizeof(float));
     memset(item->scratch.zeros, 0,
            (size_t)fv_max_i32(job->params->head_size, job->params->v_head_size) * FV_BF16_BYTES);
+}
+
+static inline void fv_strip_zero_sums(const fv_tile_strip *strip, int32_t size)
+{
+    memset(strip->sums, 0, (size_t)FV_TILE_STRIP_ROWS * (size_t)size * sizeof(float));
 }
 
 /* The weights of strip `i`, of those that are kept at a time. */
