@@ -59,7 +59,8 @@ typedef struct pair_work {
 typedef struct pair_step {
     pair_work *work; /* NULL: none */
     int32_t step;
-    float *scores; /* [2][2][16 rows][16 keys] */
+    float *scores;       /* [2][2][16 rows][16 keys] */
+    int32_t is_in_tiles; /* the second strip's are */
 } pair_step;
 
 typedef struct many_item {
@@ -155,83 +156,114 @@ static score_operands score_operands_of(const many_item *many, const pair_step *
     };
 }
 
-/* One of the four products of 32 elements of the scores. */
-FV_ALWAYS_INLINE void score_product(fv_tile_item *item, const score_operands *of, int32_t d, const int32_t product)
+/* Product p of a strip's scores: 16 keys and 32 elements. The strips of a pair have two tiles of sums each. */
+FV_ALWAYS_INLINE void score_product(fv_tile_item *item, const score_operands *of, const int32_t strip, int32_t p)
 {
     fv_tiles *tiles = &item->tiles;
+    const int32_t d = p / 2;
     const char *k = of->k + d * FV_TILE_BYTES;
-    if (product == 0) {
-        fv_tile_load(tiles, 6, of->q[0] + d * FV_TILE_BYTES, FV_TILE_ROW_BYTES);
-        fv_tile_load(tiles, 4, k, FV_TILE_ROW_BYTES);
-        fv_tile_dot(tiles, 0, 6, 4);
-    } else if (product == 1) {
-        fv_tile_load(tiles, 5, k + of->depth_bytes, FV_TILE_ROW_BYTES);
-        fv_tile_dot(tiles, 1, 6, 5);
-    } else if (product == 2) {
-        fv_tile_load(tiles, 7, of->q[1] + d * FV_TILE_BYTES, FV_TILE_ROW_BYTES);
-        fv_tile_dot(tiles, 2, 7, 4);
+    if (p % 2 == 0) {
+        fv_tile_load(tiles, 4, of->q[strip] + d * FV_TILE_BYTES, FV_TILE_ROW_BYTES);
+        fv_tile_load(tiles, 6, k, FV_TILE_ROW_BYTES);
+        if (strip == 0)
+            fv_tile_dot(tiles, 0, 4, 6);
+        else
+            fv_tile_dot(tiles, 2, 4, 6);
     } else {
-        fv_tile_dot(tiles, 3, 7, 5);
-        fv_tile_call_ahead(item);
+        fv_tile_load(tiles, 7, k + of->depth_bytes, FV_TILE_ROW_BYTES);
+        if (strip == 0)
+            fv_tile_dot(tiles, 1, 4, 7);
+        else
+            fv_tile_dot(tiles, 3, 4, 7);
+        if (strip == 1) fv_tile_call_ahead(item);
     }
 }
 
-FV_ALWAYS_INLINE void store_scores(const many_item *many, float *scores)
+FV_ALWAYS_INLINE void score_begin(fv_tile_item *item, const int32_t strip)
 {
-    fv_tiles *tiles = &many->item->tiles;
-    fv_tile_store(tiles, 0, scores, FV_TILE_ROW_BYTES);
-    fv_tile_store(tiles, 1, scores + HALF_SCORES, FV_TILE_ROW_BYTES);
-    fv_tile_store(tiles, 2, scores + STEP_SCORES, FV_TILE_ROW_BYTES);
-    fv_tile_store(tiles, 3, scores + STEP_SCORES + HALF_SCORES, FV_TILE_ROW_BYTES);
+    if (strip == 0) {
+        fv_tile_zero(&item->tiles, 0);
+        fv_tile_zero(&item->tiles, 1);
+    } else {
+        fv_tile_zero(&item->tiles, 2);
+        fv_tile_zero(&item->tiles, 3);
+    }
 }
 
-/* Weights of a step, two rows of a strip. */
-FV_ALWAYS_INLINE void weigh_rows(row_weigher *weigh, char *weights, const float *scores, const int32_t first)
+/* Half of a strip's scores, of 16 keys. */
+FV_ALWAYS_INLINE void store_half(fv_tile_item *item, float *scores, const int32_t strip, const int32_t half)
+{
+    float *at = scores + strip * STEP_SCORES + half * HALF_SCORES;
+    switch (2 * strip + half) {
+    case 0: fv_tile_store(&item->tiles, 0, at, FV_TILE_ROW_BYTES); break;
+    case 1: fv_tile_store(&item->tiles, 1, at, FV_TILE_ROW_BYTES); break;
+    case 2: fv_tile_store(&item->tiles, 2, at, FV_TILE_ROW_BYTES); break;
+    default: fv_tile_store(&item->tiles, 3, at, FV_TILE_ROW_BYTES); break;
+    }
+}
+
+/* Weights of a row and a step. */
+FV_ALWAYS_INLINE void weigh_row(row_weigher *weigh, char *weights, const float *scores, int32_t row)
 {
     const fv_lanes factor = weigh->factor;
-    FV_UNROLL
-    for (int32_t row = first; row < first + 2; row++) {
-        const float *at = scores + row * FV_TILE_COLUMNS;
-        const fv_lanes base = fv_lanes_splat(weigh->base[row]);
-        const fv_lanes low = fv_lanes_exp2(fv_lanes_load(at) * factor - base);
-        const fv_lanes high = fv_lanes_exp2(fv_lanes_load(at + HALF_SCORES) * factor - base);
-        weigh->sums[row] += low + high;
-        const fv_words words = fv_words_of(low, high);
-        memcpy(weights + row * FV_TILE_ROW_BYTES, &words, sizeof(words));
-    }
+    const float *at = scores + row * FV_TILE_COLUMNS;
+    const fv_lanes base = fv_lanes_splat(weigh->base[row]);
+    const fv_lanes low = fv_lanes_exp2(fv_lanes_load(at) * factor - base);
+    const fv_lanes high = fv_lanes_exp2(fv_lanes_load(at + HALF_SCORES) * factor - base);
+    weigh->sums[row] += low + high;
+    const fv_words words = fv_words_of(low, high);
+    memcpy(weights + row * FV_TILE_ROW_BYTES, &words, sizeof(words));
 }
 
-/* The scores of a step, and between the products the weights of an earlier one, two rows at a time; either may be none. */
-FV_ALWAYS_INLINE void score_and_weigh_as(const many_item *many, const pair_step *next, const pair_step *last,
+/* The scores of a step, and between the products the weights of the one before; either may be none. A strip's scores
+ * leave their tiles beside the products of the next strip, so those of the last's second strip are still there. */
+FV_ALWAYS_INLINE void score_and_weigh_as(const many_item *many, const pair_step *next, pair_step *last,
                                          const int32_t depth, const int32_t scores, const int32_t weighs)
 {
     const score_operands of = scores ? score_operands_of(many, next) : (score_operands){0};
-    if (scores) fv_pair_dot_begin(many->item, 2);
+    const int32_t products = 2 * depth, first_store = depth - 1, second_store = depth + depth / 4;
     FV_UNROLL
     for (int32_t i = 0; i < 2; i++) {
         char *weights = weighs ? last->work->pair.weights[i] + last->step * FV_TILE_BYTES : NULL;
+        if (scores) score_begin(many->item, i);
         FV_UNROLL
-        for (int32_t row = 0; row < FV_TILE_STRIP_ROWS; row += 2) {
-            const int32_t at = 8 * i + row / 2;
-            if (scores) {
-                FV_UNROLL
-                for (int32_t p = at * depth / 4; p < (at + 1) * depth / 4; p++)
-                    score_product(many->item, &of, p / 4, p % 4);
+        for (int32_t p = 0; p < products; p++) {
+            if (scores) score_product(many->item, &of, i, p);
+            if (p == first_store || p == second_store) {
+                const int32_t half = p != first_store;
+                if (i == 0 && last->is_in_tiles) store_half(many->item, last->scores, 1, half);
+                if (i == 1 && scores) store_half(many->item, next->scores, 0, half);
             }
-            if (weighs) weigh_rows(&last->work->weigh[i], weights, last->scores + i * STEP_SCORES, row);
+            if (!weighs) continue;
+            FV_UNROLL
+            for (int32_t row = p * FV_TILE_ROWS / products; row < (p + 1) * FV_TILE_ROWS / products; row++)
+                weigh_row(&last->work->weigh[i], weights, last->scores + i * STEP_SCORES, row);
         }
     }
-    if (scores) store_scores(many, next->scores);
 }
 
-static void score(const many_item *many, const pair_step *next)
+/* Stores what is left of a step's scores. */
+static void store_scores(const many_item *many, pair_step *last)
 {
-    score_and_weigh_as(many, next, NULL, many->item->job->params->head_size / FV_TILE_DEPTH, 1, 0);
+    if (!last->is_in_tiles) return;
+    store_half(many->item, last->scores, 1, 0);
+    store_half(many->item, last->scores, 1, 1);
+    last->is_in_tiles = 0;
 }
 
-static void weigh(const many_item *many, const pair_step *last) { score_and_weigh_as(many, NULL, last, 4, 0, 1); }
+static void score(const many_item *many, const pair_step *next, pair_step *last)
+{
+    store_scores(many, last);
+    score_and_weigh_as(many, next, last, many->item->job->params->head_size / FV_TILE_DEPTH, 1, 0);
+}
 
-static void score_and_weigh(const many_item *many, const pair_step *next, const pair_step *last)
+static void weigh(const many_item *many, pair_step *last)
+{
+    store_scores(many, last);
+    score_and_weigh_as(many, NULL, last, 4, 0, 1);
+}
+
+static void score_and_weigh(const many_item *many, const pair_step *next, pair_step *last)
 {
     const int32_t depth = many->item->job->params->head_size / FV_TILE_DEPTH;
     if (depth == 4)
@@ -287,7 +319,7 @@ static int32_t find_reference(fv_row_strip *rows, const float *scores, fv_lanes 
 }
 
 /* Scores of a step are there: hides those that their rows do not see, and readies the weigher. 0: no weights. */
-static int32_t begin_weights(const many_item *many, const pair_step *at)
+static int32_t begin_weights(const many_item *many, pair_step *at)
 {
     pair_work *work = at->work;
     if (!work || work->is_exact) return 0;
@@ -295,7 +327,9 @@ static int32_t begin_weights(const many_item *many, const pair_step *at)
     for (int32_t i = 0; i < 2; i++) {
         fv_row_strip *rows = &work->pair.strips[i]->rows;
         float *scores = at->scores + i * STEP_SCORES;
-        if (local < rows->all.first || local + FV_STEP_KEYS > rows->all.end) hide_keys(rows, scores, local);
+        const int32_t is_edge = local < rows->all.first || local + FV_STEP_KEYS > rows->all.end;
+        if (is_edge || !has_reference(rows)) store_scores(many, at);
+        if (is_edge) hide_keys(rows, scores, local);
         if (at->step > work->pair.first_step) continue;
         row_weigher *weigh = &work->weigh[i];
         *weigh = (row_weigher){.factor = fv_lanes_splat(many->scale.dot)};
@@ -325,11 +359,11 @@ static void weigh_group(const many_item *many, pair_work *works, int32_t num)
         for (int32_t p = 0; p < num; p++) {
             pair_work *work = &works[p];
             if (step < work->pair.first_step || step >= work->pair.end_step || work->is_exact) continue;
-            const pair_step next = {work, step, step_scores_of(many->item)};
+            const pair_step next = {work, step, step_scores_of(many->item), 1};
             if (begin_weights(many, &last))
                 score_and_weigh(many, &next, &last);
             else
-                score(many, &next);
+                score(many, &next, &last);
             last = next;
         }
     }
@@ -347,7 +381,9 @@ static void score_block(const many_item *many, pair_work *work)
     float *scores = step_scores_of(many->item);
     const fv_strip_pair *pair = &work->pair;
     for (int32_t step = pair->first_step; step < pair->end_step; step++) {
-        score(many, &(pair_step){work, step, scores});
+        pair_step none = {0}, at = {work, step, scores, 1};
+        score(many, &at, &none);
+        store_scores(many, &at);
         for (int32_t i = 0; i < pair->num; i++)
             turn_scores(pair->scores[i] + step * STEP_SCORES, scores + i * STEP_SCORES);
     }
