@@ -126,6 +126,25 @@ FV_ALWAYS_INLINE fv_lanes fv_lanes_exp2(fv_lanes x)
 #endif
 }
 
+/* 2^x within 1.1e-4, enough for what bf16 will hold; 1 for 0, 0 for large negative numbers; not for infinities. n is x
+ * rounded by additions and f = x - n: beside the tile unit they have a port that multiplications have not. */
+FV_ALWAYS_INLINE fv_lanes fv_lanes_exp2_rough(fv_lanes x)
+{
+    const fv_lanes shifter = fv_lanes_splat(0x1.8p23f);
+    const fv_lanes n = (x + shifter) - shifter, f = x - n;
+    fv_lanes p = fv_lanes_splat(5.5008930e-2f);
+    p = p * f + 2.4221096e-1f;
+    p = p * f + 6.9328293e-1f;
+    p = p * f + 1.0f;
+#if defined(__AVX512F__)
+    return (fv_lanes)_mm512_scalef_ps((__m512)p, (__m512)n);
+#else
+    const fv_lanes bounded = fv_lanes_max(fv_lanes_min(n, fv_lanes_splat(127.0f)), fv_lanes_splat(-126.0f));
+    const fv_lane_bits power = (fv_lane_bits)(__builtin_convertvector(bounded, fv_lane_ints) + 127) << 23;
+    return fv_lanes_select(n < -126.0f, fv_lanes_splat(0.0f), p * (fv_lanes)power);
+#endif
+}
+
 /* fv_exponent_add (exponent_add.h) of sixteen. */
 FV_ALWAYS_INLINE fv_lanes fv_lanes_exponent_add(fv_lanes value, int32_t addend)
 {
@@ -158,6 +177,38 @@ FV_ALWAYS_INLINE fv_words fv_words_of(fv_lanes low, fv_lanes high)
     }
     return words;
 #endif
+}
+
+/* Rounded to bf16, half a unit away from 0, as floats; not for denormal numbers. Integer instructions: beside the tile
+ * unit they have a port that conversions have not. */
+FV_ALWAYS_INLINE fv_lanes fv_lanes_rounded(fv_lanes value)
+{
+    return (fv_lanes)(((fv_lane_bits)value + 0x8000u) & 0xffff0000u);
+}
+
+/* Words 2 i: low[i], 2 i + 1: high[i], both rounded as above. */
+FV_ALWAYS_INLINE fv_words fv_words_interleaved(fv_lanes low, fv_lanes high)
+{
+    return (fv_words)((fv_lane_bits)low >> 16 | (fv_lane_bits)high);
+}
+
+/* Words 0 to 15 to words 2 i, 16 to 31 to words 2 i + 1. */
+static inline void fv_words_interleave(char *at)
+{
+    uint16_t words[32], interleaved[32];
+    memcpy(words, at, sizeof(words));
+    for (int32_t i = 0; i < 16; i++) {
+        interleaved[2 * i] = words[i];
+        interleaved[2 * i + 1] = words[16 + i];
+    }
+    memcpy(at, interleaved, sizeof(interleaved));
+}
+
+/* The sums of words 2 i and 2 i + 1. */
+FV_ALWAYS_INLINE fv_lanes fv_words_add_neighbours(const char *at)
+{
+    const fv_lane_bits words = (fv_lane_bits)fv_lanes_load(at);
+    return (fv_lanes)(words << 16) + (fv_lanes)(words & 0xffff0000u);
 }
 
 /* A tile of 16 rows x 32 keys, keys in order, from the keys' rows of 16. words[p] has key p % 8 + 16 (p / 8) and the

@@ -33,6 +33,11 @@ enum {
  * overflow. */
 #define LIMIT 4096.0f
 
+/* What hides a score: no row's maximum, weight 0, and no infinity in between. */
+#define HIDDEN -0x1p120f
+#define MIN_FACTOR 0x1p-80f
+#define MAX_FACTOR 0x1p6f
+
 /* K and V of a block in the making: a tile of K, or two keys of V, at a time. */
 typedef struct key_tiles {
     fv_key_block block;
@@ -44,8 +49,8 @@ typedef struct key_tiles {
 
 /* What turns a strip's scores into weights 2^(dot * factor - base). */
 typedef struct row_weigher {
-    fv_lanes factor;
-    fv_lanes sums[FV_TILE_STRIP_ROWS]; /* of each row's weights, 16 sums yet to be added up */
+    fv_lanes sums[FV_TILE_STRIP_ROWS];      /* of each row's weights as they are multiplied, in 16 parts */
+    fv_lanes fine_sums[FV_TILE_STRIP_ROWS]; /* of the same before they are rounded, where they are asked for */
     float base[FV_TILE_STRIP_ROWS];
 } row_weigher;
 
@@ -68,6 +73,7 @@ typedef struct many_item {
     const key_tiles *keys;
     key_tiles *next_keys;
     fv_score_scale scale;
+    int32_t is_fine; /* sums of weights leave the item: exponentials and sums in fp32 */
 } many_item;
 
 /* --- keys and values ------------------------------------------------------------------------------------------- */
@@ -103,14 +109,16 @@ static void make_keys(const fv_tile_item *item, key_tiles *keys, int32_t t)
     fv_lanes_store_transposed(keys->k + (int64_t)t * FV_TILE_BYTES, keys->rows);
 }
 
-/* Returns 1 if some value that some rows must not see is infinite or NaN. */
-static int32_t make_pairs(const fv_tile_item *item, const key_tiles *keys, int32_t first)
+/* Pair `row` of a step: its keys `row` and 16 + row, as weights of a row lie. Returns 1 if some value that some rows
+ * must not see is infinite or NaN. */
+static int32_t make_pairs(const fv_tile_item *item, const key_tiles *keys, int32_t step, int32_t row)
 {
     const int32_t size = item->job->params->v_head_size;
     const int64_t slice_bytes = (int64_t)item->block_keys * COLUMNS * FV_BF16_BYTES;
+    const int32_t first = step * FV_STEP_KEYS + row;
     const char *even = fv_tile_find_value(item, &keys->block, item->first_head, first, 0);
-    const char *odd = fv_tile_find_value(item, &keys->block, item->first_head, first + 1, 1);
-    char *to = keys->v + first / FV_STEP_KEYS * SLICE_STEP_BYTES + first % FV_STEP_KEYS / 2 * FV_TILE_ROW_BYTES;
+    const char *odd = fv_tile_find_value(item, &keys->block, item->first_head, first + FV_TILE_ROWS, 1);
+    char *to = keys->v + step * SLICE_STEP_BYTES + row * FV_TILE_ROW_BYTES;
     int32_t not_finite = 0;
     for (int32_t d = 0; d < size * FV_BF16_BYTES; d += COLUMNS * FV_BF16_BYTES, to += slice_bytes) {
         fv_words_store_pairs(to, to + FV_TILE_BYTES, even + d, odd + d);
@@ -123,11 +131,11 @@ static int32_t make_pairs(const fv_tile_item *item, const key_tiles *keys, int32
 static void make_next(const fv_tile_item *item, key_tiles *keys)
 {
     if (keys->next >= keys->end) return;
-    const int32_t at = keys->next++;
-    if (at < keys->num_k_tiles)
+    const int32_t at = keys->next++, pair = at - keys->num_k_tiles;
+    if (pair < 0)
         make_keys(item, keys, at);
     else
-        keys->not_finite |= make_pairs(item, keys, 2 * (at - keys->num_k_tiles));
+        keys->not_finite |= make_pairs(item, keys, pair / FV_TILE_ROWS, pair % FV_TILE_ROWS);
 }
 
 static void make_rest(fv_tile_item *item, key_tiles *keys)
@@ -202,44 +210,103 @@ FV_ALWAYS_INLINE void store_half(fv_tile_item *item, float *scores, const int32_
     }
 }
 
-/* Weights of a row and a step. */
-FV_ALWAYS_INLINE void weigh_row(row_weigher *weigh, char *weights, const float *scores, int32_t row)
+/* Weights of a row and a step: words 2 i and 2 i + 1 are of keys i and 16 + i. */
+FV_ALWAYS_INLINE void weigh_row(row_weigher *weigh, char *weights, const float *scores, int32_t row, fv_lanes factor,
+                                const int32_t is_fine)
 {
-    const fv_lanes factor = weigh->factor;
-    const float *at = scores + row * FV_TILE_COLUMNS;
     const fv_lanes base = fv_lanes_splat(weigh->base[row]);
-    const fv_lanes low = fv_lanes_exp2(fv_lanes_load(at) * factor - base);
-    const fv_lanes high = fv_lanes_exp2(fv_lanes_load(at + HALF_SCORES) * factor - base);
+    const float *at = scores + row * FV_TILE_COLUMNS;
+    fv_lanes low = fv_lanes_load(at) * factor - base, high = fv_lanes_load(at + HALF_SCORES) * factor - base;
+    if (is_fine) {
+        low = fv_lanes_exp2(low);
+        high = fv_lanes_exp2(high);
+        weigh->fine_sums[row] += low + high;
+    } else {
+        low = fv_lanes_exp2_rough(low);
+        high = fv_lanes_exp2_rough(high);
+    }
+    low = fv_lanes_rounded(low);
+    high = fv_lanes_rounded(high);
     weigh->sums[row] += low + high;
-    const fv_words words = fv_words_of(low, high);
+    const fv_words words = fv_words_interleaved(low, high);
     memcpy(weights + row * FV_TILE_ROW_BYTES, &words, sizeof(words));
 }
 
-/* The scores of a step, and between the products the weights of the one before; either may be none. A strip's scores
- * leave their tiles beside the products of the next strip, so those of the last's second strip are still there. */
-FV_ALWAYS_INLINE void score_and_weigh_as(const many_item *many, const pair_step *next, pair_step *last,
-                                         const int32_t depth, const int32_t scores, const int32_t weighs)
+/* What stands beside each other: the scores of a step and the weights of the one before, either of which may be none. */
+typedef struct step_pass {
+    fv_tile_item *item;
+    score_operands of;
+    row_weigher *weigh[2];
+    char *weights[2]; /* of the last step's strips */
+    float *next_scores, *last_scores;
+    fv_lanes factor;
+    int32_t is_in_tiles; /* the last's second strip's scores are */
+    int32_t depth, scores, weighs, is_fine;
+} step_pass;
+
+FV_ALWAYS_INLINE step_pass step_pass_of(const many_item *many, const pair_step *next, const pair_step *last,
+                                        int32_t depth, const int32_t scores, const int32_t weighs,
+                                        const int32_t is_fine)
 {
-    const score_operands of = scores ? score_operands_of(many, next) : (score_operands){0};
-    const int32_t products = 2 * depth, first_store = depth - 1, second_store = depth + depth / 4;
-    FV_UNROLL
-    for (int32_t i = 0; i < 2; i++) {
-        char *weights = weighs ? last->work->pair.weights[i] + last->step * FV_TILE_BYTES : NULL;
-        if (scores) score_begin(many->item, i);
-        FV_UNROLL
-        for (int32_t p = 0; p < products; p++) {
-            if (scores) score_product(many->item, &of, i, p);
-            if (p == first_store || p == second_store) {
-                const int32_t half = p != first_store;
-                if (i == 0 && last->is_in_tiles) store_half(many->item, last->scores, 1, half);
-                if (i == 1 && scores) store_half(many->item, next->scores, 0, half);
-            }
-            if (!weighs) continue;
-            FV_UNROLL
-            for (int32_t row = p * FV_TILE_ROWS / products; row < (p + 1) * FV_TILE_ROWS / products; row++)
-                weigh_row(&last->work->weigh[i], weights, last->scores + i * STEP_SCORES, row);
-        }
+    step_pass pass = {
+        .item = many->item,
+        .last_scores = last->scores,
+        .factor = fv_lanes_splat(many->scale.dot),
+        .is_in_tiles = last->is_in_tiles,
+        .depth = depth,
+        .scores = scores,
+        .weighs = weighs,
+        .is_fine = is_fine,
+    };
+    if (scores) {
+        pass.of = score_operands_of(many, next);
+        pass.next_scores = next->scores;
     }
+    for (int32_t i = 0; weighs && i < 2; i++) {
+        pass.weigh[i] = &last->work->weigh[i];
+        pass.weights[i] = last->work->pair.weights[i] + last->step * FV_TILE_BYTES;
+    }
+    return pass;
+}
+
+/* Product p of a strip, and its share of the weights. A strip's scores leave their tiles beside the products of the
+ * next strip, so those of the last's second strip are still there. */
+FV_ALWAYS_INLINE void pass_product(const step_pass *pass, const int32_t strip, int32_t p)
+{
+    const int32_t depth = pass->depth, products = 2 * depth;
+    if (pass->scores) {
+        if (p == 0) score_begin(pass->item, strip);
+        score_product(pass->item, &pass->of, strip, p);
+    }
+    if (p == depth - 1 || p == depth + depth / 4) {
+        const int32_t half = p != depth - 1;
+        if (strip == 0 && pass->is_in_tiles) store_half(pass->item, pass->last_scores, 1, half);
+        if (strip == 1 && pass->scores) store_half(pass->item, pass->next_scores, 0, half);
+    }
+    if (!pass->weighs) return;
+    for (int32_t row = p * FV_TILE_ROWS / products; row < (p + 1) * FV_TILE_ROWS / products; row++)
+        weigh_row(pass->weigh[strip], pass->weights[strip], pass->last_scores + strip * STEP_SCORES, row, pass->factor,
+                  pass->is_fine);
+}
+
+FV_ALWAYS_INLINE void score_and_weigh_as(const many_item *many, const pair_step *next, const pair_step *last,
+                                         const int32_t depth, const int32_t is_fine)
+{
+    const step_pass pass = step_pass_of(many, next, last, depth, 1, 1, is_fine);
+    FV_UNROLL
+    for (int32_t p = 0; p < 2 * depth; p++) pass_product(&pass, 0, p);
+    FV_UNROLL
+    for (int32_t p = 0; p < 2 * depth; p++) pass_product(&pass, 1, p);
+}
+
+/* For any depth; the scores or the weights may be none. */
+FV_ALWAYS_INLINE void score_and_weigh_any(const many_item *many, const pair_step *next, const pair_step *last,
+                                          const int32_t scores, const int32_t weighs, const int32_t is_fine)
+{
+    const int32_t depth = many->item->job->params->head_size / FV_TILE_DEPTH;
+    const step_pass pass = step_pass_of(many, next, last, depth, scores, weighs, is_fine);
+    for (int32_t p = 0; p < 2 * depth; p++) pass_product(&pass, 0, p);
+    for (int32_t p = 0; p < 2 * depth; p++) pass_product(&pass, 1, p);
 }
 
 /* Stores what is left of a step's scores. */
@@ -254,24 +321,37 @@ static void store_scores(const many_item *many, pair_step *last)
 static void score(const many_item *many, const pair_step *next, pair_step *last)
 {
     store_scores(many, last);
-    score_and_weigh_as(many, next, last, many->item->job->params->head_size / FV_TILE_DEPTH, 1, 0);
+    score_and_weigh_any(many, next, last, 1, 0, 0);
 }
 
 static void weigh(const many_item *many, pair_step *last)
 {
     store_scores(many, last);
-    score_and_weigh_as(many, NULL, last, 4, 0, 1);
+    if (many->is_fine)
+        score_and_weigh_any(many, NULL, last, 0, 1, 1);
+    else
+        score_and_weigh_any(many, NULL, last, 0, 1, 0);
+}
+
+static void score_and_weigh_fine(const many_item *many, const pair_step *next, pair_step *last)
+{
+    if (many->item->job->params->head_size == 4 * FV_TILE_DEPTH)
+        score_and_weigh_as(many, next, last, 4, 1);
+    else
+        score_and_weigh_any(many, next, last, 1, 1, 1);
 }
 
 static void score_and_weigh(const many_item *many, const pair_step *next, pair_step *last)
 {
     const int32_t depth = many->item->job->params->head_size / FV_TILE_DEPTH;
-    if (depth == 4)
-        score_and_weigh_as(many, next, last, 4, 1, 1);
+    if (many->is_fine)
+        score_and_weigh_fine(many, next, last);
+    else if (depth == 4)
+        score_and_weigh_as(many, next, last, 4, 0);
     else if (depth == 2)
-        score_and_weigh_as(many, next, last, 2, 1, 1);
+        score_and_weigh_as(many, next, last, 2, 0);
     else
-        score_and_weigh_as(many, next, last, depth, 1, 1);
+        score_and_weigh_any(many, next, last, 1, 1, 0);
 }
 
 static int32_t has_reference(const fv_row_strip *rows)
@@ -299,7 +379,7 @@ static void hide_keys(const fv_row_strip *rows, float *scores, int32_t first_key
         for (int32_t row = 0; row < FV_TILE_STRIP_ROWS; row++) {
             float *at = scores + half * HALF_SCORES + row * FV_TILE_COLUMNS;
             const fv_lane_ints seen = (key >= rows->first[row]) & (key < rows->end[row]);
-            fv_lanes_store(at, fv_lanes_select(seen, fv_lanes_load(at), fv_lanes_splat(-INFINITY)));
+            fv_lanes_store(at, fv_lanes_select(seen, fv_lanes_load(at), fv_lanes_splat(HIDDEN)));
         }
     }
 }
@@ -332,8 +412,8 @@ static int32_t begin_weights(const many_item *many, pair_step *at)
         if (is_edge) hide_keys(rows, scores, local);
         if (at->step > work->pair.first_step) continue;
         row_weigher *weigh = &work->weigh[i];
-        *weigh = (row_weigher){.factor = fv_lanes_splat(many->scale.dot)};
-        if (!find_reference(rows, scores, weigh->factor)) work->is_exact = 1;
+        *weigh = (row_weigher){0};
+        if (!find_reference(rows, scores, fv_lanes_splat(many->scale.dot))) work->is_exact = 1;
         memcpy(weigh->base, rows->max, sizeof(weigh->base));
     }
     return !work->is_exact;
@@ -394,17 +474,42 @@ static float *row_sums_of(const fv_tile_item *item, const fv_tile_strip *strip)
     return item->scratch.row_sums + (strip - item->scratch.strips) * FV_TILE_ROWS * FV_TILE_COLUMNS;
 }
 
-/* Adds up the parts of a strip's row sums. */
-static void gather_row_sums(const fv_tile_item *item, fv_tile_strip *strip)
+/* The rows' sums of [row][16] parts. */
+static fv_lanes gather_parts(const float *parts)
 {
-    float *parts = row_sums_of(item, strip), turned[FV_TILE_COLUMNS][FV_TILE_STRIP_ROWS];
+    float turned[FV_TILE_COLUMNS][FV_TILE_STRIP_ROWS];
     const char *rows[FV_TILE_STRIP_ROWS];
     for (int32_t i = 0; i < FV_TILE_STRIP_ROWS; i++) rows[i] = (const char *)(parts + i * FV_TILE_COLUMNS);
     fv_lanes_store_transposed((char *)turned, rows);
-    fv_lanes sum = fv_lanes_load(strip->rows.sum);
-    for (int32_t i = 0; i < FV_TILE_COLUMNS; i++) sum += fv_lanes_load(turned[i]);
-    fv_lanes_store(strip->rows.sum, sum);
+    fv_lanes sum = fv_lanes_load(turned[0]);
+    for (int32_t i = 1; i < FV_TILE_COLUMNS; i++) sum += fv_lanes_load(turned[i]);
+    return sum;
+}
+
+static void add_parts(float *parts, const fv_lanes *more)
+{
+    for (int32_t row = 0; row < FV_TILE_STRIP_ROWS; row++, parts += FV_TILE_COLUMNS)
+        fv_lanes_store(parts, fv_lanes_load(parts) + more[row]);
+}
+
+/* Takes over the parts of a strip's row sums. */
+static void gather_row_sums(const fv_tile_item *item, fv_tile_strip *strip)
+{
+    float *parts = row_sums_of(item, strip);
+    fv_lanes_store(strip->rows.sum, fv_lanes_load(strip->rows.sum) + gather_parts(parts));
     memset(parts, 0, FV_TILE_BYTES);
+}
+
+/* A strip's weights of a block with keys in order: to the order of weigh_row, and their sums. */
+static void take_ordered_weights(const fv_tile_item *item, const fv_strip_pair *pair, int32_t i)
+{
+    float *sums = weight_sums_of(item, pair->strips[i]);
+    char *at = pair->weights[i] + pair->first_step * FV_TILE_BYTES;
+    for (int32_t row = 0; row < (pair->end_step - pair->first_step) * FV_TILE_ROWS; row++, at += FV_TILE_ROW_BYTES) {
+        float *parts = sums + row % FV_TILE_ROWS * FV_TILE_COLUMNS;
+        fv_words_interleave(at);
+        fv_lanes_store(parts, fv_lanes_load(parts) + fv_words_add_neighbours(at));
+    }
 }
 
 /* A pair's weights by its maxima over the block. */
@@ -427,6 +532,7 @@ static void weigh_exactly(const many_item *many, pair_work *work)
         float *weight_sums = weight_sums_of(item, pair->strips[i]);
         for (int32_t row = 0; row < FV_TILE_STRIP_ROWS; row++)
             fv_tile_rescale_row(weight_sums + row * FV_TILE_COLUMNS, 0, 1, pair->strips[i], row, item->rescaling);
+        take_ordered_weights(item, pair, i);
     }
 }
 
@@ -443,32 +549,12 @@ static void end_weights(const many_item *many, pair_work *work)
         return;
     }
     for (int32_t i = 0; i < work->pair.num; i++) {
-        float *parts = row_sums_of(many->item, work->pair.strips[i]);
-        for (int32_t row = 0; row < FV_TILE_STRIP_ROWS; row++, parts += FV_TILE_COLUMNS)
-            fv_lanes_store(parts, fv_lanes_load(parts) + work->weigh[i].sums[row]);
+        add_parts(weight_sums_of(many->item, work->pair.strips[i]), work->weigh[i].sums);
+        if (many->is_fine) add_parts(row_sums_of(many->item, work->pair.strips[i]), work->weigh[i].fine_sums);
     }
 }
 
 /* --- sums --------------------------------------------------------------------------------------------------------- */
-
-/* The weights as they are multiplied, added up: what the sums have to be divided by. */
-static void add_weights(const many_item *many, const fv_strip_pair *pair)
-{
-    fv_tile_item *item = many->item;
-    fv_tiles *tiles = &item->tiles;
-    float *to[2] = {weight_sums_of(item, pair->strips[0]), weight_sums_of(item, pair->strips[1])};
-    fv_tile_load(tiles, 6, item->scratch.ones, FV_TILE_ROW_BYTES);
-    fv_tile_load(tiles, 0, to[0], FV_TILE_ROW_BYTES);
-    fv_tile_load(tiles, 1, to[1], FV_TILE_ROW_BYTES);
-    for (int32_t step = pair->first_step; step < pair->end_step; step++) {
-        fv_tile_load(tiles, 4, pair->weights[0] + step * FV_TILE_BYTES, FV_TILE_ROW_BYTES);
-        fv_tile_dot(tiles, 0, 4, 6);
-        fv_tile_load(tiles, 5, pair->weights[1] + step * FV_TILE_BYTES, FV_TILE_ROW_BYTES);
-        fv_tile_dot(tiles, 1, 5, 6);
-    }
-    fv_tile_store(tiles, 0, to[0], FV_TILE_ROW_BYTES);
-    fv_tile_store(tiles, 1, to[1], FV_TILE_ROW_BYTES);
-}
 
 /* Two keys or values of the next block are made after the products of every other step. */
 static void add_values(const many_item *many, const fv_strip_pair *pair)
@@ -526,7 +612,6 @@ static void attend_keys(const many_item *many)
         for (int32_t p = 0; p < num; p++) {
             if (works[p].pair.first_step >= works[p].pair.end_step) continue;
             end_weights(many, &works[p]);
-            add_weights(many, &works[p].pair);
             add_values(many, &works[p].pair);
         }
     }
@@ -547,10 +632,9 @@ static void finish_strip(const fv_tile_item *item, const fv_tile_strip *strip)
     const fv_attend_params *params = job->params;
     const float v_scale = fv_head_scale_of(job->v_head_scale, params->num_kv_scales, item->first_head);
     const fv_lanes max = fv_lanes_load(strip->rows.max), sum = fv_lanes_load(strip->rows.sum);
+    const fv_lanes weight_sums = gather_parts(weight_sums_of(item, strip));
     float factors[FV_TILE_STRIP_ROWS];
-    const float *weight_sums = weight_sums_of(item, strip);
-    for (int32_t i = 0; i < FV_TILE_STRIP_ROWS; i++)
-        factors[i] = max[i] == -INFINITY ? 0.0f : v_scale / weight_sums[i * FV_TILE_COLUMNS];
+    for (int32_t i = 0; i < FV_TILE_STRIP_ROWS; i++) factors[i] = max[i] == -INFINITY ? 0.0f : v_scale / weight_sums[i];
     const int32_t num_rows = fv_min_i32(FV_TILE_STRIP_ROWS, job->num_rows - strip->rows.first_row);
     for (int32_t i = 0; i < num_rows; i++) {
         const int32_t row = strip->rows.first_row + i, head = item->first_head * job->group + row % job->group;
@@ -571,11 +655,11 @@ static void finish_strip(const fv_tile_item *item, const fv_tile_strip *strip)
 /* Sums of a strip as if its weights had been summed as they were multiplied. */
 static void fit_sums(const fv_tile_item *item, const fv_tile_strip *strip)
 {
-    const float *weight_sums = weight_sums_of(item, strip);
+    const fv_lanes weight_sums = gather_parts(weight_sums_of(item, strip));
     for (int32_t row = 0; row < FV_TILE_STRIP_ROWS; row++) {
         const float sum = strip->rows.sum[row];
         if (strip->rows.max[row] == -INFINITY) continue;
-        const float factor = sum / weight_sums[row * FV_TILE_COLUMNS];
+        const float factor = sum / weight_sums[row];
         for (int32_t column = 0; column < item->job->params->v_head_size; column += FV_TILE_COLUMNS) {
             float *at = strip->sums + column * FV_TILE_STRIP_ROWS + row * FV_TILE_COLUMNS;
             fv_lanes_store(at, fv_lanes_load(at) * factor);
@@ -636,7 +720,8 @@ int32_t FV_ISA_SYMBOL(fv_many_tiles_serve)(const fv_attend_job *job, int32_t num
     if (num_strips < FV_TILE_COPY_STRIPS || rescaling != FV_RESCALING_MULTIPLY) return 0;
     if (params->head_size > MAX_SIZE || params->v_head_size > MAX_SIZE) return 0;
     for (int32_t head = 0; head < job->item->num_kv_heads; head++) {
-        if (!fv_scores_are_plain(params, fv_attend_score_scale(job, job->item->first_kv_head + head))) return 0;
+        const fv_score_scale scale = fv_attend_score_scale(job, job->item->first_kv_head + head);
+        if (!fv_scores_are_plain(params, scale) || scale.dot < MIN_FACTOR || scale.dot > MAX_FACTOR) return 0;
     }
     return 1;
 }
@@ -649,11 +734,16 @@ int32_t FV_ISA_SYMBOL(fv_attend_many_tiles)(fv_tile_item *item)
     for (int32_t i = 0; i < item->num_strips; i++) item->scratch.strips[i].has_sums = 0;
     memset(item->scratch.weight_sums, 0, (size_t)item->num_strips * FV_TILE_BYTES);
     memset(item->scratch.row_sums, 0, (size_t)item->num_strips * FV_TILE_BYTES);
-    for (int32_t i = 0; i < FV_TILE_BYTES; i += 2) memcpy(item->scratch.ones + i, &(uint16_t){0x3f80}, 2);
     key_tiles keys = key_tiles_of(item, 0), next = key_tiles_of(item, 1);
     fv_tile_aim_ahead(item, &next.block, keys.end / 2);
     make_rest(item, &keys);
-    many_item many = {item, &keys, &next, fv_attend_score_scale(item->job, item->first_head)};
+    many_item many = {
+        .item = item,
+        .keys = &keys,
+        .next_keys = &next,
+        .scale = fv_attend_score_scale(item->job, item->first_head),
+        .is_fine = item->job->params->lse || !ends_plainly(item->job),
+    };
     for (int32_t index = 2; keys.block.first < keys.block.end; index++) {
         if (keys.not_finite) return 0;
         key_tiles after = key_tiles_of(item, index);

@@ -45,9 +45,8 @@ typedef struct fv_tile_scratch {
     fv_tile_strip *strips; /* [heads][num_strips] */
     char *q;
     float *sums;
-    float *weight_sums;   /* [strips][16][16]: of a row's weights as bf16, the same in all columns; many strips only */
-    float *row_sums;      /* [strips][16][16]: of a row's weights in fp32, 16 parts; many strips only */
-    char *ones;           /* a B tile: adds up weights */
+    float *weight_sums;   /* [strips][16][16]: of a row's weights as bf16, in 16 parts; many strips only */
+    float *row_sums;      /* the same of its weights in fp32 */
     float *scores;        /* of two pairs of strips, or of all that share a block, in turn: [2][2][block_keys][16] */
     char *weights;        /* of two pairs in turn, or of all: [2][2][block_keys / 32] A tiles */
     char *pairs;          /* [block_keys / 32][Dv / 16] B tiles of V; of two blocks, many strips */
@@ -98,7 +97,6 @@ static inline fv_tile_scratch fv_tile_scratch_of(const fv_attend_params *params,
                                    strips * FV_TILE_STRIP_ROWS * (size_t)params->v_head_size * sizeof(float));
     scratch.weight_sums = fv_scratch_take(memory, &scratch.bytes, many * FV_TILE_BYTES);
     scratch.row_sums = fv_scratch_take(memory, &scratch.bytes, many * FV_TILE_BYTES);
-    scratch.ones = fv_scratch_take(memory, &scratch.bytes, FV_TILE_BYTES);
     scratch.scores = fv_scratch_take(memory, &scratch.bytes, 2 * kept * strip_scores * sizeof(float));
     scratch.weights = fv_scratch_take(memory, &scratch.bytes, weighed * strip_scores * FV_BF16_BYTES);
     scratch.pairs = fv_scratch_take(memory, &scratch.bytes, turns * keys * v_bytes);
