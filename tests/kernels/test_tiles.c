@@ -77,6 +77,35 @@ static void weights_are_transposed(void **state)
     for (int32_t i = 0; i < 512; i++) assert_int_equal(tile[i % 16][i / 16], fv_bf16_of_f32(weights[i / 16][i % 16]));
 }
 
+/* Weights of a row as they come, and those of the other order brought to theirs. */
+static void weights_are_interleaved(void **state)
+{
+    (void)state;
+    fv_lanes low, high;
+    uint16_t words[32], ordered[32];
+    for (int32_t i = 0; i < 16; i++) {
+        low[i] = 1.0f + (float)i * 0x1.07p-6f;
+        high[i] = 0x1.8p-9f * (float)(i * i);
+    }
+    const fv_lanes rounded_low = fv_lanes_rounded(low), rounded_high = fv_lanes_rounded(high);
+    const fv_words made = fv_words_interleaved(rounded_low, rounded_high);
+    memcpy(words, &made, sizeof(words));
+    const fv_lanes sums = fv_words_add_neighbours((const char *)words);
+    for (int32_t i = 0; i < 16; i++) {
+        assert_true(fabsf(rounded_low[i] - low[i]) <= 0x1p-8f * low[i]);
+        assert_true(fabsf(rounded_high[i] - high[i]) <= 0x1p-8f * high[i]);
+        assert_true(fv_f32_of_bf16(words[2 * i]) == rounded_low[i]);
+        assert_true(fv_f32_of_bf16(words[2 * i + 1]) == rounded_high[i]);
+        assert_true(sums[i] == rounded_low[i] + rounded_high[i]);
+        ordered[i] = words[2 * i];
+        ordered[16 + i] = words[2 * i + 1];
+    }
+    fv_words_interleave((char *)ordered);
+    assert_memory_equal(ordered, words, sizeof(words));
+    assert_true(fv_lanes_rounded(fv_lanes_splat(INFINITY))[3] == INFINITY);
+    assert_false(fv_lanes_all_below(fv_lanes_rounded(fv_lanes_splat(NAN)), INFINITY));
+}
+
 /* Pairs of columns, a product's worth of sums, and back. */
 static void pairs_come_back_in_order(void **state)
 {
@@ -126,6 +155,20 @@ static void powers_are_right(void **state)
     assert_true(powers[6] == INFINITY && powers[7] == INFINITY);
 }
 
+static void rough_powers_are_near(void **state)
+{
+    (void)state;
+    for (int32_t i = 0; i < 20000; i++) {
+        const float x = 127.4f - (float)i * 0.0126f;
+        const double exact = exp2(x), error = fabs(fv_lanes_exp2_rough(fv_lanes_splat(x))[i % 16] / exact - 1);
+        assert_true(error <= 1.1e-4);
+    }
+    const fv_lanes special = {0.0f, -1e30f, NAN, -3.0f, -0x1p120f, 1e30f};
+    const fv_lanes powers = fv_lanes_exp2_rough(special);
+    assert_true(powers[0] == 1.0f && powers[1] == 0.0f && powers[3] == 0.125f && powers[4] == 0.0f);
+    assert_true(powers[2] != powers[2] && powers[5] > 0x1p126f);
+}
+
 static void overflows_are_seen(void **state)
 {
     (void)state;
@@ -163,10 +206,11 @@ static void additions_to_exponents_are_guarded(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(dot_is_the_instruction), cmocka_unit_test(tiles_are_loaded_with_strides),
-        cmocka_unit_test(weights_are_transposed), cmocka_unit_test(pairs_come_back_in_order),
-        cmocka_unit_test(queries_are_transposed), cmocka_unit_test(powers_are_right),
-        cmocka_unit_test(overflows_are_seen),     cmocka_unit_test(additions_to_exponents_are_guarded),
+        cmocka_unit_test(dot_is_the_instruction),  cmocka_unit_test(tiles_are_loaded_with_strides),
+        cmocka_unit_test(weights_are_transposed),  cmocka_unit_test(pairs_come_back_in_order),
+        cmocka_unit_test(queries_are_transposed),  cmocka_unit_test(powers_are_right),
+        cmocka_unit_test(overflows_are_seen),      cmocka_unit_test(additions_to_exponents_are_guarded),
+        cmocka_unit_test(weights_are_interleaved), cmocka_unit_test(rough_powers_are_near),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
