@@ -78,13 +78,14 @@ typedef struct many_item {
 
 /* --- keys and values ------------------------------------------------------------------------------------------- */
 
+static int32_t first_key_of(const fv_tile_item *item) { return item->job->keys.first / FV_STEP_KEYS * FV_STEP_KEYS; }
+
 static key_tiles key_tiles_of(const fv_tile_item *item, int32_t index)
 {
     const fv_attend_params *params = item->job->params;
-    const int32_t first_key = item->job->keys.first / FV_STEP_KEYS * FV_STEP_KEYS;
     const int64_t turn = index % 2, block_bytes = (int64_t)item->block_keys * FV_BF16_BYTES;
     key_tiles keys = {
-        .block = fv_key_block_at(item, first_key + index * item->block_keys, index % 3),
+        .block = fv_key_block_at(item, first_key_of(item) + index * item->block_keys, index % 3),
         .k = item->scratch.k_copies + turn * block_bytes * params->head_size,
         .v = item->scratch.pairs + turn * block_bytes * params->v_head_size,
     };
@@ -520,7 +521,7 @@ static void weigh_exactly(const many_item *many, pair_work *work)
     score_block(many, work);
     for (int32_t i = 0; i < pair->num; i++) {
         fv_weigher weigher;
-        gather_row_sums(item, pair->strips[i]);
+        if (many->is_fine) gather_row_sums(item, pair->strips[i]);
         if (fv_strip_weigh_begin(&weigher, item, pair, i, &many->keys->block, many->scale, pair->weights[i])) {
             for (int32_t step = pair->first_step; step < pair->end_step; step++)
                 fv_weigher_step(&weigher, pair->weights[i] + step * FV_TILE_BYTES,
@@ -667,11 +668,12 @@ static void fit_sums(const fv_tile_item *item, const fv_tile_strip *strip)
     }
 }
 
-static void finish(const fv_tile_item *item)
+static void finish(const many_item *many)
 {
+    const fv_tile_item *item = many->item;
     for (int32_t i = 0; i < item->num_strips; i++) {
         fv_tile_strip *strip = &item->scratch.strips[i];
-        gather_row_sums(item, strip);
+        if (many->is_fine) gather_row_sums(item, strip);
         if (!strip->has_sums) fv_strip_zero_sums(strip, item->job->params->v_head_size); /* its rows saw no key */
     }
     if (!ends_plainly(item->job)) {
@@ -730,10 +732,11 @@ int32_t FV_ISA_SYMBOL(fv_attend_many_tiles)(fv_tile_item *item)
 {
     const int32_t depth = item->job->params->head_size / FV_TILE_DEPTH;
     const int32_t num_sites = item->block_keys / FV_STEP_KEYS * ((item->num_strips + 1) / 2) * depth;
+    const fv_key_block first = fv_key_block_at(item, first_key_of(item), 0);
+    fv_tile_aim_ahead(item, &first, item->num_strips);
     fv_strips_begin(item, 1);
     for (int32_t i = 0; i < item->num_strips; i++) item->scratch.strips[i].has_sums = 0;
     memset(item->scratch.weight_sums, 0, (size_t)item->num_strips * FV_TILE_BYTES);
-    memset(item->scratch.row_sums, 0, (size_t)item->num_strips * FV_TILE_BYTES);
     key_tiles keys = key_tiles_of(item, 0), next = key_tiles_of(item, 1);
     fv_tile_aim_ahead(item, &next.block, keys.end / 2);
     make_rest(item, &keys);
@@ -744,6 +747,7 @@ int32_t FV_ISA_SYMBOL(fv_attend_many_tiles)(fv_tile_item *item)
         .scale = fv_attend_score_scale(item->job, item->first_head),
         .is_fine = item->job->params->lse || !ends_plainly(item->job),
     };
+    if (many.is_fine) memset(item->scratch.row_sums, 0, (size_t)item->num_strips * FV_TILE_BYTES);
     for (int32_t index = 2; keys.block.first < keys.block.end; index++) {
         if (keys.not_finite) return 0;
         key_tiles after = key_tiles_of(item, index);
@@ -756,6 +760,6 @@ int32_t FV_ISA_SYMBOL(fv_attend_many_tiles)(fv_tile_item *item)
         keys = next;
         next = after;
     }
-    finish(item);
+    finish(&many);
     return 1;
 }

@@ -322,6 +322,7 @@ int32_t FV_ISA_SYMBOL(fv_attend_tiles)(const fv_attend_job *job, void *memory, f
     for (int32_t head = job->item->first_kv_head; head < end_head && is_done; head += run) {
         item.first_head = head;
         item.num_heads = fv_min_i32(run, end_head - head);
+        item.ahead_portions = 0;
         item.scratch = fv_tile_scratch_of(job->params, item.num_heads * item.num_strips, shared, item.block_keys,
                                           memory);
         if (shared)

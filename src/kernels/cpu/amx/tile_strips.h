@@ -36,8 +36,8 @@ static inline void fv_strip_call_queries(const fv_attend_job *job, int32_t kv_he
     }
 }
 
-/* Sums are not set yet. q_as_rows: queries become A tiles, else B tiles. */
-static inline void fv_strips_begin(const fv_tile_item *item, int32_t q_as_rows)
+/* Sums are not set yet. q_as_rows: queries become A tiles, else B tiles. Calls ahead once for each strip. */
+static inline void fv_strips_begin(fv_tile_item *item, int32_t q_as_rows)
 {
     const fv_attend_job *job = item->job;
     const size_t v_size = (size_t)job->params->v_head_size;
@@ -52,6 +52,7 @@ static inline void fv_strips_begin(const fv_tile_item *item, int32_t q_as_rows)
         fv_tile_scale_init(strip);
         fv_strip_call_queries(job, kv_head, (i % item->num_strips + FV_QUERY_STRIPS_AHEAD) * FV_TILE_STRIP_ROWS);
         fv_strip_pack_queries(strip, job, kv_head, q_as_rows);
+        fv_tile_call_ahead(item);
     }
     memset(item->scratch.zeros, 0,
            (size_t)fv_max_i32(job->params->head_size, job->params->v_head_size) * FV_BF16_BYTES);
