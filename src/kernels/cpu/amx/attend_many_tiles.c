@@ -3,14 +3,22 @@
  * What bounds it is the way from L2 to L1, so each of the two phases of a block of keys keeps what it reads again small:
  *
  *   scores and weights   of a group of two pairs of strips, step by step: K of a step (8 KB) comes from L2 once for both
- *                        pairs; beside the products of one pair stand the exponentials of the one before: scores
- *                        live for 4 KB
+ *                        pairs; scores live for 4 KB
  *   sums                 pair after pair, 32 columns at a time: its weights (16 KB) stay in L1, pairs of V come from L2,
  *                        a run of 16 KB for each 32 columns; between the products K's tiles and V's pairs of the next
  *                        block are made
  *
  * Scores lie as [row][key]: queries are A tiles and keys B tiles, so that a row's weights are a row of an A tile as they
  * come, and nothing is transposed but the keys, once for a block. Base and sum of a row are a number and a vector.
+ *
+ * Strip after strip passes three stages, each beside the others in program order:
+ *
+ *   tiles 0, 1           products of strip 0 | of strip 1       | strip 0 of the next step
+ *   from tiles to L1                         | strip 0's scores | strip 1's
+ *   vectors                                  |                  | weights of strip 0
+ *
+ * While products are under way multiplications of 64 bytes have one port, additions and integers two: weights are of few
+ * multiplications, rounded and packed by integers (lanes.h).
  *
  * So scores are gone before the maximum of their block is known. They need none: weights are taken against a reference,
  * the maximum of the first keys that a row saw, and bf16, sums and fp32 scores have exponents to spare. Where the
