@@ -1,0 +1,177 @@
+/* How latents of 16 bits come to the tiles of MLA decode of 64 rows (attend_latent.cuh): by boxes of a tensor map, or row by row. By
+ * the third warpgroup. */
+#ifndef FV_KERNELS_CUDA_HOPPER_LATENT_COPY_CUH
+#define FV_KERNELS_CUDA_HOPPER_LATENT_COPY_CUH
+
+#include "kernels/cuda/hopper/latent_block.cuh"
+
+/* Where a key lies, known before it is asked for. */
+typedef struct latent_slot {
+    int32_t page, slot;
+} latent_slot;
+
+/* Keys that no row sees are a neighbour's, whose latents weigh nothing there. */
+static __device__ __forceinline__ latent_slot find_latent_slot(const attend_args *args, const int32_t *table,
+                                                               const attend_keys *keys, int32_t key)
+{
+    const int2 at = split_key(args, fv_max_i32(keys->first, fv_min_i32(key, keys->end - 1)));
+    return {table[at.x], at.y};
+}
+
+/* A tile comes as boxes of the map where there is one, and no box has keys that no row sees. */
+static __device__ __forceinline__ bool comes_in_boxes(const attend_args *args, const attend_keys *keys,
+                                                      int32_t tile_first)
+{
+    return args->map_rows > 0 && tile_first >= keys->first && tile_first + LATENT_TILE <= keys->end;
+}
+
+/* The row of a tile that a loader looks up; a warp's 32 are those that it brings. */
+static __device__ __forceinline__ int32_t row_of_loader(void) { return threadIdx.x % LATENT_LOADERS; }
+
+/* Half a tile may be overwritten. */
+static __device__ __forceinline__ void wait_for_space(latent_memory *memory, int32_t tile, int32_t side)
+{
+    ptx_mbarrier_wait(&memory->empty[tile % 2][side], (tile / 2 + 1) % 2);
+}
+
+/* Where box `box` of the warp's lies: the same in all lanes. */
+static __device__ __forceinline__ latent_slot slot_of_box(const attend_args *args, latent_slot at, int32_t box)
+{
+    return {__shfl_sync(~0u, at.page, box * args->map_rows), __shfl_sync(~0u, at.slot, box * args->map_rows)};
+}
+
+/* Panels FIRST .. END - 1 of the boxes that begin at the warp's rows, when there is space, and how many bytes that is: the
+ * phase of a panel's barrier ends when both warps have said so, and all bytes are there. By one lane, and from what is the
+ * same in all: else a copy takes 40 instructions, and a tile longer to ask for than to multiply. */
+template <int FIRST, int END>
+static __device__ __forceinline__ void load_box_panels(latent_memory *memory, const attend_args *args, int32_t tile,
+                                                       latent_slot at, int32_t num_boxes)
+{
+    const int32_t buffer = uniform(tile % 2), row = uniform(row_of_loader() / 32 * 32), box_rows = args->map_rows;
+    latent_slot of_box = slot_of_box(args, at, 0);
+    wait_for_space(memory, tile, FIRST > 0);
+#pragma unroll 1
+    for (int32_t box = 0; box < num_boxes; box++) {
+        const int32_t offset = (row + box * box_rows) * FV_PANEL_ROW_BYTES;
+        if (ptx_elect()) {
+#pragma unroll
+            for (int panel = FIRST; panel < END; panel++)
+                ptx_tensor_copy(memory->tiles[buffer][panel] + offset, &args->key_map, panel * 64, of_box.slot,
+                                of_box.page, &memory->full[buffer][panel]);
+        }
+        of_box = slot_of_box(args, at, box + 1);
+    }
+    if (ptx_elect()) {
+#pragma unroll
+        for (int panel = FIRST; panel < END; panel++)
+            ptx_mbarrier_expect(&memory->full[buffer][panel], num_boxes * box_rows * FV_PANEL_ROW_BYTES);
+    }
+    __syncwarp();
+}
+
+/* The warp's part of a tile that comes in boxes of the map; the first warp's are all where one is a tile. */
+static __device__ __forceinline__ void load_latent_boxes(latent_memory *memory, const attend_args *args, int32_t tile,
+                                                         latent_slot at)
+{
+    const int32_t box_rows = args->map_rows;
+    const int32_t num_boxes = uniform(box_rows < LATENT_TILE ? 32 / box_rows : row_of_loader() < 32 ? 1 : 0);
+    load_box_panels<0, LATENT_LOW_PANELS>(memory, args, tile, at, num_boxes);
+    load_box_panels<LATENT_LOW_PANELS, LATENT_PANELS>(memory, args, tile, at, num_boxes);
+}
+
+/* Panels FIRST .. END - 1 of the warp's rows, eight lanes to each: asked for. L2 takes 256 bytes at a time from memory, as
+ * for boxes, which a row's first and last panel may share with other rows. */
+template <int FIRST, int END>
+static __device__ __forceinline__ void load_latent_panels(latent_memory *memory, int32_t buffer,
+                                                          const char *const (&rows)[8])
+{
+    const int32_t row = row_of_loader() / 32 * 32 + threadIdx.x % 32 / 8;
+    const uint32_t to = ptx_shared_address(memory->tiles[buffer]) + panel_offset(LATENT_TILE, row, threadIdx.x % 8);
+#pragma unroll
+    for (int panel = FIRST; panel < END; panel++) {
+#pragma unroll
+        for (int i = 0; i < 8; i++) { /* every fourth row: the swizzle has two forms */
+            const uint32_t at = panel * LATENT_PANEL_BYTES + i * 4 * FV_PANEL_ROW_BYTES;
+            const char *from = rows[i] + panel * FV_PANEL_ROW_BYTES;
+            if (panel > 0 && panel + 1 < LATENT_PANELS)
+                ptx_cp_async_16_of_256((to ^ (i % 2 << 6)) + at, from);
+            else
+                ptx_cp_async_16((to ^ (i % 2 << 6)) + at, from);
+        }
+        ptx_cp_async_arrive(&memory->landed[buffer][panel]);
+    }
+}
+
+/* The warp's rows one by one: for pages of any size. */
+static __device__ __forceinline__ void load_latent_rows(latent_memory *memory, const attend_args *args, int32_t tile,
+                                                        latent_slot at)
+{
+    const fv_kv_plane *plane = &args->k[0].plane;
+    const int64_t own = at.page * plane->block_stride + at.slot * plane->slot_stride;
+    const int32_t buffer = uniform(tile % 2);
+    const char *rows[8];
+#pragma unroll
+    for (int i = 0; i < 8; i++)
+        rows[i] = (const char *)plane->data + __shfl_sync(~0u, own, i * 4 + threadIdx.x % 32 / 8) +
+                  threadIdx.x % 8 * 16;
+    wait_for_space(memory, tile, 0);
+    load_latent_panels<0, LATENT_LOW_PANELS>(memory, buffer, rows);
+    wait_for_space(memory, tile, 1);
+    load_latent_panels<LATENT_LOW_PANELS, LATENT_PANELS>(memory, buffer, rows);
+}
+
+/* The first two warps: they ask for latents, and wait for nothing but space. */
+static __device__ __forceinline__ void load_latents(latent_memory *memory, const attend_args *args,
+                                                    const int32_t *table, const attend_keys *keys, int32_t origin,
+                                                    int32_t num_tiles)
+{
+    const int32_t first = origin + row_of_loader();
+    latent_slot next = find_latent_slot(args, table, keys, first);
+    latent_slot second = find_latent_slot(args, table, keys, first + LATENT_TILE);
+#pragma unroll 1
+    for (int32_t tile = 0; tile < num_tiles; tile++) {
+        const int32_t tile_first = origin + tile * LATENT_TILE;
+        const latent_slot at = next;
+        next = second;
+        second = find_latent_slot(args, table, keys, first + (tile + 2) * LATENT_TILE);
+        if (comes_in_boxes(args, keys, tile_first))
+            load_latent_boxes(memory, args, tile, at);
+        else
+            load_latent_rows(memory, args, tile, at);
+    }
+}
+
+/* The other two take turns: what landed row by row is announced, in place of the boxes' two arrivals, behind the fence
+ * that products need. It may wait for copies under way, so it is not for those who ask for them. */
+static __device__ __forceinline__ void announce_latents(latent_memory *memory, const attend_args *args,
+                                                        const attend_keys *keys, int32_t origin, int32_t num_tiles)
+{
+    const int32_t first_panel = threadIdx.x / 32 % 2;
+    uint32_t parities = 0; /* a bit for each buffer */
+#pragma unroll 1
+    for (int32_t tile = 0; tile < num_tiles; tile++) {
+        if (comes_in_boxes(args, keys, origin + tile * LATENT_TILE)) continue;
+        const int32_t buffer = tile % 2;
+#pragma unroll 1
+        for (int32_t panel = first_panel; panel < LATENT_PANELS; panel += 2) {
+            ptx_mbarrier_wait(&memory->landed[buffer][panel], parities >> buffer & 1);
+            ptx_fence_proxy_async();
+            if (threadIdx.x % 32 < LATENT_LOADERS / 32) ptx_mbarrier_arrive(&memory->full[buffer][panel]);
+        }
+        parities ^= 1u << buffer;
+    }
+}
+
+static __device__ __forceinline__ void produce_latents(latent_memory *memory, const attend_args *args,
+                                                       const fv_work_item *item, const attend_keys *keys)
+{
+    const int32_t *table = args->params.block_table + item->table_row * args->params.block_table_stride;
+    const int32_t origin = first_latent_key(keys), num_tiles = count_latent_tiles(keys);
+    if (num_tiles == 0) return;
+    if (threadIdx.x < LATENT_CONSUMERS + LATENT_LOADERS)
+        load_latents(memory, args, table, keys, origin, num_tiles);
+    else
+        announce_latents(memory, args, keys, origin, num_tiles);
+}
+
+#endif
