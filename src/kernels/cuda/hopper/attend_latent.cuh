@@ -302,10 +302,8 @@ static __device__ __forceinline__ void consume_latents(latent_memory *memory, co
     ptx_bar_sync(LATENT_BARRIER_CONSUMERS, LATENT_CONSUMERS);
     const float scale = args->params.scale * memory->job.k_head_scale * FV_LOG2E;
     attend_latents<F>(out, &state, memory, args, group, origin, num_tiles, scale);
-    /* In registers for the end alone: the loop's descriptors need it in a uniform one. */
-    latent_memory *at_end = (latent_memory *)ptx_keep((const char *)memory);
-    const int32_t num_rows = fv_min_i32(LATENT_ROWS, at_end->job.num_rows - first_latent_row(args));
-    store_latent_rows<F>(out, &state, at_end, args, group, num_rows);
+    const int32_t num_rows = fv_min_i32(LATENT_ROWS, memory->job.num_rows - first_latent_row(args));
+    store_latent_rows<F>(out, &state, memory, args, group, num_rows);
 }
 
 template <class F>
