@@ -78,16 +78,7 @@ static int32_t add_integers(lab *to, const int32_t *values, int32_t count)
     return index;
 }
 
-/* Of the last place of `value`; of fp32 four, since functions of the device differ in the last ones. */
-static double unit_of(double value, fv_dtype dtype)
-{
-    int exponent = 0;
-    (void)frexp(value, &exponent);
-    return ldexp(1, exponent - (dtype == FV_DTYPE_BF16 ? 8 : dtype == FV_DTYPE_F16 ? 11 : 22));
-}
-
-/* Both are to have the same numbers, up to what sums in another order may differ by, `tolerance` of the largest, and one
- * unit of the last place, for two such sums may be rounded to either side. */
+/* Both are to have the same numbers, up to `tolerance` of the largest and one step of the dtype. */
 static void expect_same(lab *of, const char *what, int32_t index, fv_dtype dtype, double tolerance)
 {
     const size_t bytes = fv_dtype_bytes(dtype), count = of->bytes[index] / bytes;
@@ -95,6 +86,7 @@ static void expect_same(lab *of, const char *what, int32_t index, fv_dtype dtype
     assert_non_null(got);
     must(fv_device_copy_out(of->device, got, of->on_device[index], of->bytes[index], NULL));
     must(fv_stream_synchronize(of->device, NULL));
+    const double step = dtype == FV_DTYPE_BF16 ? 0x1p-8 : 0x1p-22;
     double largest = 0;
     for (size_t i = 0; i < count; i++) {
         largest = fmax(largest, fabs((double)fv_float_load((char *)of->host[index] + i * bytes, dtype)));
@@ -102,7 +94,7 @@ static void expect_same(lab *of, const char *what, int32_t index, fv_dtype dtype
     for (size_t i = 0; i < count; i++) {
         const double a = (double)fv_float_load(got + i * bytes, dtype);
         const double b = (double)fv_float_load((char *)of->host[index] + i * bytes, dtype);
-        if (fabs(a - b) <= tolerance * largest + unit_of(fmax(fabs(a), fabs(b)), dtype)) continue;
+        if (fabs(a - b) <= tolerance * largest + step * fabs(b)) continue;
         fail_msg("%s: element %zu is %g, expected %g", what, i, a, b);
     }
     free(got);

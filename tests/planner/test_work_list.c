@@ -492,14 +492,20 @@ static double mla_lanes_end(int32_t heads, int32_t kind, uint32_t seed)
     return end;
 }
 
-/* Lengths that vary cost no more than equal ones of the same sum, random ones little more. */
+/* Lengths that vary cost no more than equal ones of the same sum, random ones little more: one of twenty up to 4%, the others 3. */
 static void test_lanes_are_filled(void **state)
 {
     (void)state;
     for (int32_t heads = 16; heads <= 128; heads *= 8) {
         const double equal = mla_lanes_end(heads, 0, 0);
         for (int32_t kind = 1; kind <= 3; kind++) assert_true(mla_lanes_end(heads, kind, 0) <= equal);
-        for (uint32_t seed = 1; seed <= 20; seed++) assert_true(mla_lanes_end(heads, 4, seed) <= 1.04 * equal);
+        int32_t num_long = 0;
+        for (uint32_t seed = 1; seed <= 20; seed++) {
+            const double end = mla_lanes_end(heads, 4, seed);
+            num_long += end > 1.03 * equal;
+            assert_true(end <= 1.04 * equal);
+        }
+        assert_true(num_long <= 1);
     }
 }
 

@@ -163,13 +163,19 @@ static __device__ __forceinline__ attend_job job_of(const attend_args *args, con
     return job;
 }
 
+/* The job of an item's first KV head. */
+static __device__ __forceinline__ attend_job job_of_item(const attend_args *args, const fv_work_item *item)
+{
+    const attend_lengths lengths = load_lengths(args, item);
+    return job_of(args, item, item->first_kv_head, &lengths);
+}
+
 /* The job of a block of threads; false: there is none for it. */
 static __device__ __forceinline__ bool find_job(attend_job *job, const attend_args *args)
 {
     fv_work_item item;
     if (!find_item(&item, args)) return false;
-    const attend_lengths lengths = load_lengths(args, &item);
-    *job = job_of(args, &item, item.first_kv_head, &lengths);
+    *job = job_of_item(args, &item);
     return true;
 }
 

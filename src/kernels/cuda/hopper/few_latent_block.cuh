@@ -101,16 +101,8 @@ static __device__ __forceinline__ void init_few_latent_memory(few_latent_memory<
         ptx_mbarrier_init(&memory->p_full[i], 4);
         ptx_mbarrier_init(&memory->p_empty[i], FEW_LATENT_VALUERS / 32);
     }
-    ptx_mbarrier_init(&memory->met, 1);
-    ptx_mbarrier_init(&memory->taken, 1);
-    for (int32_t warp = 0; warp < 4; warp++) ptx_mbarrier_init(&memory->inbox[warp], 1);
-    ptx_fence_mbarrier_init();
-    if (!is_split(args)) return;
-    ptx_mbarrier_expect(&memory->met, N * sizeof(float4));
-    ptx_mbarrier_expect(&memory->taken, 4 * sizeof(float4));
-    for (int32_t warp = 0; warp < 4; warp++) ptx_mbarrier_expect(&memory->inbox[warp], few_part_bytes<N>);
+    init_meeting(memory, args, N, few_part_bytes<N>);
 }
-
 
 /* The block's item; of two blocks that share its keys, with its half of them. */
 static __device__ __forceinline__ bool find_few_item(fv_work_item *item, const attend_args *args)
@@ -128,8 +120,7 @@ static __device__ __forceinline__ bool find_few_job(attend_job *job, const atten
 {
     fv_work_item item;
     if (!find_few_item(&item, args)) return false;
-    const attend_lengths lengths = load_lengths(args, &item);
-    *job = job_of(args, &item, item.first_kv_head, &lengths);
+    *job = job_of_item(args, &item);
     return true;
 }
 
