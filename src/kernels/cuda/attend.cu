@@ -195,7 +195,8 @@ static const fv_cuda_attend_kernel *find_few_kernel(const attend_args *args, int
     for (const fv_cuda_attend_few_kernels &kernels : fv_cuda_attend_few) {
         if (fv_max_i32(params->head_size, params->v_head_size) > kernels.head_size) continue;
         const bool takes_three = are_three && !args->is_narrow && kernels.of_three[is_half].kernel;
-        return takes_three ? &kernels.of_three[is_half] : &kernels.of[is_half][args->is_narrow];
+        if (takes_three) return &kernels.of_three[is_half];
+        return args->is_narrow ? &kernels.narrow : &kernels.wide[is_half];
     }
     return NULL;
 }
@@ -373,10 +374,8 @@ extern "C" fv_status fv_cuda_attend_open(const fv_device *device)
         }
     }
     for (const fv_cuda_attend_few_kernels &kernels : fv_cuda_attend_few) {
-        for (int32_t i = 0; i < 4 && status == FV_OK; i++) {
-            const fv_cuda_attend_kernel *kernel = &kernels.of[i / 2][i % 2];
-            status = allow_shared(device, kernel, bytes_for_blocks(kernel, device, 1));
-        }
+        for (const fv_cuda_attend_kernel *kernel : {&kernels.wide[0], &kernels.wide[1], &kernels.narrow})
+            if (status == FV_OK) status = allow_shared(device, kernel, bytes_for_blocks(kernel, device, 1));
         for (const fv_cuda_attend_kernel &kernel : kernels.of_three)
             if (status == FV_OK && kernel.kernel) status = allow_shared(device, &kernel, kernel.shared_bytes);
     }

@@ -10,7 +10,7 @@
  * something at any time: a job's first tiles are on their way while the one before ends.
  *
  * Caches of the queries' 16-bit dtype, or of one byte: those are widened on their way from shared memory to the tensor
- * cores, to fp16, in which 8-bit formats are exact; q and P are fp16, too. Rows lie together; scores need no more than
+ * cores, to fp16, in which 8-bit formats are exact; q and P are fp16, too, whatever the queries are. Rows lie together; scores need no more than
  * scale and mask: everything else takes attend_mma.cuh. */
 #ifndef FV_KERNELS_CUDA_ATTEND_FEW_CUH
 #define FV_KERNELS_CUDA_ATTEND_FEW_CUH
@@ -282,9 +282,10 @@ static __global__ void __launch_bounds__(S::THREADS, S::BLOCKS)
     ptx_cp_async_wait<0>();
 }
 
-/* For 16-bit entries, and for entries of one byte. */
+/* For entries of the queries' dtype, S::T, and, of S::T fp16, for entries of one byte with queries of either. */
 template <class S, bool IS_NARROW> constexpr fv_cuda_attend_kernel attend_few_of(void)
 {
+    static_assert(!IS_NARROW || std::is_same<typename S::T, __half>::value, "q and P are fp16 there");
     return {attend_few_kernel<S, IS_NARROW>, (int32_t)sizeof(few_memory<S>), S::THREADS, S::BLOCK_M, 0, S::BLOCKS};
 }
 

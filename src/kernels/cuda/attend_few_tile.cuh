@@ -28,7 +28,7 @@ template <class S, bool IS_NARROW> struct few_ring {
 template <class S> struct few_memory {
     alignas(128) char ring[S::WARPS][S::RING];
     alignas(16) typename S::T q[S::BLOCK_M * S::Q_ROW];
-    float q_factors[S::BLOCK_M];      /* entries of one byte: what scores lack for q is fp16 */
+    float q_factors[S::BLOCK_M];      /* entries of one byte: what scores lack, for q is fp16 */
     const char *k[S::WARPS][S::TILE]; /* of the tile that a warp asks for; NULL: no row sees the key */
     const char *v[S::WARPS][S::TILE];
     /* At a job's end, of each warp: values [BLOCK_M][VALUE], maxima, sums, and sums as rounded. */
@@ -405,15 +405,17 @@ static __device__ __forceinline__ void add_narrow_values(few_state<S> *state, co
     }
 }
 
-/* A chunk of 8 elements of row r of q, all lanes of a row's chunks together: as fp16, times a power of two of the row's
- * own that makes its largest element about 2^13, so that what fp16 cannot hold is 2^-37 of that, and in the order of
- * multiply_narrow_keys. */
+/* A chunk of 8 elements of row r of q, all lanes of a row's chunks together, in the order of multiply_narrow_keys and as
+ * fp16: of bf16 times a power of two of the row's own that makes its largest element about 2^13, so that what fp16 cannot
+ * hold is 2^-37 of that. */
 template <class S>
-static __device__ __forceinline__ void store_narrow_query(few_memory<S> *memory, uint4 eight, int32_t r, int32_t chunk)
+static __device__ __forceinline__ void store_narrow_query(few_memory<S> *memory, fv_dtype dtype, uint4 eight, int32_t r,
+                                                          int32_t chunk)
 {
     constexpr int CHUNKS = S::HEAD / 8;
     uint32_t pairs[4] = {eight.x, eight.y, eight.z, eight.w};
-    if constexpr (!std::is_same<typename S::T, __half>::value) {
+    float lacks = 1;
+    if (dtype == FV_DTYPE_BF16) { /* all threads or none */
         float2 reals[4];
         float largest = 0;
 #pragma unroll
@@ -425,10 +427,11 @@ static __device__ __forceinline__ void store_narrow_query(few_memory<S> *memory,
         for (int step = 1; step < CHUNKS; step *= 2) largest = fmaxf(largest, __shfl_xor_sync(~0u, largest, step));
         const uint32_t exponent = max(__float_as_uint(largest) >> 23, 40u); /* biased by 127 */
         const float factor = __uint_as_float((267 - exponent) << 23);
-        if (chunk == 0) memory->q_factors[r] = __uint_as_float((exponent - 13) << 23);
+        lacks = __uint_as_float((exponent - 13) << 23);
 #pragma unroll
         for (int i = 0; i < 4; i++) pairs[i] = fv_narrow_pair<__half>(reals[i].x * factor, reals[i].y * factor);
     }
+    if (chunk == 0) memory->q_factors[r] = lacks;
 #pragma unroll
     for (int i = 0; i < 4; i++) {
         const int32_t step = chunk / 8 * 4 + chunk % 2 * 2 + i / 2, column = step * 16 + chunk / 2 % 4 * 2 + i % 2 * 8;
@@ -453,7 +456,8 @@ static __device__ __forceinline__ void load_few_queries(few_memory<S> *memory, c
         const char *from = (const char *)params->q;
         if (is_there) from += row.token * params->q_token_stride + row.head * params->q_head_stride + chunk * 16;
         if constexpr (IS_NARROW)
-            store_narrow_query<S>(memory, is_there ? *(const uint4 *)from : make_uint4(0, 0, 0, 0), r, chunk);
+            store_narrow_query<S>(memory, params->q_dtype, is_there ? *(const uint4 *)from : make_uint4(0, 0, 0, 0), r,
+                                  chunk);
         else
             ptx_cp_async_16_or_zeros(memory->q + r * S::Q_ROW + chunk * 8, from, is_there ? 16 : 0);
     }
@@ -484,11 +488,8 @@ static __device__ __forceinline__ void attend_narrow_tile(few_state<S> *state, c
                                                           const few_slot *slot, const char *tile, uint32_t q_at,
                                                           int32_t first_key, float scale, int32_t lane)
 {
-    float scales[2] = {scale, scale}, s[2][4];
-    if constexpr (!std::is_same<typename S::T, __half>::value) {
-        scales[0] *= memory->q_factors[lane / 4];
-        scales[1] *= memory->q_factors[lane / 4 + 8];
-    }
+    const float scales[2] = {scale * memory->q_factors[lane / 4], scale * memory->q_factors[lane / 4 + 8]};
+    float s[2][4];
     uint32_t weights[4];
     multiply_narrow_keys<S, DTYPE>(s, q_at, tile, lane);
     score_few_keys<S>(s, state, slot, first_key, lane, scales);
