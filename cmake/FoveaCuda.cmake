@@ -29,32 +29,41 @@ endif()
 enable_language(CUDA)
 find_package(CUDAToolkit REQUIRED)
 
-set(cuda_flags "")
+set(cuda_code "")
 foreach(architecture IN LISTS FOVEA_CUDA_ARCHITECTURES)
-  list(APPEND cuda_flags -gencode=arch=compute_${architecture},code=sm_${architecture})
+  list(APPEND cuda_code -gencode=arch=compute_${architecture},code=sm_${architecture})
   string(REGEX REPLACE "[a-z]$" "" newest ${architecture})
 endforeach()
-list(APPEND cuda_flags -gencode=arch=compute_${newest},code=compute_${newest}) # for what comes after
+list(APPEND cuda_code -gencode=arch=compute_${newest},code=compute_${newest}) # for what comes after
+set(hopper_code -gencode=arch=compute_90a,code=sm_90a)
 
 # A kernel whose registers do not suffice is a fault, not a slow kernel.
-list(APPEND cuda_flags -std=c++20 -Werror=all-warnings -Xptxas=-warn-spills,-warn-lmem-usage,-Werror
+set(cuda_flags -std=c++20 -Werror=all-warnings -Xptxas=-warn-spills,-warn-lmem-usage,-Werror
   -Xcompiler=-Wall,-Wextra,-Wshadow,-Wno-psabi,-Wno-missing-field-initializers,-fno-exceptions,-fno-rtti,-fno-threadsafe-statics)
 
-file(GLOB cuda_sources CONFIGURE_DEPENDS src/kernels/cuda/*.cu src/kernels/cuda/*/*.cu)
-add_library(fovea_cuda_kernels OBJECT ${cuda_sources})
-target_compile_options(fovea_cuda_kernels PRIVATE ${cuda_flags})
-target_include_directories(fovea_cuda_kernels PRIVATE ${PROJECT_SOURCE_DIR}/include ${PROJECT_SOURCE_DIR}/src)
-set_target_properties(fovea_cuda_kernels PROPERTIES CUDA_VISIBILITY_PRESET hidden)
+# fovea_cuda_kernels: for all GPUs; fovea_hopper_kernels: for sm_90a alone.
+file(GLOB cuda_sources CONFIGURE_DEPENDS src/kernels/cuda/*.cu src/kernels/cuda/layers/*.cu)
+file(GLOB hopper_sources CONFIGURE_DEPENDS src/kernels/cuda/hopper/*.cu)
+function(add_cuda_kernels name code sources)
+  add_library(${name} OBJECT ${sources})
+  target_compile_options(${name} PRIVATE ${code} ${cuda_flags})
+  target_include_directories(${name} PRIVATE ${PROJECT_SOURCE_DIR}/include ${PROJECT_SOURCE_DIR}/src)
+  set_target_properties(${name} PROPERTIES CUDA_VISIBILITY_PRESET hidden)
+endfunction()
+add_cuda_kernels(fovea_cuda_kernels "${cuda_code}" "${cuda_sources}")
+set(cuda_objects $<TARGET_OBJECTS:fovea_cuda_kernels>)
+set(has_90a 0)
+if("90a" IN_LIST FOVEA_CUDA_ARCHITECTURES)
+  add_cuda_kernels(fovea_hopper_kernels "${hopper_code}" "${hopper_sources}")
+  list(APPEND cuda_objects $<TARGET_OBJECTS:fovea_hopper_kernels>)
+  set(has_90a 1)
+endif()
 
 # The host part, and what it shares with the library.
 file(GLOB cuda_host_sources CONFIGURE_DEPENDS src/kernels/cuda/*.c)
 add_library(fovea_cuda MODULE ${cuda_host_sources} src/kvcache/kv_block_runs.c src/kvcache/kv_view.c src/core/dtype.c
-  src/core/error.c $<TARGET_OBJECTS:fovea_cuda_kernels>)
-if("90a" IN_LIST FOVEA_CUDA_ARCHITECTURES)
-  target_compile_definitions(fovea_cuda PRIVATE FOVEA_CUDA_HAS_90A=1)
-else()
-  target_compile_definitions(fovea_cuda PRIVATE FOVEA_CUDA_HAS_90A=0)
-endif()
+  src/core/error.c ${cuda_objects})
+target_compile_definitions(fovea_cuda PRIVATE FOVEA_CUDA_HAS_90A=${has_90a})
 target_include_directories(fovea_cuda SYSTEM PRIVATE ${CUDAToolkit_INCLUDE_DIRS})
 target_link_libraries(fovea_cuda PRIVATE fovea_flags CUDA::cudart_static)
 # CMake adds -lstdc++ for the objects of nvcc, which need nothing of it: --as-needed leaves it out, and

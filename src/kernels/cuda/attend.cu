@@ -209,28 +209,29 @@ static int32_t most_rows(const fv_attend_params *params)
 }
 
 /* Hopper's kernel of the fewest rows that an item fits in, else of 64. */
-static const fv_cuda_attend_kernel *find_latent_kernel(const attend_args *args, int32_t is_half)
+static const fv_cuda_attend_kernel *find_latent_kernel(const fv_cuda_hopper_kernels *hopper, const attend_args *args)
 {
-    const int32_t rows = most_rows(&args->params);
-    if (args->rescaling != FV_RESCALING_MULTIPLY) return &fv_cuda_hopper.amla[is_half];
-    if (rows <= fv_cuda_hopper.latent_16[is_half].block_m) return &fv_cuda_hopper.latent_16[is_half];
-    if (rows <= fv_cuda_hopper.latent_32[is_half].block_m) return &fv_cuda_hopper.latent_32[is_half];
-    return &fv_cuda_hopper.latent[is_half];
+    const int32_t rows = most_rows(&args->params), is_half = args->params.q_dtype == FV_DTYPE_F16;
+    if (args->rescaling != FV_RESCALING_MULTIPLY) return &hopper->amla[is_half];
+    if (rows <= hopper->latent_16[is_half].block_m) return &hopper->latent_16[is_half];
+    if (rows <= hopper->latent_32[is_half].block_m) return &hopper->latent_32[is_half];
+    return &hopper->latent[is_half];
 }
 
 /* The Hopper kernel that serves the call, or NULL: latents with any number of rows, all else with many. */
-static const fv_cuda_attend_kernel *find_hopper_kernel(const attend_args *args, int32_t block_m)
+static const fv_cuda_attend_kernel *find_hopper_kernel(const fv_cuda_hopper_kernels *hopper, const attend_args *args,
+                                                       int32_t block_m)
 {
     const fv_attend_params *params = &args->params;
     if (!is_plain_work(args) || (params->cache.k.data && args->k[0].read != FV_READ_COPY)) return NULL;
-    const int32_t is_half = params->q_dtype == FV_DTYPE_F16;
     if (args->is_latent) {
         const bool is_whole = params->head_size == 576 && params->v_head_size == 512 && !params->dense.k;
-        return is_whole ? find_latent_kernel(args, is_half) : NULL;
+        return is_whole ? find_latent_kernel(hopper, args) : NULL;
     }
     const int32_t head_size = fv_max_i32(params->head_size, params->v_head_size);
     if (block_m <= FV_CUDA_FEW_ROWS || head_size > 128) return NULL;
-    return head_size <= 64 ? &fv_cuda_hopper.rows_64[is_half] : &fv_cuda_hopper.rows_128[is_half];
+    const int32_t is_half = params->q_dtype == FV_DTYPE_F16;
+    return head_size <= 64 ? &hopper->rows_64[is_half] : &hopper->rows_128[is_half];
 }
 
 /* Do Hopper's kernels of the 656-byte entry serve the call? */
@@ -245,28 +246,29 @@ static bool takes_entries(const attend_args *args)
 }
 
 /* The one of the fewest rows that an item fits in, else of 64. */
-static const fv_cuda_attend_kernel *find_entry_kernel(const attend_args *args)
+static const fv_cuda_attend_kernel *find_entry_kernel(const fv_cuda_hopper_kernels *hopper, const attend_args *args)
 {
-    const fv_cuda_attend_kernel *kernel = fv_cuda_hopper.entries;
+    const fv_cuda_attend_kernel *kernel = hopper->entries;
     while (kernel->block_m < FV_CUDA_MANY_ROWS && kernel->block_m < most_rows(&args->params)) kernel++;
     return kernel;
 }
 
-static fv_cuda_attend_kernel choose_kernel(const fv_launch *launch, const attend_args *args, int32_t block_m,
-                                           bool may_be_hopper)
+/* `hopper` NULL: none of its kernels. */
+static fv_cuda_attend_kernel choose_kernel(const fv_device *device, const fv_cuda_hopper_kernels *hopper,
+                                           const attend_args *args, int32_t block_m)
 {
+    const fv_cuda_state *state = fv_cuda_state_of(device);
     const fv_attend_params *params = &args->params;
     fv_cuda_attend_kernel kernel = fv_cuda_attend_f32;
     kernel.shared_bytes = (int32_t)fv_cuda_attend_f32_bytes(params);
-    const fv_cuda_state *state = fv_cuda_state_of(launch->device);
-    const fv_cuda_attend_kernel *entries = find_entry_kernel(args);
-    if (may_be_hopper && takes_entries(args) && entries->shared_bytes <= state->max_shared) return *entries;
+    const fv_cuda_attend_kernel *entries = hopper && takes_entries(args) ? find_entry_kernel(hopper, args) : NULL;
+    if (entries && entries->shared_bytes <= state->max_shared) return *entries;
     const fv_cuda_attend_kernels *kernels = needs_f32(params) ? NULL : kernels_of(params);
     if (!kernels) return kernel;
     const int32_t is_half = params->q_dtype == FV_DTYPE_F16;
-    const fv_cuda_attend_kernel *tuned = may_be_hopper ? find_hopper_kernel(args, block_m) : NULL;
+    const fv_cuda_attend_kernel *tuned = hopper ? find_hopper_kernel(hopper, args, block_m) : NULL;
     if (!tuned && args->rescaling != FV_RESCALING_MULTIPLY) return kernel;
-    if (!tuned && block_m <= FV_CUDA_FEW_ROWS) tuned = find_few_kernel(args, launch->device->num_workers);
+    if (!tuned && block_m <= FV_CUDA_FEW_ROWS) tuned = find_few_kernel(args, device->num_workers);
     if (tuned && tuned->shared_bytes <= state->max_shared) return *tuned;
     const bool takes_many = block_m > FV_CUDA_FEW_ROWS && kernels->many[is_half].shared_bytes <= state->max_shared;
     return takes_many ? kernels->many[is_half] : kernels->few[is_half];
@@ -287,15 +289,14 @@ static dim3 grid_of(attend_args *args, const fv_cuda_attend_kernel *kernel, int3
 }
 
 /* Are there items for two blocks each to share, of a kernel whose blocks can? */
-static bool splits_items(const attend_args *args, const fv_cuda_attend_kernel *kernel)
+static bool splits_items(const fv_cuda_hopper_kernels *hopper, const attend_args *args,
+                         const fv_cuda_attend_kernel *kernel)
 {
     const fv_attend_params *params = &args->params;
+    if (!hopper || !params->items || params->num_split <= 0) return false;
     const int32_t is_half = params->q_dtype == FV_DTYPE_F16;
-    const fv_cuda_hopper_kernels *hopper = &fv_cuda_hopper;
-    const bool can_share = kernel->kernel == hopper->latent[is_half].kernel ||
-                           kernel->kernel == hopper->latent_16[is_half].kernel ||
-                           kernel->kernel == hopper->latent_32[is_half].kernel;
-    return params->items && params->num_split > 0 && can_share;
+    return kernel->kernel == hopper->latent[is_half].kernel || kernel->kernel == hopper->latent_16[is_half].kernel ||
+           kernel->kernel == hopper->latent_32[is_half].kernel;
 }
 
 /* The grid of a list whose last items have two blocks for each block of rows. */
@@ -326,10 +327,11 @@ fv_status fv_cuda_attend_launch(const fv_launch *launch, const fv_attend_params 
                                 fv_rescaling rescaling, bool may_be_hopper)
 {
     const fv_cuda_state *state = fv_cuda_state_of(launch->device);
+    const fv_cuda_hopper_kernels *hopper = may_be_hopper ? state->hopper : NULL;
     attend_args args;
     set_args(&args, params, rescaling);
-    if (args.is_latent && may_be_hopper) fv_cuda_map_keys(&args, state);
-    const fv_cuda_attend_kernel kernel = choose_kernel(launch, &args, block_m, may_be_hopper);
+    if (args.is_latent && hopper) fv_cuda_map_keys(&args, state);
+    const fv_cuda_attend_kernel kernel = choose_kernel(launch->device, hopper, &args, block_m);
     if (kernel.shared_bytes > state->max_shared) {
         return state->host.fail(FV_ERR_UNSUPPORTED,
                                 "%s: attention over heads of %d needs %d bytes of shared memory; the GPU has %d",
@@ -337,7 +339,7 @@ fv_status fv_cuda_attend_launch(const fv_launch *launch, const fv_attend_params 
     }
     if (kernel.takes_row_parts)
         args.row_parts = index_divisor_of((int32_t)fv_ceil_div(most_rows(params), kernel.block_m));
-    const bool splits = splits_items(&args, &kernel);
+    const bool splits = splits_items(hopper, &args, &kernel);
     const dim3 grid = splits ? split_grid_of(&args) : grid_of(&args, &kernel, launch->device->num_workers);
     return fv_cuda_launch_overlapped(launch, "attend_paged", kernel.kernel, grid, (uint32_t)kernel.num_threads,
                                      (size_t)shared_bytes_of(&kernel, launch->device, grid), args, splits ? 2 : 1);
@@ -345,11 +347,12 @@ fv_status fv_cuda_attend_launch(const fv_launch *launch, const fv_attend_params 
 
 bool fv_cuda_narrows_partials(const fv_launch *launch, const fv_attend_params *params, fv_rescaling rescaling)
 {
+    const fv_cuda_state *state = fv_cuda_state_of(launch->device);
     if (!narrows_partials(params)) return false;
     attend_args args;
     set_args(&args, params, rescaling);
-    const fv_cuda_attend_kernel kernel = choose_kernel(launch, &args, FV_CUDA_MANY_ROWS, true);
-    return kernel.kernel == find_latent_kernel(&args, params->q_dtype == FV_DTYPE_F16)->kernel;
+    const fv_cuda_attend_kernel kernel = choose_kernel(launch->device, state->hopper, &args, FV_CUDA_MANY_ROWS);
+    return kernel.kernel == find_latent_kernel(state->hopper, &args)->kernel;
 }
 
 /* Shared memory above 48 KiB is for kernels that ask for it. */
@@ -361,12 +364,27 @@ static fv_status allow_shared(const fv_device *device, const fv_cuda_attend_kern
         cudaFuncSetAttribute((const void *)kernel->kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, shared_bytes));
 }
 
+static fv_status allow_hopper(const fv_device *device, const fv_cuda_hopper_kernels *hopper)
+{
+    const fv_cuda_attend_kernel *pairs[] = {hopper->rows_64, hopper->rows_128,  hopper->latent,
+                                            hopper->amla,    hopper->latent_16, hopper->latent_32};
+    fv_status status = FV_OK;
+    for (const fv_cuda_attend_kernel *kernels : pairs) {
+        for (int32_t i = 0; i < 2 && status == FV_OK; i++)
+            status = allow_shared(device, &kernels[i], kernels[i].shared_bytes);
+    }
+    for (const fv_cuda_attend_kernel &kernel : hopper->entries)
+        if (status == FV_OK) status = allow_shared(device, &kernel, kernel.shared_bytes);
+    return status;
+}
+
 extern "C" fv_status fv_cuda_attend_open(const fv_device *device)
 {
+    fv_cuda_state *state = fv_cuda_state_of(device);
     const fv_cuda_attend_kernels *all[] = {&fv_cuda_attend_128, &fv_cuda_attend_256, &fv_cuda_attend_512,
                                            &fv_cuda_attend_latent};
     const int previous = fv_cuda_enter(device);
-    fv_status status = allow_shared(device, &fv_cuda_attend_f32, fv_cuda_state_of(device)->max_shared);
+    fv_status status = allow_shared(device, &fv_cuda_attend_f32, state->max_shared);
     for (const fv_cuda_attend_kernels *kernels : all) {
         for (int32_t i = 0; i < 2 && status == FV_OK; i++) {
             status = allow_shared(device, &kernels->few[i], kernels->few[i].shared_bytes);
@@ -379,17 +397,10 @@ extern "C" fv_status fv_cuda_attend_open(const fv_device *device)
         for (const fv_cuda_attend_kernel &kernel : kernels.of_three)
             if (status == FV_OK && kernel.kernel) status = allow_shared(device, &kernel, kernel.shared_bytes);
     }
-    const fv_cuda_attend_kernel *hopper[] = {fv_cuda_hopper.rows_64,   fv_cuda_hopper.rows_128,
-                                             fv_cuda_hopper.latent,    fv_cuda_hopper.amla,
-                                             fv_cuda_hopper.latent_16, fv_cuda_hopper.latent_32};
-    for (const fv_cuda_attend_kernel *kernels : hopper) {
-        for (int32_t i = 0; i < 2 && status == FV_OK && fv_cuda_state_of(device)->is_hopper; i++)
-            status = allow_shared(device, &kernels[i], kernels[i].shared_bytes);
+    if (status == FV_OK && state->hopper) {
+        status = allow_hopper(device, state->hopper);
+        fv_cuda_find_encode_map(state);
     }
-    for (const fv_cuda_attend_kernel &kernel : fv_cuda_hopper.entries)
-        if (status == FV_OK && fv_cuda_state_of(device)->is_hopper)
-            status = allow_shared(device, &kernel, kernel.shared_bytes);
-    if (status == FV_OK && fv_cuda_state_of(device)->is_hopper) fv_cuda_find_encode_map(fv_cuda_state_of(device));
     fv_cuda_leave(device, previous);
     return status;
 }

@@ -289,6 +289,15 @@ static void describe(fv_device *device, const struct cudaDeviceProp *gpu)
              driver / 1000, driver % 1000 / 10, device->tables[device->num_tables - 1]->name);
 }
 
+static const struct fv_cuda_hopper_kernels *hopper_kernels_of(const struct cudaDeviceProp *gpu)
+{
+#if FOVEA_CUDA_HAS_90A
+    if (gpu->major == 9 && gpu->minor == 0) return &fv_cuda_hopper;
+#endif
+    (void)gpu;
+    return NULL;
+}
+
 fv_status fv_cuda_device_open(fv_device **out, const fv_plugin_host *host, int32_t index)
 {
     static const fv_kernel_table *const tables[] = {&fv_cuda_kernels, &fv_hopper_kernels};
@@ -306,14 +315,14 @@ fv_status fv_cuda_device_open(fv_device **out, const fv_plugin_host *host, int32
         .index = index,
         .max_shared = (int32_t)gpu.sharedMemPerBlockOptin,
         .overlaps = gpu.major >= 9,
-        .is_hopper = FOVEA_CUDA_HAS_90A && gpu.major == 9 && gpu.minor == 0,
+        .hopper = hopper_kernels_of(&gpu),
     };
     snprintf(state->name, sizeof(state->name), "cuda:%d", index);
     *device = (fv_device){
         .name = state->name,
         .ops = &cuda_ops,
         .tables = tables,
-        .num_tables = state->is_hopper ? 2 : 1,
+        .num_tables = state->hopper ? 2 : 1,
         .layers = &fv_cuda_layers,
         .num_workers = gpu.multiProcessorCount,
         .probes = &fv_cuda_probes,

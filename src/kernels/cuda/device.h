@@ -6,7 +6,8 @@
 
 #include "core/plugin.h"
 
-struct fv_cuda_gemm; /* kernels/cuda/gemm.h */
+struct fv_cuda_gemm;           /* kernels/cuda/gemm.h */
+struct fv_cuda_hopper_kernels; /* kernels/cuda/hopper/attend.cuh */
 
 #ifdef __cplusplus
 extern "C" {
@@ -17,11 +18,11 @@ extern "C" {
 
 typedef struct fv_cuda_state {
     fv_plugin_host host;
-    int32_t index;      /* of the CUDA run-time */
-    int32_t max_shared; /* bytes of shared memory that a block may have */
-    int32_t is_hopper;  /* compute capability 9.0, and machine code of sm_90a is there */
-    int32_t overlaps;   /* compute capability 9.0 and later: kernels/cuda/overlap.cuh */
-    void *encode_map;   /* cuTensorMapEncodeTiled of the driver; NULL: not Hopper, or the driver has none */
+    int32_t index;                               /* of the CUDA run-time */
+    int32_t max_shared;                          /* bytes of shared memory that a block may have */
+    int32_t overlaps;                            /* compute capability 9.0 and later: kernels/cuda/overlap.cuh */
+    const struct fv_cuda_hopper_kernels *hopper; /* NULL: not compute capability 9.0, or built without 90a */
+    void *encode_map; /* cuTensorMapEncodeTiled of the driver; NULL: not Hopper, or the driver has none */
     struct fv_cuda_gemm *gemm;
     char name[32];
 } fv_cuda_state;

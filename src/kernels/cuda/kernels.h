@@ -13,6 +13,9 @@ extern "C" {
 extern const fv_kernel_table fv_cuda_kernels, fv_hopper_kernels;
 extern const fv_device_probes fv_cuda_probes;
 
+/* In plugins with machine code of sm_90a. */
+extern const struct fv_cuda_hopper_kernels fv_cuda_hopper;
+
 enum { FV_CUDA_NUM_ATTEND = 3, FV_CUDA_NUM_MLA_DECODE = 6 };
 
 extern const fv_attend_variant fv_cuda_attend_paged[FV_CUDA_NUM_ATTEND], fv_hopper_attend_paged[FV_CUDA_NUM_ATTEND];

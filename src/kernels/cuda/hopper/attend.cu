@@ -1,9 +1,10 @@
-/* The instances of Hopper's attention kernels. */
+/* The instances of Hopper's attention kernels: the files here are compiled for sm_90a alone. */
 #include "kernels/cuda/hopper/attend.cuh"
 #include "kernels/cuda/hopper/attend_entry.cuh"
 #include "kernels/cuda/hopper/attend_few_latent.cuh"
 #include "kernels/cuda/hopper/attend_latent.cuh"
 #include "kernels/cuda/hopper/attend_rows.cuh"
+#include "kernels/cuda/kernels.h"
 
 template <class T> using rows_64 = rows_shape<T, 64, 64, 128>;
 template <class T> using rows_128 = rows_shape<T, 128, 128, 96>;

@@ -12,13 +12,4 @@ typedef struct fv_cuda_hopper_kernels {
     fv_cuda_attend_kernel entries[3];                 /* MLA: the 656-byte entry, queries of bf16; 16, 32, 64 rows */
 } fv_cuda_hopper_kernels;
 
-extern const fv_cuda_hopper_kernels fv_cuda_hopper;
-
-/* Looks for the driver's function that makes tensor maps; leaves NULL where there is none. */
-void fv_cuda_find_encode_map(fv_cuda_state *state);
-
-/* Sets key_map and map_rows of a call over latents where tiles of 64 are whole pages, parts of one, or made of some: pages
- * of multiples of 64 tokens, or of 8, 16 or 32. Else leaves map_rows 0. */
-void fv_cuda_map_keys(attend_args *args, const fv_cuda_state *state);
-
 #endif

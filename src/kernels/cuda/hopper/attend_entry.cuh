@@ -852,7 +852,6 @@ template <int N>
 static __global__ void __launch_bounds__(entry_shape<N>::THREADS, 1)
     wgmma_entry_kernel(const __grid_constant__ attend_args args)
 {
-#if FV_HAS_WGMMA
     typedef entry_shape<N> shape;
     extern __shared__ __align__(1024) char shared[];
     entry_memory<N> *memory = (entry_memory<N> *)shared;
@@ -882,7 +881,6 @@ static __global__ void __launch_bounds__(entry_shape<N>::THREADS, 1)
         attend_entry_values<N>(out, memory, group - shape::SCORER_GROUPS, num_tiles);
         store_entry_values<N>(out, memory, &args, row0, group - shape::SCORER_GROUPS);
     }
-#endif
 }
 
 template <int N> constexpr fv_cuda_attend_kernel wgmma_entry_of(void)

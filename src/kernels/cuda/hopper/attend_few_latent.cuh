@@ -448,7 +448,6 @@ template <class F>
 static __global__ void __launch_bounds__(FEW_LATENT_THREADS, 1)
     wgmma_few_latent_kernel(const __grid_constant__ attend_args args)
 {
-#if FV_HAS_WGMMA
     constexpr int N = F::ROWS;
     extern __shared__ __align__(1024) char shared[];
     typename F::memory *memory = (typename F::memory *)shared;
@@ -489,7 +488,6 @@ static __global__ void __launch_bounds__(FEW_LATENT_THREADS, 1)
         attend_few_latents<F>(out, memory, group - FEW_LATENT_SCORERS / 128, num_tiles);
         store_few_latents<N>(out, memory, &args, row0, group - FEW_LATENT_SCORERS / 128);
     }
-#endif
 }
 
 template <class F> constexpr fv_cuda_attend_kernel wgmma_few_latent_of(void)

@@ -310,7 +310,6 @@ template <class F>
 static __global__ void __launch_bounds__(LATENT_THREADS, 1)
     wgmma_latent_kernel(const __grid_constant__ attend_args args)
 {
-#if FV_HAS_WGMMA
     extern __shared__ __align__(1024) char shared[];
     latent_memory *memory = (latent_memory *)shared;
     fv_work_item item;
@@ -327,7 +326,6 @@ static __global__ void __launch_bounds__(LATENT_THREADS, 1)
         ptx_take_registers<LATENT_CONSUMER_REGISTERS>();
         consume_latents<F>(memory, &args, &item);
     }
-#endif
 }
 
 template <class F> constexpr fv_cuda_attend_kernel wgmma_latent_of(void)

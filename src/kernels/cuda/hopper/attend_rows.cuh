@@ -175,7 +175,6 @@ static __device__ __forceinline__ void attend_rows_block(rows_memory<S> *memory,
 template <class S>
 static __global__ void __launch_bounds__(S::THREADS, 1) wgmma_rows_kernel(const __grid_constant__ attend_args args)
 {
-#if FV_HAS_WGMMA
     extern __shared__ __align__(1024) char shared[];
     rows_memory<S> *memory = (rows_memory<S> *)shared;
     overlap_begin();
@@ -183,7 +182,6 @@ static __global__ void __launch_bounds__(S::THREADS, 1) wgmma_rows_kernel(const 
     __syncthreads();
     if (!memory->has_item) return;
     for (int32_t row0 = 0; row0 < memory->job.num_rows; row0 += S::BLOCK_M) attend_rows_block<S>(memory, &args, row0);
-#endif
 }
 
 template <class S> constexpr fv_cuda_attend_kernel wgmma_rows_of(void)

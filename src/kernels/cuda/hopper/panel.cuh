@@ -8,12 +8,6 @@
 #include "kernels/cuda/attend_job.cuh"
 #include "kernels/cuda/hopper/wgmma.cuh"
 
-#if defined(__CUDA_ARCH_FEAT_SM90_ALL)
-#define FV_HAS_WGMMA 1
-#else
-#define FV_HAS_WGMMA 0 /* the kernels are empty; the launcher does not call them */
-#endif
-
 enum { FV_PANEL_COLUMNS = 64, FV_PANEL_ROW_BYTES = 128 };
 
 /* The same value in all lanes, known to be: what is computed from it can stay in uniform registers, where wgmma wants

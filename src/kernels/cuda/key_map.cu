@@ -2,7 +2,7 @@
 #include <cudaTypedefs.h>
 #include <string.h>
 
-#include "kernels/cuda/hopper/attend.cuh"
+#include "kernels/cuda/attend.cuh"
 
 enum { TILE = 64, PANEL = 64, LEAST_ROWS = 8 /* of a box: the swizzle repeats after so many */ };
 
