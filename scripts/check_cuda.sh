@@ -1,8 +1,9 @@
 #!/usr/bin/env bash
 # check_cuda.sh PLUGIN: the machine code of libfovea-cuda.so, without a GPU. The plugin exports its entry alone
 # and needs libc alone; no kernel has local memory; attention kernels on tensor cores have matrix
-# instructions. What reads machine code is cuobjdump, of CUDA: where it is missing (set CUOBJDUMP), spills and
-# local memory have been errors of the build already.
+# instructions, and there are up to 40 of them for each architecture on average, for they take the time of a build. What
+# reads machine code is cuobjdump, of CUDA, with nvdisasm: where they are missing (`scripts/setup.sh cuobjdump` gets them; set
+# CUOBJDUMP), spills and local memory have been errors of the build already.
 set -euo pipefail
 plugin=${1:?usage: check_cuda.sh PLUGIN}
 fail=0
@@ -13,33 +14,38 @@ needed=$(objdump -p "$plugin" | awk '/NEEDED/ {print $2}' | grep -vE '^(libc|lib
 [ -z "$needed" ] || { echo "$plugin needs: $needed"; fail=1; }
 
 cuobjdump=${CUOBJDUMP:-$(command -v cuobjdump || echo /usr/local/cuda/bin/cuobjdump)}
-if [ ! -x "$cuobjdump" ]; then
-    echo "cuobjdump is not there; the machine code is not looked at"
+PATH=$(dirname "$cuobjdump"):$PATH
+if [ ! -x "$cuobjdump" ] || ! command -v nvdisasm >/dev/null; then
+    echo "cuobjdump or nvdisasm is not there; the machine code is not looked at"
     exit $fail
 fi
 
 usage=$("$cuobjdump" --dump-resource-usage "$plugin" 2>/dev/null)
-kernels=$(grep -c '^ *Function .*:$' <<<"$usage" || true)
-attention=$(grep -cE '^ *Function .*(attend|wgmma).*:$' <<<"$usage" || true)
-architectures=$(awk '/^Fatbin/ {kind = $2} /^arch = / && kind == "elf" {print $3}' <<<"$usage" | sort -u | wc -l) # not PTX
-[ "$kernels" -gt 0 ] || { echo "$plugin has no kernels"; fail=1; }
-# These are what takes the time of a build.
-if [ "$architectures" -gt 0 ] && [ $((attention / architectures)) -gt 40 ]; then
-    echo "$((attention / architectures)) attention kernels for each architecture; accepted: up to 40"
+# A line for each architecture with machine code (not PTX): its name, its kernels, those of them that are attention.
+counts=$(awk '
+    /^Fatbin/ {is_code = $2 == "elf"}
+    /^arch = / && is_code {arch = $3}
+    /^ *Function .*:$/ {kernels[arch]++; if (/attend|wgmma/) attention[arch]++}
+    END {for (arch in kernels) print arch, kernels[arch], attention[arch] + 0}' <<<"$usage" | sort)
+[ -n "$counts" ] || { echo "$plugin has no kernels"; fail=1; }
+awk '{print $1 ": " $2 " kernels, " $3 " of them attention"}' <<<"$counts"
+attention=$(awk '{sum += $3} END {print sum + 0}' <<<"$counts")
+architectures=$(wc -l <<<"$counts")
+if [ $attention -gt $((40 * architectures)) ]; then
+    echo "$attention attention kernels for $architectures architectures; accepted: up to 40 for each"
     fail=1
 fi
 local_memory=$(grep -B1 -E 'STACK:[1-9]|LOCAL:[1-9]' <<<"$usage" || true)
 [ -z "$local_memory" ] || { echo "kernels with local memory:"; echo "$local_memory"; fail=1; }
 
-# Every attend_kernel on tensor cores has HMMA, every wgmma kernel of sm_90a HGMMA.
+# Every attend_kernel on tensor cores has HMMA, every wgmma kernel HGMMA.
 without=$("$cuobjdump" -sass "$plugin" 2>/dev/null | awk '
     function look() {
-        if (name ~ /attend_kernel/ && !mma) print name, arch
-        if (name ~ /wgmma/ && arch == "sm_90a" && !wgmma) print name, arch
+        if (name ~ /attend_kernel|attend_few/ && !mma) print name, arch
+        if (name ~ /wgmma/ && !wgmma) print name, arch
         mma = wgmma = 0
     }
     /code for/ {look(); name = ""; arch = $3} /Function :/ {look(); name = $3} /HMMA/ {mma = 1} /HGMMA/ {wgmma = 1}
     END {look()}')
 [ -z "$without" ] || { echo "attention kernels without matrix instructions: $without"; fail=1; }
-echo "$kernels kernels for $architectures architectures, $attention of them attention"
 exit $fail
