@@ -30,7 +30,7 @@ test: setup
 	@scripts/setup.sh model >/dev/null
 	@scripts/setup.sh model gemma >/dev/null
 	@$(MAKE) all
-	@ctest --preset release
+	@CUOBJDUMP="$$(scripts/setup.sh cuobjdump)" ctest --preset release
 
 bench: all
 	@scripts/bench.sh $(BENCH)

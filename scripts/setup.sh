@@ -5,6 +5,8 @@
 #   scripts/setup.sh ci         and what only .ci/run needs: clang, cross compiler, emulator
 #   scripts/setup.sh model      SmolLM2-135M-Instruct into the cache folder; prints its path
 #   scripts/setup.sh model gemma   Gemma-3-270M likewise, which the tests also use (its licence: Gemma's terms of use)
+#   scripts/setup.sh cuobjdump  what looks at the CUDA plugin where nvcc builds one, into the cache folder; prints its path,
+#                               or says why there is none
 #   scripts/setup.sh check      installs nothing: says what is missing for a build and fails
 #
 # As root on Debian packages come from apt-get; elsewhere one line says what to install.
@@ -132,13 +134,58 @@ put the file at $model, or name another with $MODEL_VARIABLE"; }
     echo "$model"
 }
 
+# cuobjdump and nvdisasm, which it runs: wheels of PyPI, each for x86-64 and AArch64.
+CUOBJDUMP_VERSION=13.5.37
+CUOBJDUMP_WHEELS="nvidia-cuda-cuobjdump==$CUOBJDUMP_VERSION \
+    --hash=sha256:38780fee50863252a0b8926357faa91615ca1c8346490563f33a06100cd73f58 \
+    --hash=sha256:f48e3148535365161a268547b285fd01d92c80e4b457275375933825b5fc26b2
+nvidia-cuda-nvdisasm==$CUOBJDUMP_VERSION \
+    --hash=sha256:d3fdbdd49fa53e2e4aacd3db8259d052bd2b049ececdcb69e92e083c6728e7ca \
+    --hash=sha256:a3a8248074edb9fba63b74c38a5416b712a91ab09e70b8ab37186c3d293fc605"
+
+# fetch_cuobjdump FOLDER
+fetch_cuobjdump() {
+    python3 -m pip --version >/dev/null 2>&1 || fail "python3-pip is not there"
+    echo "fovea: fetching cuobjdump and nvdisasm $CUOBJDUMP_VERSION (PyPI, 6 MB)" >&2
+    mkdir -p "${1%/*}"
+    download=$(mktemp -d "${1%/*}/download.XXXXXX") # on the same file system, for the rename below
+    trap 'rm -rf "$download"' EXIT
+    echo "$CUOBJDUMP_WHEELS" >"$download/wheels.txt"
+    python3 -m pip download --quiet --disable-pip-version-check --no-deps --only-binary :all: --retries 1 --timeout 20 \
+        --require-hashes --requirement "$download/wheels.txt" --dest "$download" >"$download/log" 2>&1 </dev/null \
+        || { tail -n 3 "$download/log" >&2; fail "PyPI did not send them (is the network there?)"; }
+    local wheel
+    for wheel in "$download"/*.whl; do python3 -m zipfile -e "$wheel" "$download/wheels"; done
+    mkdir "$download/bin"
+    mv "$download"/wheels/nvidia/cu13/bin/* "$download/bin"
+    chmod +x "$download"/bin/*
+    mv -T "$download/bin" "$1"
+}
+
+# Where it cannot be had a test looks at less: no failure.
+get_cuobjdump() {
+    local tool folder="${XDG_CACHE_HOME:-$HOME/.cache}/fovea/cuobjdump-$CUOBJDUMP_VERSION"
+    for tool in "${CUOBJDUMP:-}" "$(command -v cuobjdump || true)" /usr/local/cuda/bin/cuobjdump "$folder/cuobjdump"; do
+        [ -x "$tool" ] && [ -x "${tool%/*}/nvdisasm" ] || continue
+        echo "$tool"
+        return
+    done
+    has_command nvcc || [ -x /usr/local/cuda/bin/nvcc ] || return 0
+    if (fetch_cuobjdump "$folder"); then
+        echo "$folder/cuobjdump"
+    else
+        echo "fovea: without cuobjdump the machine code of the CUDA plugin is not looked at" >&2
+    fi
+}
+
 case "${1:-}" in
 packages) install_packages $(missing_build) ;;
 ci) install_packages $(missing_build) $(missing_ci) ;;
 model) get_model "${2:-smollm2}" ;;
+cuobjdump) get_cuobjdump ;;
 check)
     missing=$(missing_build | tr '\n' ' ')
     [ -z "$missing" ] || fail "missing: ${missing}(\`make setup\` installs them where you are root)"
     ;;
-*) fail "usage: scripts/setup.sh packages|ci|model [smollm2|gemma]|check" ;;
+*) fail "usage: scripts/setup.sh packages|ci|model [smollm2|gemma]|cuobjdump|check" ;;
 esac
