@@ -125,14 +125,16 @@ template <int32_t BLOCK_M, bool IS_HOPPER>
 static constexpr fv_attend_variant paged(const char *name, const char *(*reason)(const fv_problem *),
                                          int32_t (*items_at_once)(const fv_problem *))
 {
-    return {name,
-            BLOCK_M,
-            64,
-            reason,
-            scratch_bytes,
-            launch_paged<BLOCK_M, FV_RESCALING_MULTIPLY, IS_HOPPER>,
-            FV_RESCALING_MULTIPLY,
-            items_at_once};
+    return {
+        .name = name,
+        .block_m = BLOCK_M,
+        .tile_keys = 64,
+        .why_not = reason,
+        .scratch_bytes = scratch_bytes,
+        .launch = launch_paged<BLOCK_M, FV_RESCALING_MULTIPLY, IS_HOPPER>,
+        .rescaling = FV_RESCALING_MULTIPLY,
+        .items_at_once = items_at_once,
+    };
 }
 
 template <int32_t BLOCK_M, bool IS_HOPPER>
@@ -148,23 +150,25 @@ template <int32_t BLOCK_M, bool IS_HOPPER>
 static constexpr fv_attend_variant dense(const char *name, const char *(*reason)(const fv_problem *),
                                          int32_t (*items_at_once)(const fv_problem *))
 {
-    return {name,         BLOCK_M, 64, reason, scratch_bytes, launch_dense<BLOCK_M, IS_HOPPER>, FV_RESCALING_MULTIPLY,
-            items_at_once};
+    fv_attend_variant variant = paged<BLOCK_M, IS_HOPPER>(name, reason, items_at_once);
+    variant.launch = launch_dense<BLOCK_M, IS_HOPPER>;
+    return variant;
 }
 
 template <fv_rescaling RESCALING, bool IS_HOPPER>
 static constexpr fv_attend_variant amla(const char *name, const char *(*reason)(const fv_problem *))
 {
-    return {name,
-            FV_CUDA_MANY_ROWS,
-            64,
-            reason,
-            scratch_bytes,
-            launch_paged<FV_CUDA_MANY_ROWS, RESCALING, IS_HOPPER>,
-            RESCALING,
-            one_at_once,
-            NULL,
-            IS_HOPPER ? narrows_latents<RESCALING> : NULL};
+    return {
+        .name = name,
+        .block_m = FV_CUDA_MANY_ROWS,
+        .tile_keys = 64,
+        .why_not = reason,
+        .scratch_bytes = scratch_bytes,
+        .launch = launch_paged<FV_CUDA_MANY_ROWS, RESCALING, IS_HOPPER>,
+        .rescaling = RESCALING,
+        .items_at_once = one_at_once,
+        .narrows_partials = IS_HOPPER ? narrows_latents<RESCALING> : NULL,
+    };
 }
 
 /* "amla_multiply" is the paper's Base, to compare with, chosen by name only. */
