@@ -32,5 +32,5 @@ static size_t scratch_bytes(const fv_attend_params *params)
 }
 
 const fv_attend_variant fv_reference_mla_variants[1] = {
-    {"reference", .block_m = 16, .tile_keys = 32, why_not, scratch_bytes, launch, FV_RESCALING_MULTIPLY, 0, 0, 0},
+    {"reference", .block_m = 16, .tile_keys = 32, why_not, scratch_bytes, launch, .rescaling = FV_RESCALING_MULTIPLY},
 };

@@ -836,20 +836,20 @@ static size_t amla_scratch(const fv_attend_params *params)
 }
 
 static const fv_attend_variant null_variants[] = {
-    {"null", 16, 32, serves_all, reference_scratch, null_attend_paged, FV_RESCALING_MULTIPLY, NULL, NULL, NULL},
+    {"null", 16, 32, serves_all, reference_scratch, null_attend_paged, .rescaling = FV_RESCALING_MULTIPLY},
 };
 
 static const fv_attend_variant null_dense_variants[] = {
-    {"null", 16, 32, serves_all, reference_scratch, null_attend_dense, FV_RESCALING_MULTIPLY, NULL, NULL, NULL},
+    {"null", 16, 32, serves_all, reference_scratch, null_attend_dense, .rescaling = FV_RESCALING_MULTIPLY},
 };
 
 static const fv_attend_variant null_mla_variants[] = {
-    {"null", 16, 32, serves_all, reference_scratch, null_mla_decode, FV_RESCALING_MULTIPLY, NULL, NULL, NULL},
-    {"amla", 128, 512, why_not_amla, amla_scratch, null_amla, FV_RESCALING_ADD, NULL, NULL, NULL},
+    {"null", 16, 32, serves_all, reference_scratch, null_mla_decode, .rescaling = FV_RESCALING_MULTIPLY},
+    {"amla", 128, 512, why_not_amla, amla_scratch, null_amla, .rescaling = FV_RESCALING_ADD},
     {"amla_uncompensated", 128, 512, why_not_amla, amla_scratch, null_amla_uncompensated,
-     FV_RESCALING_ADD_UNCOMPENSATED, NULL, NULL, NULL},
-    {"amla_multiply", 128, 512, why_not_amla, amla_scratch, null_amla_multiply, FV_RESCALING_MULTIPLY_BF16, NULL, NULL,
-     NULL},
+     .rescaling = FV_RESCALING_ADD_UNCOMPENSATED},
+    {"amla_multiply", 128, 512, why_not_amla, amla_scratch, null_amla_multiply,
+     .rescaling = FV_RESCALING_MULTIPLY_BF16},
 };
 
 static const fv_kernel_table null_kernels = {

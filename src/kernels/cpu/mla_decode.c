@@ -140,9 +140,9 @@ static fv_status launch_amla_multiply(const fv_launch *launch_at, const fv_atten
 
 /* "amla_multiply" is the paper's Base, the same loop that multiplies: to compare with, chosen by name only. */
 const fv_attend_variant FV_ISA_SYMBOL(fv_mla_decode)[FV_NUM_VARIANTS_mla_decode] = {
-    {"rows128_keys64", 128, 64, why_not, rows_scratch, launch_rows, FV_RESCALING_MULTIPLY, 0, 0, 0},
-    {"amla", 128, 512, amla_why_not, amla_scratch, launch_amla, FV_RESCALING_ADD, 0, 0, 0},
+    {"rows128_keys64", 128, 64, why_not, rows_scratch, launch_rows, .rescaling = FV_RESCALING_MULTIPLY},
+    {"amla", 128, 512, amla_why_not, amla_scratch, launch_amla, .rescaling = FV_RESCALING_ADD},
     {"amla_uncompensated", 128, 512, amla_why_not, amla_scratch, launch_amla_uncompensated,
-     FV_RESCALING_ADD_UNCOMPENSATED, 0, 0, 0},
-    {"amla_multiply", 128, 512, why_not, amla_scratch, launch_amla_multiply, FV_RESCALING_MULTIPLY_BF16, 0, 0, 0},
+     .rescaling = FV_RESCALING_ADD_UNCOMPENSATED},
+    {"amla_multiply", 128, 512, why_not, amla_scratch, launch_amla_multiply, .rescaling = FV_RESCALING_MULTIPLY_BF16},
 };

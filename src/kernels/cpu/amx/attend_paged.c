@@ -37,12 +37,12 @@ static const char *paged_why_not(const fv_problem *problem) { return fv_item_loo
 static const char *dense_why_not(const fv_problem *problem) { return fv_item_loop_why_not(problem, DENSE_BASE); }
 
 const fv_attend_variant FV_ISA_SYMBOL(fv_attend_paged)[FV_NUM_VARIANTS_attend_paged] = {
-    {"tiles16", 16, 64, paged_why_not, paged_scratch, launch_paged, FV_RESCALING_MULTIPLY, 0, 0, 0},
-    {"tiles128", 128, 64, paged_why_not, paged_scratch, launch_paged, FV_RESCALING_MULTIPLY, 0, 0, 0},
-    {"tiles512", 512, 64, paged_why_not, paged_scratch, launch_paged, FV_RESCALING_MULTIPLY, 0, 0, 0},
+    {"tiles16", 16, 64, paged_why_not, paged_scratch, launch_paged, .rescaling = FV_RESCALING_MULTIPLY},
+    {"tiles128", 128, 64, paged_why_not, paged_scratch, launch_paged, .rescaling = FV_RESCALING_MULTIPLY},
+    {"tiles512", 512, 64, paged_why_not, paged_scratch, launch_paged, .rescaling = FV_RESCALING_MULTIPLY},
 };
 
 const fv_attend_variant FV_ISA_SYMBOL(fv_attend_dense)[FV_NUM_VARIANTS_attend_dense] = {
-    {"tiles128", 128, 64, dense_why_not, dense_scratch, launch_dense, FV_RESCALING_MULTIPLY, 0, 0, 0},
-    {"tiles512", 512, 64, dense_why_not, dense_scratch, launch_dense, FV_RESCALING_MULTIPLY, 0, 0, 0},
+    {"tiles128", 128, 64, dense_why_not, dense_scratch, launch_dense, .rescaling = FV_RESCALING_MULTIPLY},
+    {"tiles512", 512, 64, dense_why_not, dense_scratch, launch_dense, .rescaling = FV_RESCALING_MULTIPLY},
 };

@@ -49,8 +49,8 @@ VARIANT(3, FV_RESCALING_MULTIPLY_BF16)
 #undef VARIANT
 
 const fv_attend_variant FV_ISA_SYMBOL(fv_mla_decode)[FV_NUM_VARIANTS_mla_decode] = {
-    {"tiles128", 128, 64, why_not_0, scratch_0, launch_0, FV_RESCALING_MULTIPLY, 0, 0, 0},
-    {"amla", 128, 256, why_not_1, scratch_1, launch_1, FV_RESCALING_ADD, 0, 0, 0},
-    {"amla_uncompensated", 128, 256, why_not_2, scratch_2, launch_2, FV_RESCALING_ADD_UNCOMPENSATED, 0, 0, 0},
-    {"amla_multiply", 128, 256, why_not_3, scratch_3, launch_3, FV_RESCALING_MULTIPLY_BF16, 0, 0, 0},
+    {"tiles128", 128, 64, why_not_0, scratch_0, launch_0, .rescaling = FV_RESCALING_MULTIPLY},
+    {"amla", 128, 256, why_not_1, scratch_1, launch_1, .rescaling = FV_RESCALING_ADD},
+    {"amla_uncompensated", 128, 256, why_not_2, scratch_2, launch_2, .rescaling = FV_RESCALING_ADD_UNCOMPENSATED},
+    {"amla_multiply", 128, 256, why_not_3, scratch_3, launch_3, .rescaling = FV_RESCALING_MULTIPLY_BF16},
 };
