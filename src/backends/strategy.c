@@ -480,6 +480,13 @@ static int32_t num_lanes(const fv_plan *plan, const fv_attend_variant *variant, 
     return places ? fv_max_i32(1, places / (int32_t)fv_ceil_div(group, variant->block_m)) : 0;
 }
 
+/* As the planner counts them: lanes that do not slow each other down are workers. */
+static int32_t num_workers(const fv_plan *plan, const fv_attend_variant *variant, int32_t lanes)
+{
+    const int32_t keep_pace = variant->items_keep_pace && variant->items_keep_pace(&plan->problem);
+    return keep_pace ? lanes : plan->device->num_workers;
+}
+
 /* Batch-invariant: what rounds an item fills is the batch's. */
 static int32_t splits_items(const fv_plan *plan, const fv_attend_variant *variant)
 {
@@ -505,12 +512,13 @@ fv_status fv_strategy_create(fv_plan *plan, const fv_strategy *strategy)
     plan->partition_keys = strategy->partition_keys;
     plan->new_min_query_len = INT32_MAX;
     plan->gather_dtype = exact_gather_dtype(&plan->problem);
+    const int32_t lanes = num_lanes(plan, plan->paged, plan->group);
     plan->rule = (fv_split_rule){
         .problem = &plan->problem,
         .block_q = fv_max_i32(1, plan->paged->block_m / plan->group),
         .tile_keys = plan->paged->tile_keys,
-        .num_workers = plan->device->num_workers,
-        .num_lanes = num_lanes(plan, plan->paged, plan->group),
+        .num_workers = num_workers(plan, plan->paged, lanes),
+        .num_lanes = lanes,
         .splits_items = splits_items(plan, plan->paged),
         .path = options->path,
         .batch_invariant = options->batch_invariant,

@@ -209,6 +209,8 @@ typedef struct fv_attend_variant {
     /* 1: the call leaves partial results in a form of its device's own, in partial_out alone and in no more bytes than
      * as fp32, which reduce_segments is told (narrow_partials). Of the batch this must not depend. NULL: never. */
     int32_t (*narrows_partials)(const fv_launch *launch, const fv_attend_params *params);
+    /* 1: each of items_at_once is as fast beside the others as alone; NULL: no, they share their worker's memory. */
+    int32_t (*items_keep_pace)(const fv_problem *problem);
 } fv_attend_variant;
 
 typedef fv_status (*fv_reduce_segments_fn)(const fv_launch *launch, const fv_reduce_params *params);

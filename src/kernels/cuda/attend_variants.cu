@@ -106,19 +106,40 @@ static const char *amla_why_not(const fv_problem *problem)
 /* Blocks of threads that a multiprocessor holds. */
 static int32_t one_at_once(const fv_problem *) { return 1; }
 
-/* few_shape::BLOCKS */
-static int32_t few_at_once(const fv_problem *problem)
-{
-    const int32_t size = fv_max_i32(problem->mha.head_size, problem->mha.v_head_size);
-    return size <= 64 ? 4 : size <= 128 ? 2 : 1;
-}
-
 /* Do Hopper's kernels of latents serve the problem, whose blocks can share keys? */
 static int32_t splits_latents(const fv_problem *problem)
 {
     const fv_mla_shape *mla = &problem->mla;
     if (problem->q_dtype == FV_DTYPE_F32) return 0;
     return mla->kv_lora_rank == 512 && mla->qk_rope_head_dim == 64 && problem->kv_dtype == problem->q_dtype;
+}
+
+/* Does decode of the problem take the kernels of attend_mma.cuh, whatever its pointers are? */
+static int32_t takes_mma(const fv_problem *problem)
+{
+    const int32_t is_exact = problem->kv_dtype == problem->q_dtype || fv_dtype_bytes(problem->kv_dtype) == 1;
+    if (problem->q_dtype == FV_DTYPE_F32 || !is_exact) return 0;
+    if (problem->kind == FV_ATTENTION_MLA)
+        return !splits_latents(problem) && problem->kv_layout != FV_KV_LAYOUT_LATENT_FP8_DS &&
+               !problem->mla.rotate_at_reading;
+    return largest_head(problem) > 256 || problem->soft_cap > 0 || problem->alibi != FV_ALIBI_NONE ||
+           problem->tree_mask || problem->kv_scaling == FV_KV_SCALING_PER_TOKEN_HEAD ||
+           problem->kv_layout == FV_KV_LAYOUT_X_PACKED || problem->kv_layout == FV_KV_LAYOUT_SHUFFLED;
+}
+
+/* few_shape::BLOCKS; of attend_mma.cuh as many as Hopper's shared memory has room for. */
+template <bool IS_HOPPER> static int32_t few_at_once(const fv_problem *problem)
+{
+    const int32_t size = largest_head(problem);
+    if (IS_HOPPER && takes_mma(problem)) return size <= 128 ? 4 : 2;
+    if (problem->kind == FV_ATTENTION_MLA) return 1;
+    return size <= 64 ? 4 : size <= 128 ? 2 : 1;
+}
+
+/* Those of attend_mma.cuh wait for their own arithmetic. */
+template <bool IS_HOPPER> static int32_t few_keep_pace(const fv_problem *problem)
+{
+    return IS_HOPPER && takes_mma(problem);
 }
 
 template <int32_t BLOCK_M, bool IS_HOPPER>
@@ -134,13 +155,15 @@ static constexpr fv_attend_variant paged(const char *name, const char *(*reason)
         .launch = launch_paged<BLOCK_M, FV_RESCALING_MULTIPLY, IS_HOPPER>,
         .rescaling = FV_RESCALING_MULTIPLY,
         .items_at_once = items_at_once,
+        .items_keep_pace = items_at_once == one_at_once ? NULL : few_keep_pace<IS_HOPPER>,
     };
 }
 
 template <int32_t BLOCK_M, bool IS_HOPPER>
-static constexpr fv_attend_variant latents(const char *name, const char *(*reason)(const fv_problem *))
+static constexpr fv_attend_variant latents(const char *name, const char *(*reason)(const fv_problem *),
+                                           int32_t (*items_at_once)(const fv_problem *))
 {
-    fv_attend_variant variant = paged<BLOCK_M, IS_HOPPER>(name, reason, one_at_once);
+    fv_attend_variant variant = paged<BLOCK_M, IS_HOPPER>(name, reason, items_at_once);
     variant.splits_items = IS_HOPPER ? splits_latents : NULL;
     variant.narrows_partials = IS_HOPPER ? narrows_latents<FV_RESCALING_MULTIPLY> : NULL;
     return variant;
@@ -172,24 +195,24 @@ static constexpr fv_attend_variant amla(const char *name, const char *(*reason)(
 }
 
 /* "amla_multiply" is the paper's Base, to compare with, chosen by name only. */
-#define FV_CUDA_VARIANTS(PREFIX, IS_HOPPER)                                                    \
-    const fv_attend_variant PREFIX##_mla_decode[FV_CUDA_NUM_MLA_DECODE] = {                    \
-        latents<FV_CUDA_FEW_ROWS, IS_HOPPER>("rows16_keys64", why_not_mla),                    \
-        latents<FV_CUDA_FEW_LATENT_ROWS, IS_HOPPER>("rows32_keys64", why_not_mla_many),        \
-        latents<FV_CUDA_MANY_ROWS, IS_HOPPER>("rows64_keys64", why_not_mla_many),              \
-        amla<FV_RESCALING_ADD, IS_HOPPER>("amla", amla_why_not),                               \
-        amla<FV_RESCALING_ADD_UNCOMPENSATED, IS_HOPPER>("amla_uncompensated", amla_why_not),   \
-        amla<FV_RESCALING_MULTIPLY_BF16, IS_HOPPER>("amla_multiply", why_not_mla),             \
-    };                                                                                         \
-    const fv_attend_variant PREFIX##_attend_paged[FV_CUDA_NUM_ATTEND] = {                      \
-        paged<FV_CUDA_FEW_ROWS, IS_HOPPER>("rows16_keys64", why_not, few_at_once),             \
-        paged<FV_CUDA_MANY_ROWS, IS_HOPPER>("rows64_keys64", why_not_64, one_at_once),         \
-        paged<FV_CUDA_MANY_SHORT_ROWS, IS_HOPPER>("rows128_keys64", why_not_128, one_at_once), \
-    };                                                                                         \
-    const fv_attend_variant PREFIX##_attend_dense[FV_CUDA_NUM_ATTEND] = {                      \
-        dense<FV_CUDA_FEW_ROWS, IS_HOPPER>("rows16_keys64", why_not, few_at_once),             \
-        dense<FV_CUDA_MANY_ROWS, IS_HOPPER>("rows64_keys64", why_not_64, one_at_once),         \
-        dense<FV_CUDA_MANY_SHORT_ROWS, IS_HOPPER>("rows128_keys64", why_not_128, one_at_once), \
+#define FV_CUDA_VARIANTS(PREFIX, IS_HOPPER)                                                          \
+    const fv_attend_variant PREFIX##_mla_decode[FV_CUDA_NUM_MLA_DECODE] = {                          \
+        latents<FV_CUDA_FEW_ROWS, IS_HOPPER>("rows16_keys64", why_not_mla, few_at_once<IS_HOPPER>),  \
+        latents<FV_CUDA_FEW_LATENT_ROWS, IS_HOPPER>("rows32_keys64", why_not_mla_many, one_at_once), \
+        latents<FV_CUDA_MANY_ROWS, IS_HOPPER>("rows64_keys64", why_not_mla_many, one_at_once),       \
+        amla<FV_RESCALING_ADD, IS_HOPPER>("amla", amla_why_not),                                     \
+        amla<FV_RESCALING_ADD_UNCOMPENSATED, IS_HOPPER>("amla_uncompensated", amla_why_not),         \
+        amla<FV_RESCALING_MULTIPLY_BF16, IS_HOPPER>("amla_multiply", why_not_mla),                   \
+    };                                                                                               \
+    const fv_attend_variant PREFIX##_attend_paged[FV_CUDA_NUM_ATTEND] = {                            \
+        paged<FV_CUDA_FEW_ROWS, IS_HOPPER>("rows16_keys64", why_not, few_at_once<IS_HOPPER>),        \
+        paged<FV_CUDA_MANY_ROWS, IS_HOPPER>("rows64_keys64", why_not_64, one_at_once),               \
+        paged<FV_CUDA_MANY_SHORT_ROWS, IS_HOPPER>("rows128_keys64", why_not_128, one_at_once),       \
+    };                                                                                               \
+    const fv_attend_variant PREFIX##_attend_dense[FV_CUDA_NUM_ATTEND] = {                            \
+        dense<FV_CUDA_FEW_ROWS, IS_HOPPER>("rows16_keys64", why_not, few_at_once<IS_HOPPER>),        \
+        dense<FV_CUDA_MANY_ROWS, IS_HOPPER>("rows64_keys64", why_not_64, one_at_once),               \
+        dense<FV_CUDA_MANY_SHORT_ROWS, IS_HOPPER>("rows128_keys64", why_not_128, one_at_once),       \
     };
 
 extern "C" {
