@@ -300,12 +300,12 @@ static void test_nothing_jumps(void **state)
     }
 }
 
-/* Items of `batch` decodes over `keys` keys on a device of 132 workers with so many lanes each; *tapers: they get shorter. */
-static int32_t items_of_lanes(int32_t lanes_each, int32_t batch, int32_t keys, int32_t *tapers)
+/* Items of `batch` decodes over `keys` keys on a device of so many workers and lanes; *tapers: they get shorter. */
+static int32_t items_of_rule(int32_t num_workers, int32_t num_lanes, int32_t batch, int32_t keys, int32_t *tapers)
 {
-    fixture *f = make(32, 8, 132);
+    fixture *f = make(32, 8, num_workers);
     f->problem.kv_dtype = FV_DTYPE_BF16;
-    f->rule.num_lanes = lanes_each * 132;
+    f->rule.num_lanes = num_lanes;
     allocate(f);
     for (int32_t i = 0; i < batch; i++) add(f, 1, keys);
     build(f);
@@ -317,6 +317,12 @@ static int32_t items_of_lanes(int32_t lanes_each, int32_t batch, int32_t keys, i
     if (!*tapers) assert_int_equal(num_items % batch, 0);
     destroy(f);
     return num_items;
+}
+
+/* On one of 132 workers with so many lanes each. */
+static int32_t items_of_lanes(int32_t lanes_each, int32_t batch, int32_t keys, int32_t *tapers)
+{
+    return items_of_rule(132, lanes_each * 132, batch, keys, tapers);
 }
 
 static int32_t lane_items(int32_t batch, int32_t keys, int32_t *tapers)
@@ -358,6 +364,16 @@ static void test_two_lanes(void **state)
         assert_int_equal(items_of_lanes(2, batch, 1024, &tapers), batch); /* whole rounds of 264 */
     assert_int_equal(items_of_lanes(2, 24, 4096, &tapers), 48); /* 384 of heads: one round of three smaller ones */
     assert_int_equal(items_of_lanes(2, 48, 2048, &tapers), 48);
+}
+
+/* Lanes that keep pace with each other are workers: few items are cut until they fill a round of all lanes. */
+static void test_lanes_that_keep_pace(void **state)
+{
+    (void)state;
+    int32_t tapers;
+    assert_int_equal(items_of_rule(528, 528, 8, 8192, &tapers), 64); /* 512 of heads */
+    assert_int_equal(items_of_rule(528, 528, 32, 4096, &tapers), 64);
+    assert_int_equal(items_of_rule(528, 528, 64, 1024, &tapers), 64);
 }
 
 /* Where a lane is a worker or more, the sequences that fill whole rounds stay whole, and the others are cut into pieces that fill
@@ -644,6 +660,7 @@ int main(void)
         cmocka_unit_test(test_shared_keys_are_read_once),
         cmocka_unit_test(test_lanes_have_work),
         cmocka_unit_test(test_two_lanes),
+        cmocka_unit_test(test_lanes_that_keep_pace),
         cmocka_unit_test(test_lanes_are_filled),
         cmocka_unit_test(test_filled_lanes_are_covered),
         cmocka_unit_test(test_whole_rounds),
