@@ -3,7 +3,7 @@
  * so that all is one trip to memory; sums follow the largest maximum. Where they lie, and where the row goes, is found
  * before they are there: a warp takes about 5 cycles for an instruction that waits for the one before.
  *
- *   two segments      warp w has query head h + w
+ *   two segments      warp w has query head h + w, of narrow rows all of it in registers
  *   a span            warp w has elements 32 w .. of it, eight lanes four each; the four groups of eight lanes have
  *                     segments g, g + 4, g + 8 ... Longer rows of more than 32 segments have a block for each span
  *   longer rows       groups of lanes likewise, one to eight of them, so that a lane has eight segments: all of them come in
@@ -23,6 +23,7 @@ enum {
     WARPS = 4,
     THREADS = 32 * WARPS,
     SPAN = 128,        /* elements of a row that a warp, or all of them with a quarter each, take at once */
+    NARROW_SPANS = 4,  /* of a narrow row */
     GROUPS = 4,        /* of lanes that have different segments of the same elements */
     LANE_SEGMENTS = 8, /* of a longer row, that a lane has all at once */
     MOST_GROUPS = 8,   /* of a longer row */
@@ -253,36 +254,39 @@ static __device__ __forceinline__ float finish_sums(const segment_sums *sums, co
     return sum > 0 ? __fdividef(before, sum) : 0.0f;
 }
 
-/* The row's elements d .. d + 3. */
-static __device__ __forceinline__ void store_values(const segment_sums *sums, const reduce_target *target, int32_t d)
+/* The row's elements d .. d + 3, d a multiple of four. */
+static __device__ __forceinline__ void store_four(const reduce_target *target, int32_t d, float4 value)
 {
-    const float share = finish_sums(sums, target, d == 0);
-    float4 value = make_float4(sums->values[0] * share, sums->values[1] * share, sums->values[2] * share,
-                               sums->values[3] * share);
     const int32_t bytes = fv_element_bytes(target->dtype);
-    char *to = target->out + d * bytes;
-    if (bytes == 2 && (uintptr_t)to % 8 == 0) {
-        *(uint2 *)to = target->dtype == FV_DTYPE_F16 ? make_uint2(fv_narrow_pair<__half>(value.x, value.y),
-                                                                  fv_narrow_pair<__half>(value.z, value.w))
-                                                     : make_uint2(fv_narrow_pair<__nv_bfloat16>(value.x, value.y),
-                                                                  fv_narrow_pair<__nv_bfloat16>(value.z, value.w));
+    if (bytes == 2 && (uintptr_t)target->out % 8 == 0) {
+        *(uint2 *)(target->out + d * 2) = target->dtype == FV_DTYPE_F16
+                                              ? make_uint2(fv_narrow_pair<__half>(value.x, value.y),
+                                                           fv_narrow_pair<__half>(value.z, value.w))
+                                              : make_uint2(fv_narrow_pair<__nv_bfloat16>(value.x, value.y),
+                                                           fv_narrow_pair<__nv_bfloat16>(value.z, value.w));
         return;
     }
 #pragma unroll 1
     for (int32_t k = 0; k < 4; k++) {
-        fv_element_store(to + k * bytes, value.x, target->dtype);
+        fv_element_store(target->out + (d + k) * bytes, value.x, target->dtype);
         value = make_float4(value.y, value.z, value.w, 0);
     }
 }
 
-/* Elements d .. of a row of two segments, each multiplied by what is its `scale`. */
-template <class Stored>
-static __device__ __forceinline__ void store_pair(const float (&max)[2], const float (&sum)[2], const float (&scale)[2],
-                                                  Stored low, Stored high, const reduce_target *target, int32_t d)
+static __device__ __forceinline__ void store_values(const segment_sums *sums, const reduce_target *target, int32_t d)
 {
-    segment_sums sums = {max[0], sum[0], {}}, other = {max[1], sum[1], {}};
-    add_values(&sums, scale[0], low);
-    add_values(&other, scale[1], high);
+    const float share = finish_sums(sums, target, d == 0);
+    store_four(target, d,
+               make_float4(sums->values[0] * share, sums->values[1] * share, sums->values[2] * share,
+                           sums->values[3] * share));
+}
+
+/* Elements d .. of a row of two segments. */
+static __device__ __forceinline__ void store_pair(const float (&max)[2], const float (&sum)[2], float4 low, float4 high,
+                                                  const reduce_target *target, int32_t d)
+{
+    segment_sums sums = {max[0], sum[0], {low.x, low.y, low.z, low.w}};
+    const segment_sums other = {max[1], sum[1], {high.x, high.y, high.z, high.w}};
     add_sums(&sums, &other);
     store_values(&sums, target, d);
 }
@@ -299,50 +303,72 @@ static __device__ __forceinline__ void reduce_pair(const fv_reduce_params *param
     if (waits) overlap_wait();
     const float max[2] = {params->partial_max[batch.rows[0]], params->partial_max[batch.rows[1]]};
     const float sum[2] = {params->partial_sum[batch.rows[0]], params->partial_sum[batch.rows[1]]};
-    const float as_it_is[2] = {1, 1};
     const float4 low = ptx_load_or_zero((const float4 *)place_values<false>(params, batch.rows[0], d), is_there);
     const float4 high = ptx_load_or_zero((const float4 *)place_values<false>(params, batch.rows[1], d), is_there);
-    if (is_there) store_pair(max, sum, as_it_is, low, high, &target, d);
+    if (is_there) store_pair(max, sum, low, high, &target, d);
 }
 
 /* A longer one: up to four spans at once. */
-template <bool NARROW>
-static __device__ __forceinline__ void reduce_long_pair(segment_memory<NARROW> *memory, const fv_reduce_params *params,
+static __device__ __forceinline__ void reduce_long_pair(segment_memory<false> *memory, const fv_reduce_params *params,
                                                         const fv_reduce_item *item, int32_t token, int32_t head,
                                                         bool waits)
 {
     const segment_walk walk = walk_segments(params, item, 0, 1, token, head);
     const segment_batch<2> batch = place_segments<2>(&walk);
     if (waits) overlap_wait();
-    narrow_tail ends[2];
-#pragma unroll
-    for (int i = 0; i < 2; i++) {
-        const int32_t row = batch.rows[i];
-        if (NARROW)
-            ends[i] = load_tail(params, row, true);
-        else
-            ends[i] = {{1, 1}, params->partial_max[row], params->partial_sum[row]};
-    }
-    const float max[2] = {ends[0].max, ends[1].max}, sum[2] = {ends[0].sum, ends[1].sum};
+    const float max[2] = {params->partial_max[batch.rows[0]], params->partial_max[batch.rows[1]]};
+    const float sum[2] = {params->partial_sum[batch.rows[0]], params->partial_sum[batch.rows[1]]};
 #pragma unroll 1
     for (int32_t first = threadIdx.x % 32 * 4; first < params->v_head_size; first += LANE_SEGMENTS / 2 * SPAN) {
-        const char *const from[2] = {place_values<NARROW>(params, batch.rows[0], first),
-                                     place_values<NARROW>(params, batch.rows[1], first)};
+        const char *const from[2] = {place_values<false>(params, batch.rows[0], first),
+                                     place_values<false>(params, batch.rows[1], first)};
 #pragma unroll
         for (int i = 0; i < LANE_SEGMENTS; i++)
-            copy_four(&memory->values[i][threadIdx.x], from[i % 2] + i / 2 * SPAN * (NARROW ? 2 : 4),
+            copy_four(&memory->values[i][threadIdx.x], from[i % 2] + i / 2 * SPAN * 4,
                       first + i / 2 * SPAN < params->v_head_size);
         ptx_cp_async_commit();
         const reduce_target target = find_target(params, item, token,
                                                  (int32_t)ptx_keep((uint32_t)head)); /* not before */
         ptx_cp_async_wait<0>();
 #pragma unroll 1
-        for (int32_t i = 0, d = first; i < LANE_SEGMENTS && d < params->v_head_size; i += 2, d += SPAN) {
-            const bool is_low = 2 * d < params->v_head_size;
-            const float scale[2] = {is_low ? ends[0].scale[0] : ends[0].scale[1],
-                                    is_low ? ends[1].scale[0] : ends[1].scale[1]};
-            store_pair(max, sum, scale, memory->values[i][threadIdx.x], memory->values[i + 1][threadIdx.x], &target, d);
-        }
+        for (int32_t i = 0, d = first; i < LANE_SEGMENTS && d < params->v_head_size; i += 2, d += SPAN)
+            store_pair(max, sum, memory->values[i][threadIdx.x], memory->values[i + 1][threadIdx.x], &target, d);
+    }
+}
+
+/* A narrow one. What a segment's elements are multiplied by is found once for each half. */
+static __device__ __forceinline__ void reduce_narrow_pair(const fv_reduce_params *params, const fv_reduce_item *item,
+                                                          int32_t token, int32_t head, bool waits)
+{
+    const int32_t size = NARROW_SPANS * SPAN, first = threadIdx.x % 32 * 4;
+    const reduce_target target = find_target(params, item, token, head);
+    const segment_walk walk = walk_segments(params, item, 0, 1, token, head);
+    const char *rows[2];
+#pragma unroll
+    for (int i = 0; i < 2; i++) rows[i] = ptx_keep(narrow_row(params->partial_out, walk.row + i * walk.step, size));
+    if (waits) overlap_wait();
+    narrow_tail ends[2];
+    uint2 values[2][NARROW_SPANS];
+#pragma unroll
+    for (int i = 0; i < 2; i++) {
+        const float4 end = ptx_load_or_zero((const float4 *)(rows[i] + size * 2), true);
+        ends[i] = {{end.x, end.y}, end.z, end.w};
+    }
+#pragma unroll
+    for (int i = 0; i < 2 * NARROW_SPANS; i++)
+        values[i % 2][i / 2] = ptx_load_or_zero((const uint2 *)(rows[i % 2] + (i / 2 * SPAN + first) * 2), true);
+    const float largest = fmaxf(ends[0].max, ends[1].max), base = largest == -INFINITY ? 0.0f : largest;
+    const float weights[2] = {weight_of(ends[0].max, base), weight_of(ends[1].max, base)};
+    const segment_sums sums = {largest, weights[0] * ends[0].sum + weights[1] * ends[1].sum, {}};
+    const float share = finish_sums(&sums, &target, first == 0);
+#pragma unroll
+    for (int i = 0; i < NARROW_SPANS; i++) {
+        const int side = 2 * i >= NARROW_SPANS;
+        const float by[2] = {weights[0] * ends[0].scale[side] * share, weights[1] * ends[1].scale[side] * share};
+        const float4 low = widen(values[0][i]), high = widen(values[1][i]);
+        store_four(&target, i * SPAN + first,
+                   make_float4(by[0] * low.x + by[1] * high.x, by[0] * low.y + by[1] * high.y,
+                               by[0] * low.z + by[1] * high.z, by[0] * low.w + by[1] * high.w));
     }
 }
 
@@ -477,6 +503,19 @@ static __device__ __forceinline__ void reduce_long_row(segment_memory<NARROW> *m
 }
 
 template <bool IS_LONG, bool NARROW>
+static __device__ __forceinline__ void reduce_pair_of(segment_memory<NARROW> *memory, const fv_reduce_params *params,
+                                                      const fv_reduce_item *item, int32_t token, int32_t head,
+                                                      bool waits)
+{
+    if constexpr (NARROW)
+        reduce_narrow_pair(params, item, token, head, waits);
+    else if constexpr (IS_LONG)
+        reduce_long_pair(memory, params, item, token, head, waits);
+    else
+        reduce_pair(params, item, token, head, waits);
+}
+
+template <bool IS_LONG, bool NARROW>
 static __device__ __forceinline__ void reduce_row(segment_memory<NARROW> *memory, const fv_reduce_params *params,
                                                   const fv_reduce_item *item, int32_t token, int32_t head, bool waits)
 {
@@ -528,7 +567,9 @@ static __global__ void __launch_bounds__(THREADS, blocks_at_once(IS_LONG, NARROW
     const int32_t step = (int32_t)gridDim.y < params.num_heads ? WARPS : 1;
     const int32_t first = (int32_t)blockIdx.y * step, end = fv_min_i32(params.num_heads, first + step);
     const bool is_odd = !IS_LONG && !NARROW && params.v_head_size % 4 != 0;
-    const bool is_pair = item.num_segments == 2 && !is_odd && (IS_LONG || params.v_head_size <= SPAN);
+    const bool has_pairs = NARROW ? IS_LONG && params.v_head_size == NARROW_SPANS * SPAN
+                                  : !is_odd && (IS_LONG || params.v_head_size <= SPAN);
+    const bool is_pair = item.num_segments == 2 && has_pairs;
     const int32_t own = first + (is_pair ? (int32_t)threadIdx.x / 32 : 0);
     const bool has_rows = has_item && item.num_tokens > 0 && own < end && (!is_pair || blockIdx.z == 0);
     if (!has_rows || is_odd) overlap_wait();
@@ -540,10 +581,8 @@ static __global__ void __launch_bounds__(THREADS, blocks_at_once(IS_LONG, NARROW
             const bool waits = token == 0 && head == own;
             if (is_odd)
                 reduce_odd_row(&params, &item, token, head);
-            else if (is_pair && IS_LONG)
-                reduce_long_pair<NARROW>(&memory, &params, &item, token, head, waits);
             else if (is_pair)
-                reduce_pair(&params, &item, token, head, waits);
+                reduce_pair_of<IS_LONG, NARROW>(&memory, &params, &item, token, head, waits);
             else
                 reduce_row<IS_LONG, NARROW>(&memory, &params, &item, token, head, waits);
         }
