@@ -13,15 +13,10 @@
  *
  * Rows of 16 bits (NARROW: narrow_partial.cuh) have their maximum and sum behind them, and are of whole spans, as their
  * halves are: what a warp has at once is of one of them. */
-#include "kernels/cuda/grid_item.cuh"
 #include "kernels/cuda/narrow_partial.cuh"
-#include "kernels/cuda/number.cuh"
-#include "kernels/cuda/overlap.cuh"
-#include "kernels/cuda/ptx.cuh"
+#include "kernels/cuda/reduce_row.cuh"
 
 enum {
-    WARPS = 4,
-    THREADS = 32 * WARPS,
     SPAN = 128,        /* elements of a row that a warp, or all of them with a quarter each, take at once */
     NARROW_SPANS = 4,  /* of a narrow row */
     GROUPS = 4,        /* of lanes that have different segments of the same elements */
@@ -32,7 +27,7 @@ enum {
     MOST_LONG_OF_ITEM = 16,  /* (docs/notes/cuda-hopper.md) */
     MANY_ROWS = 2048         /* from here on a block has four heads */
 };
-static_assert(CHUNK == 16 * WARPS, "a half of a warp's lanes for its share of the maxima, one for the sums");
+static_assert(CHUNK == 16 * REDUCE_WARPS, "a half of a warp's lanes for its share of the maxima, one for the sums");
 
 /* Four elements as they are stored. */
 template <bool NARROW> struct stored_four {
@@ -44,7 +39,7 @@ template <> struct stored_four<true> {
 
 /* Segments of a longer row, in shared memory: enough can be on their way so, registers would be too few. */
 template <bool NARROW> struct segment_memory {
-    typename stored_four<NARROW>::type values[LANE_SEGMENTS][THREADS]; /* a thread's own */
+    typename stored_four<NARROW>::type values[LANE_SEGMENTS][REDUCE_THREADS]; /* a thread's own */
     float max[CHUNK], sum[CHUNK];
     narrow_tail tails[CHUNK]; /* of narrow rows, instead */
 };
@@ -55,7 +50,8 @@ template <bool NARROW> struct segment_memory {
 static __host__ __device__ __forceinline__ int32_t groups_log2(int32_t num_segments, int32_t size)
 {
     int32_t log2 = 0;
-    while (1 << log2 < MOST_GROUPS && (num_segments > LANE_SEGMENTS << log2 || WARPS * SPAN > size << log2)) log2++;
+    while (1 << log2 < MOST_GROUPS && (num_segments > LANE_SEGMENTS << log2 || REDUCE_WARPS * SPAN > size << log2))
+        log2++;
     return log2;
 }
 
@@ -66,56 +62,10 @@ typedef struct segment_sums {
     float values[4]; /* of the lane's elements */
 } segment_sums;
 
-/* A row of the output. */
-typedef struct reduce_target {
-    char *out;
-    float *lse; /* or NULL */
-    float sink; /* -inf: none */
-    fv_dtype dtype;
-} reduce_target;
-
-/* Segments of a row that a lane has, one every `step`: where the next of them lies. Rows of the partial results are fewer
- * than 2^31, for each has memory of its own. */
-typedef struct segment_walk {
-    int32_t row;
-    int32_t step; /* rows from one to the next */
-    int32_t num;  /* left */
-} segment_walk;
-
-/* The next N of them. */
+/* The next segments of a row that a lane has. */
 template <int N> struct segment_batch {
     int32_t rows[N];
 };
-
-static __device__ __forceinline__ reduce_target find_target(const fv_reduce_params *params, const fv_reduce_item *item,
-                                                            int32_t token, int32_t head)
-{
-    const int64_t row = (int64_t)item->first_token + token;
-    reduce_target target;
-    target.out = (char *)params->out + row * params->out_token_stride + head * params->out_head_stride;
-    target.lse = params->lse
-                     ? (float *)((char *)params->lse + row * params->lse_token_stride + head * params->lse_head_stride)
-                     : NULL;
-    target.sink = params->sinks ? params->sinks[head] : -INFINITY;
-    target.dtype = params->out_dtype;
-    return target;
-}
-
-static __device__ __forceinline__ int32_t row_of_segment(const fv_reduce_params *params, const fv_reduce_item *item,
-                                                         int32_t segment, int32_t token, int32_t head)
-{
-    return (item->partial + segment * fv_reduce_segment_slots(item) + token) * params->num_heads + head;
-}
-
-static __device__ __forceinline__ segment_walk walk_segments(const fv_reduce_params *params, const fv_reduce_item *item,
-                                                             int32_t first, int32_t step, int32_t token, int32_t head)
-{
-    segment_walk walk;
-    walk.row = row_of_segment(params, item, first, token, head);
-    walk.step = step * fv_reduce_segment_slots(item) * params->num_heads;
-    walk.num = (item->num_segments - first + step - 1) / step;
-    return walk;
-}
 
 /* Where the next segments lie. */
 template <int N> static __device__ __forceinline__ segment_batch<N> place_segments(const segment_walk *walk)
@@ -162,9 +112,6 @@ static __device__ __forceinline__ void copy_four(uint2 *to, const char *from, bo
 {
     ptx_cp_async_8_or_zeros(to, from, is_there ? 8 : 0);
 }
-
-/* How much what is relative to `max` weighs where the largest maximum, a number, is `largest`. */
-static __device__ __forceinline__ float weight_of(float max, float largest) { return __expf(max - largest); }
 
 /* Values of a segment, which weighs `weight`. */
 template <class Stored>
@@ -239,43 +186,9 @@ static __device__ __forceinline__ void meet_sums(segment_sums *sums)
     }
 }
 
-/* What values are divided by, and with `is_first` the LSE. A sink is a key without a value; where there is no key, it does
- * not count either. */
-static __device__ __forceinline__ float finish_sums(const segment_sums *sums, const reduce_target *target,
-                                                    bool is_first)
-{
-    float max = sums->max, sum = sums->sum, before = 1;
-    if (target->sink > -INFINITY && max > -INFINITY) {
-        max = fmaxf(max, target->sink);
-        before = weight_of(sums->max, max);
-        sum = sum * before + weight_of(target->sink, max);
-    }
-    if (is_first && target->lse) *target->lse = sum > 0 ? max + logf(sum) : -INFINITY;
-    return sum > 0 ? __fdividef(before, sum) : 0.0f;
-}
-
-/* The row's elements d .. d + 3, d a multiple of four. */
-static __device__ __forceinline__ void store_four(const reduce_target *target, int32_t d, float4 value)
-{
-    const int32_t bytes = fv_element_bytes(target->dtype);
-    if (bytes == 2 && (uintptr_t)target->out % 8 == 0) {
-        *(uint2 *)(target->out + d * 2) = target->dtype == FV_DTYPE_F16
-                                              ? make_uint2(fv_narrow_pair<__half>(value.x, value.y),
-                                                           fv_narrow_pair<__half>(value.z, value.w))
-                                              : make_uint2(fv_narrow_pair<__nv_bfloat16>(value.x, value.y),
-                                                           fv_narrow_pair<__nv_bfloat16>(value.z, value.w));
-        return;
-    }
-#pragma unroll 1
-    for (int32_t k = 0; k < 4; k++) {
-        fv_element_store(target->out + (d + k) * bytes, value.x, target->dtype);
-        value = make_float4(value.y, value.z, value.w, 0);
-    }
-}
-
 static __device__ __forceinline__ void store_values(const segment_sums *sums, const reduce_target *target, int32_t d)
 {
-    const float share = finish_sums(sums, target, d == 0);
+    const float share = finish_sums(sums->max, sums->sum, target, d == 0);
     store_four(target, d,
                make_float4(sums->values[0] * share, sums->values[1] * share, sums->values[2] * share,
                            sums->values[3] * share));
@@ -360,7 +273,7 @@ static __device__ __forceinline__ void reduce_narrow_pair(const fv_reduce_params
     const float largest = fmaxf(ends[0].max, ends[1].max), base = largest == -INFINITY ? 0.0f : largest;
     const float weights[2] = {weight_of(ends[0].max, base), weight_of(ends[1].max, base)};
     const segment_sums sums = {largest, weights[0] * ends[0].sum + weights[1] * ends[1].sum, {}};
-    const float share = finish_sums(&sums, &target, first == 0);
+    const float share = finish_sums(largest, sums.sum, &target, first == 0);
 #pragma unroll
     for (int i = 0; i < NARROW_SPANS; i++) {
         const int side = 2 * i >= NARROW_SPANS;
@@ -378,7 +291,7 @@ static __device__ __forceinline__ void reduce_span(const fv_reduce_params *param
                                                    int32_t token, int32_t head, bool waits)
 {
     const int32_t lane = threadIdx.x % 32, own_segment = lane / (32 / GROUPS);
-    const int32_t d = (int32_t)blockIdx.z * SPAN + threadIdx.x / 32 * (SPAN / WARPS) + lane % (32 / GROUPS) * 4;
+    const int32_t d = (int32_t)blockIdx.z * SPAN + threadIdx.x / 32 * (SPAN / REDUCE_WARPS) + lane % (32 / GROUPS) * 4;
     const bool is_there = d < params->v_head_size;
     const reduce_target target = find_target(params, item, token, head);
     segment_walk walk = walk_segments(params, item, own_segment, GROUPS, token, head);
@@ -452,7 +365,7 @@ static __device__ __forceinline__ void reduce_long_row(segment_memory<NARROW> *m
 {
     const int32_t size = params->v_head_size, lane = threadIdx.x % 32, warp = threadIdx.x / 32;
     const int32_t log2 = groups_log2(item->num_segments, size), groups = 1 << log2, lanes = 32 >> log2;
-    const int32_t group = lane >> (5 - log2), part = WARPS * lanes * 4, own_segment = warp * 16 + lane % 16;
+    const int32_t group = lane >> (5 - log2), part = REDUCE_WARPS * lanes * 4, own_segment = warp * 16 + lane % 16;
     const bool brings_max = lane < 16;
     const segment_walk all = walk_segments(params, item, 0, 1, token, head);
 #pragma unroll 1
@@ -534,8 +447,8 @@ static __device__ __forceinline__ void reduce_odd_row(const fv_reduce_params *pa
 {
     const int32_t size = params->v_head_size;
     const reduce_target target = find_target(params, item, token, head);
-    const int32_t bytes = fv_element_bytes(target.dtype);
-    for (int32_t d = threadIdx.x; blockIdx.z == 0 && d < size; d += THREADS) {
+    const int32_t bytes = fv_element_bytes(params->out_dtype);
+    for (int32_t d = threadIdx.x; blockIdx.z == 0 && d < size; d += REDUCE_THREADS) {
         segment_sums sums = {-INFINITY, 0, {}};
         for (int32_t segment = 0; segment < item->num_segments; segment++) {
             const int32_t row = row_of_segment(params, item, segment, token, head);
@@ -543,8 +456,8 @@ static __device__ __forceinline__ void reduce_odd_row(const fv_reduce_params *pa
                 params->partial_max[row], params->partial_sum[row], {params->partial_out[(int64_t)row * size + d]}};
             add_sums(&sums, &other);
         }
-        fv_element_store(target.out + (int64_t)d * bytes, sums.values[0] * finish_sums(&sums, &target, d == 0),
-                         target.dtype);
+        fv_element_store(target.out + (int64_t)d * bytes,
+                         sums.values[0] * finish_sums(sums.max, sums.sum, &target, d == 0), params->out_dtype);
     }
 }
 
@@ -553,18 +466,14 @@ static constexpr int32_t blocks_at_once(bool is_long, bool is_narrow) { return i
 
 /* IS_LONG: rows of more than a span, each warp or block all of one; else a block for each span, or odd rows. */
 template <bool IS_LONG, bool NARROW>
-static __global__ void __launch_bounds__(THREADS, blocks_at_once(IS_LONG, NARROW))
+static __global__ void __launch_bounds__(REDUCE_THREADS, blocks_at_once(IS_LONG, NARROW))
     reduce_segments(const __grid_constant__ fv_reduce_params params)
 {
     __shared__ segment_memory<NARROW> memory;
     overlap_let_next_start();
     fv_reduce_item item;
-    bool has_item = true; /* found before the segments are there: the step is older than their kernel */
-    if (params.items)
-        item = params.items[blockIdx.x];
-    else
-        has_item = find_grid_reduce_item(&item, &params, (int32_t)blockIdx.x);
-    const int32_t step = (int32_t)gridDim.y < params.num_heads ? WARPS : 1;
+    const bool has_item = find_reduce_item(&item, &params);
+    const int32_t step = (int32_t)gridDim.y < params.num_heads ? REDUCE_WARPS : 1;
     const int32_t first = (int32_t)blockIdx.y * step, end = fv_min_i32(params.num_heads, first + step);
     const bool is_odd = !IS_LONG && !NARROW && params.v_head_size % 4 != 0;
     const bool has_pairs = NARROW ? IS_LONG && params.v_head_size == NARROW_SPANS * SPAN
@@ -595,13 +504,14 @@ extern "C" fv_status fv_cuda_reduce_segments(const fv_launch *launch, const fv_r
     const int64_t num_rows = (int64_t)num_items * params->num_heads;
     const bool has_spans = size > SPAN && size % 4 == 0, are_many = num_rows >= MANY_ROWS;
     const bool is_long = has_spans && params->most_segments <= (num_items > 1 ? MOST_LONG_SEGMENTS : MOST_LONG_OF_ITEM);
-    const int64_t blocks = are_many ? fv_ceil_div(params->num_heads, WARPS) : params->num_heads;
+    const int64_t blocks = are_many ? fv_ceil_div(params->num_heads, REDUCE_WARPS) : params->num_heads;
     const bool is_narrow = params->narrow_partials;
     const int32_t log2 = is_long && !are_many ? groups_log2(params->most_segments, size) : 0;
-    const int64_t long_parts = log2 > 0 ? fv_ceil_div(size, WARPS * SPAN >> log2) : 1;
+    const int64_t long_parts = log2 > 0 ? fv_ceil_div(size, REDUCE_WARPS * SPAN >> log2) : 1;
     const int64_t parts = is_long || !has_spans ? long_parts : fv_ceil_div(size, SPAN);
     const dim3 grid((uint32_t)num_items, (uint32_t)blocks, (uint32_t)parts);
     void (*const kernels[2][2])(fv_reduce_params) = {{reduce_segments<false, false>, reduce_segments<false, true>},
                                                      {reduce_segments<true, false>, reduce_segments<true, true>}};
-    return fv_cuda_launch_overlapped(launch, "reduce_segments", kernels[is_long][is_narrow], grid, THREADS, 0, *params);
+    return fv_cuda_launch_overlapped(launch, "reduce_segments", kernels[is_long][is_narrow], grid, REDUCE_THREADS, 0,
+                                     *params);
 }
