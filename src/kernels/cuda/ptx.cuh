@@ -179,6 +179,14 @@ __device__ __forceinline__ float ptx_max_or_nan(float a, float b)
     return max;
 }
 
+/* "Parallel Synchronization: redux.sync": the largest of a warp's numbers. */
+__device__ __forceinline__ int32_t ptx_redux_max(int32_t number)
+{
+    int32_t largest;
+    asm volatile("redux.sync.max.s32 %0, %1, 0xffffffff;" : "=r"(largest) : "r"(number));
+    return largest;
+}
+
 /* Loads under a condition, issued where they stand: a compiler puts them off to a branch of their own. */
 __device__ __forceinline__ float ptx_load_or(const float *from, bool is_there, float otherwise)
 {

@@ -3,7 +3,7 @@
  * so that all is one trip to memory; sums follow the largest maximum. Where they lie, and where the row goes, is found
  * before they are there: a warp takes about 5 cycles for an instruction that waits for the one before.
  *
- *   two segments      warp w has query head h + w, of narrow rows all of it in registers
+ *   two segments      warp w has query head h + w
  *   a span            warp w has elements 32 w .. of it, eight lanes four each; the four groups of eight lanes have
  *                     segments g, g + 4, g + 8 ... Longer rows of more than 32 segments have a block for each span
  *   longer rows       groups of lanes likewise, one to eight of them, so that a lane has eight segments: all of them come in
@@ -11,14 +11,13 @@
  *                     maxima and sums come once for a block, and with them what each segment weighs
  *   odd rows          elements that are no multiple of four: a thread for each, one segment after the other
  *
- * Rows of 16 bits (NARROW: narrow_partial.cuh) have their maximum and sum behind them, and are of whole spans, as their
- * halves are: what a warp has at once is of one of them. */
-#include "kernels/cuda/narrow_partial.cuh"
-#include "kernels/cuda/reduce_row.cuh"
+ * Rows of 16 bits (narrow_partial.cuh) have a kernel for each span here, NARROW, for one item of more than 16 segments, and
+ * others of more than 32: they have their maximum and sum behind them, and are of whole spans, as their halves are, so
+ * what a warp has at once is of one of them. The rest is in reduce_narrow.cuh. */
+#include "kernels/cuda/reduce_narrow.cuh"
 
 enum {
     SPAN = 128,        /* elements of a row that a warp, or all of them with a quarter each, take at once */
-    NARROW_SPANS = 4,  /* of a narrow row */
     GROUPS = 4,        /* of lanes that have different segments of the same elements */
     LANE_SEGMENTS = 8, /* of a longer row, that a lane has all at once */
     MOST_GROUPS = 8,   /* of a longer row */
@@ -29,20 +28,11 @@ enum {
 };
 static_assert(CHUNK == 16 * REDUCE_WARPS, "a half of a warp's lanes for its share of the maxima, one for the sums");
 
-/* Four elements as they are stored. */
-template <bool NARROW> struct stored_four {
-    typedef float4 type;
-};
-template <> struct stored_four<true> {
-    typedef uint2 type;
-};
-
 /* Segments of a longer row, in shared memory: enough can be on their way so, registers would be too few. */
-template <bool NARROW> struct segment_memory {
-    typename stored_four<NARROW>::type values[LANE_SEGMENTS][REDUCE_THREADS]; /* a thread's own */
+typedef struct segment_memory {
+    float4 values[LANE_SEGMENTS][REDUCE_THREADS]; /* a thread's own */
     float max[CHUNK], sum[CHUNK];
-    narrow_tail tails[CHUNK]; /* of narrow rows, instead */
-};
+} segment_memory;
 
 /* Groups of lanes for a longer row, 2 to the power of this: a lane has LANE_SEGMENTS segments at most where they
  * suffice, and each warp elements. Without divisions, which were a third of what a block does before it can ask for
@@ -108,10 +98,6 @@ static __device__ __forceinline__ void copy_four(float4 *to, const char *from, b
 {
     ptx_cp_async_16_or_zeros(to, from, is_there ? 16 : 0);
 }
-static __device__ __forceinline__ void copy_four(uint2 *to, const char *from, bool is_there)
-{
-    ptx_cp_async_8_or_zeros(to, from, is_there ? 8 : 0);
-}
 
 /* Values of a segment, which weighs `weight`. */
 template <class Stored>
@@ -123,6 +109,14 @@ static __device__ __forceinline__ void add_values(segment_sums *sums, float weig
     sums->values[2] += weight * values.z;
     sums->values[3] += weight * values.w;
 }
+
+/* Four elements as they are stored. */
+template <bool NARROW> struct stored_four {
+    typedef float4 type;
+};
+template <> struct stored_four<true> {
+    typedef uint2 type;
+};
 
 template <bool NARROW, int N>
 static __device__ __forceinline__ void add_segments(segment_sums *sums, const segment_batch<N> *batch, int32_t num,
@@ -222,7 +216,7 @@ static __device__ __forceinline__ void reduce_pair(const fv_reduce_params *param
 }
 
 /* A longer one: up to four spans at once. */
-static __device__ __forceinline__ void reduce_long_pair(segment_memory<false> *memory, const fv_reduce_params *params,
+static __device__ __forceinline__ void reduce_long_pair(segment_memory *memory, const fv_reduce_params *params,
                                                         const fv_reduce_item *item, int32_t token, int32_t head,
                                                         bool waits)
 {
@@ -246,42 +240,6 @@ static __device__ __forceinline__ void reduce_long_pair(segment_memory<false> *m
 #pragma unroll 1
         for (int32_t i = 0, d = first; i < LANE_SEGMENTS && d < params->v_head_size; i += 2, d += SPAN)
             store_pair(max, sum, memory->values[i][threadIdx.x], memory->values[i + 1][threadIdx.x], &target, d);
-    }
-}
-
-/* A narrow one. What a segment's elements are multiplied by is found once for each half. */
-static __device__ __forceinline__ void reduce_narrow_pair(const fv_reduce_params *params, const fv_reduce_item *item,
-                                                          int32_t token, int32_t head, bool waits)
-{
-    const int32_t size = NARROW_SPANS * SPAN, first = threadIdx.x % 32 * 4;
-    const reduce_target target = find_target(params, item, token, head);
-    const segment_walk walk = walk_segments(params, item, 0, 1, token, head);
-    const char *rows[2];
-#pragma unroll
-    for (int i = 0; i < 2; i++) rows[i] = ptx_keep(narrow_row(params->partial_out, walk.row + i * walk.step, size));
-    if (waits) overlap_wait();
-    narrow_tail ends[2];
-    uint2 values[2][NARROW_SPANS];
-#pragma unroll
-    for (int i = 0; i < 2; i++) {
-        const float4 end = ptx_load_or_zero((const float4 *)(rows[i] + size * 2), true);
-        ends[i] = {{end.x, end.y}, end.z, end.w};
-    }
-#pragma unroll
-    for (int i = 0; i < 2 * NARROW_SPANS; i++)
-        values[i % 2][i / 2] = ptx_load_or_zero((const uint2 *)(rows[i % 2] + (i / 2 * SPAN + first) * 2), true);
-    const float largest = fmaxf(ends[0].max, ends[1].max), base = largest == -INFINITY ? 0.0f : largest;
-    const float weights[2] = {weight_of(ends[0].max, base), weight_of(ends[1].max, base)};
-    const segment_sums sums = {largest, weights[0] * ends[0].sum + weights[1] * ends[1].sum, {}};
-    const float share = finish_sums(largest, sums.sum, &target, first == 0);
-#pragma unroll
-    for (int i = 0; i < NARROW_SPANS; i++) {
-        const int side = 2 * i >= NARROW_SPANS;
-        const float by[2] = {weights[0] * ends[0].scale[side] * share, weights[1] * ends[1].scale[side] * share};
-        const float4 low = widen(values[0][i]), high = widen(values[1][i]);
-        store_four(&target, i * SPAN + first,
-                   make_float4(by[0] * low.x + by[1] * high.x, by[0] * low.y + by[1] * high.y,
-                               by[0] * low.z + by[1] * high.z, by[0] * low.w + by[1] * high.w));
     }
 }
 
@@ -324,28 +282,18 @@ static __device__ __forceinline__ float sum_of_warp(float value)
 }
 
 /* A chunk of a row's segments, of which the lane has each `groups`th from `group` on. What they weigh lies in the lanes of
- * each warp, two a lane, for the half of narrow rows that the warp's elements are of. */
-template <bool NARROW>
-static __device__ __forceinline__ void add_weighed(segment_sums *sums, const segment_memory<NARROW> *memory,
-                                                   int32_t group, int32_t groups, int32_t side)
+ * each warp, two a lane. */
+static __device__ __forceinline__ void add_weighed(segment_sums *sums, const segment_memory *memory, int32_t group,
+                                                   int32_t groups)
 {
     const int32_t lane = threadIdx.x % 32;
-    float max[2], sum[2], scale[2];
-#pragma unroll
-    for (int i = 0; i < 2; i++) {
-        const narrow_tail *tail = &memory->tails[lane + i * 32];
-        sum[i] = NARROW ? tail->sum : memory->sum[lane + i * 32];
-        max[i] = !NARROW ? memory->max[lane + i * 32] : sum[i] == 0 ? -INFINITY : tail->max; /* 0: there is none */
-        scale[i] = NARROW ? tail->scale[side] : 1.0f;
-    }
+    const float max[2] = {memory->max[lane], memory->max[lane + 32]};
     const float largest = fmaxf(sums->max, largest_of_warp(fmaxf(max[0], max[1])));
     const float base = largest == -INFINITY ? 0.0f : largest; /* no key: all weigh 0 */
-    float weights[2] = {weight_of(max[0], base), weight_of(max[1], base)};
+    const float weights[2] = {weight_of(max[0], base), weight_of(max[1], base)};
     const float before = weight_of(sums->max, base);
     sums->max = largest;
-    sums->sum = before * sums->sum + sum_of_warp(weights[0] * sum[0] + weights[1] * sum[1]);
-#pragma unroll
-    for (int i = 0; i < 2; i++) weights[i] *= scale[i];
+    sums->sum = before * sums->sum + sum_of_warp(weights[0] * memory->sum[lane] + weights[1] * memory->sum[lane + 32]);
 #pragma unroll
     for (int k = 0; k < 4; k++) sums->values[k] *= before;
     ptx_cp_async_wait<0>();
@@ -358,8 +306,7 @@ static __device__ __forceinline__ void add_weighed(segment_sums *sums, const seg
 }
 
 /* The block's parts of a longer row. All of its threads come here together. */
-template <bool NARROW>
-static __device__ __forceinline__ void reduce_long_row(segment_memory<NARROW> *memory, const fv_reduce_params *params,
+static __device__ __forceinline__ void reduce_long_row(segment_memory *memory, const fv_reduce_params *params,
                                                        const fv_reduce_item *item, int32_t token, int32_t head,
                                                        bool waits)
 {
@@ -377,31 +324,22 @@ static __device__ __forceinline__ void reduce_long_row(segment_memory<NARROW> *m
         for (; walk.num > 0; walk.row += LANE_SEGMENTS * groups * walk.step, walk.num -= LANE_SEGMENTS * groups) {
             const int32_t apart = (int32_t)ptx_keep((uint32_t)groups); /* nothing of it is kept over the loop */
             const int32_t own_row = walk.row + own_segment * walk.step;
-            const char *row = place_values<NARROW>(params, walk.row + group * walk.step, d < size ? d : 0);
+            const char *row = place_values<false>(params, walk.row + group * walk.step, d < size ? d : 0);
             const char *from = ptx_keep(row); /* found before the wait */
-            const int64_t from_step = (int64_t)(apart * walk.step) * (NARROW ? narrow_row_bytes(size) : size * 4);
+            const int64_t from_step = (int64_t)(apart * walk.step) * (size * 4);
             __syncthreads(); /* maxima and sums have been read */
             if (waits) overlap_wait();
             waits = false;
             const bool has_own = own_segment < fv_min_i32(walk.num, LANE_SEGMENTS * groups);
-            float own = 0;
-            if (!NARROW)
-                own = ptx_load_or((brings_max ? params->partial_max : params->partial_sum) + own_row, has_own,
-                                  brings_max ? -INFINITY : 0);
-            else if (brings_max)
-                ptx_cp_async_16_or_zeros(&memory->tails[own_segment], place_values<true>(params, own_row, size),
-                                         has_own ? 16 : 0);
-            if (NARROW) ptx_cp_async_commit();
+            const float own = ptx_load_or((brings_max ? params->partial_max : params->partial_sum) + own_row, has_own,
+                                          brings_max ? -INFINITY : 0);
 #pragma unroll
             for (int i = 0; i < LANE_SEGMENTS; i++, from += from_step)
                 copy_four(&memory->values[i][threadIdx.x], from, group + i * apart < walk.num);
             ptx_cp_async_commit();
-            if (NARROW)
-                ptx_cp_async_wait<1>();
-            else
-                (brings_max ? memory->max : memory->sum)[own_segment] = own;
+            (brings_max ? memory->max : memory->sum)[own_segment] = own;
             __syncthreads();
-            add_weighed<NARROW>(&sums, memory, group, apart, 2 * d >= size);
+            add_weighed(&sums, memory, group, apart);
         }
 #pragma unroll 1
         for (int32_t to = lanes; to < 32; to *= 2) {
@@ -416,24 +354,11 @@ static __device__ __forceinline__ void reduce_long_row(segment_memory<NARROW> *m
 }
 
 template <bool IS_LONG, bool NARROW>
-static __device__ __forceinline__ void reduce_pair_of(segment_memory<NARROW> *memory, const fv_reduce_params *params,
-                                                      const fv_reduce_item *item, int32_t token, int32_t head,
-                                                      bool waits)
-{
-    if constexpr (NARROW)
-        reduce_narrow_pair(params, item, token, head, waits);
-    else if constexpr (IS_LONG)
-        reduce_long_pair(memory, params, item, token, head, waits);
-    else
-        reduce_pair(params, item, token, head, waits);
-}
-
-template <bool IS_LONG, bool NARROW>
-static __device__ __forceinline__ void reduce_row(segment_memory<NARROW> *memory, const fv_reduce_params *params,
+static __device__ __forceinline__ void reduce_row(segment_memory *memory, const fv_reduce_params *params,
                                                   const fv_reduce_item *item, int32_t token, int32_t head, bool waits)
 {
     if constexpr (IS_LONG) {
-        reduce_long_row<NARROW>(memory, params, item, token, head, waits);
+        reduce_long_row(memory, params, item, token, head, waits);
     } else if (item->num_segments <= 4 * GROUPS) {
         reduce_span<NARROW, 4>(params, item, token, head, waits);
     } else {
@@ -469,16 +394,14 @@ template <bool IS_LONG, bool NARROW>
 static __global__ void __launch_bounds__(REDUCE_THREADS, blocks_at_once(IS_LONG, NARROW))
     reduce_segments(const __grid_constant__ fv_reduce_params params)
 {
-    __shared__ segment_memory<NARROW> memory;
+    __shared__ segment_memory memory;
     overlap_let_next_start();
     fv_reduce_item item;
     const bool has_item = find_reduce_item(&item, &params);
     const int32_t step = (int32_t)gridDim.y < params.num_heads ? REDUCE_WARPS : 1;
     const int32_t first = (int32_t)blockIdx.y * step, end = fv_min_i32(params.num_heads, first + step);
     const bool is_odd = !IS_LONG && !NARROW && params.v_head_size % 4 != 0;
-    const bool has_pairs = NARROW ? IS_LONG && params.v_head_size == NARROW_SPANS * SPAN
-                                  : !is_odd && (IS_LONG || params.v_head_size <= SPAN);
-    const bool is_pair = item.num_segments == 2 && has_pairs;
+    const bool is_pair = item.num_segments == 2 && !NARROW && !is_odd && (IS_LONG || params.v_head_size <= SPAN);
     const int32_t own = first + (is_pair ? (int32_t)threadIdx.x / 32 : 0);
     const bool has_rows = has_item && item.num_tokens > 0 && own < end && (!is_pair || blockIdx.z == 0);
     if (!has_rows || is_odd) overlap_wait();
@@ -490,8 +413,10 @@ static __global__ void __launch_bounds__(REDUCE_THREADS, blocks_at_once(IS_LONG,
             const bool waits = token == 0 && head == own;
             if (is_odd)
                 reduce_odd_row(&params, &item, token, head);
+            else if (is_pair && IS_LONG)
+                reduce_long_pair(&memory, &params, &item, token, head, waits);
             else if (is_pair)
-                reduce_pair_of<IS_LONG, NARROW>(&memory, &params, &item, token, head, waits);
+                reduce_pair(&params, &item, token, head, waits);
             else
                 reduce_row<IS_LONG, NARROW>(&memory, &params, &item, token, head, waits);
         }
@@ -504,14 +429,15 @@ extern "C" fv_status fv_cuda_reduce_segments(const fv_launch *launch, const fv_r
     const int64_t num_rows = (int64_t)num_items * params->num_heads;
     const bool has_spans = size > SPAN && size % 4 == 0, are_many = num_rows >= MANY_ROWS;
     const bool is_long = has_spans && params->most_segments <= (num_items > 1 ? MOST_LONG_SEGMENTS : MOST_LONG_OF_ITEM);
-    const int64_t blocks = are_many ? fv_ceil_div(params->num_heads, REDUCE_WARPS) : params->num_heads;
     const bool is_narrow = params->narrow_partials;
+    if (is_narrow && is_long && size == NARROW_SIZE) return launch_narrow(launch, params, num_items, are_many);
+    const int64_t blocks = are_many ? fv_ceil_div(params->num_heads, REDUCE_WARPS) : params->num_heads;
     const int32_t log2 = is_long && !are_many ? groups_log2(params->most_segments, size) : 0;
     const int64_t long_parts = log2 > 0 ? fv_ceil_div(size, REDUCE_WARPS * SPAN >> log2) : 1;
-    const int64_t parts = is_long || !has_spans ? long_parts : fv_ceil_div(size, SPAN);
+    const int64_t parts = (is_long && !is_narrow) || !has_spans ? long_parts : fv_ceil_div(size, SPAN);
     const dim3 grid((uint32_t)num_items, (uint32_t)blocks, (uint32_t)parts);
-    void (*const kernels[2][2])(fv_reduce_params) = {{reduce_segments<false, false>, reduce_segments<false, true>},
-                                                     {reduce_segments<true, false>, reduce_segments<true, true>}};
-    return fv_cuda_launch_overlapped(launch, "reduce_segments", kernels[is_long][is_narrow], grid, REDUCE_THREADS, 0,
-                                     *params);
+    void (*const kernel)(fv_reduce_params) = is_narrow ? reduce_segments<false, true>
+                                             : is_long ? reduce_segments<true, false>
+                                                       : reduce_segments<false, false>;
+    return fv_cuda_launch_overlapped(launch, "reduce_segments", kernel, grid, REDUCE_THREADS, 0, *params);
 }
