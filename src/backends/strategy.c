@@ -223,7 +223,8 @@ static void lay_out_workspace(fv_plan *plan)
     layout->bytes = at;
 }
 
-static size_t variant_scratch(const fv_attend_variant *variant, const fv_problem *problem, const fv_split_rule *rule)
+static size_t variant_scratch(const fv_plan *plan, const fv_attend_variant *variant, const fv_problem *problem,
+                              const fv_split_rule *rule)
 {
     const fv_attend_params params = {
         .q_dtype = problem->q_dtype,
@@ -235,6 +236,7 @@ static size_t variant_scratch(const fv_attend_variant *variant, const fv_problem
         .context_parallel = problem->context_parallel,
         .block_q = rule->block_q,
         .tile_keys = rule->tile_keys,
+        .max_seq_len = plan->bounds.max_seq_len,
     };
     return variant->scratch_bytes(&params);
 }
@@ -242,8 +244,9 @@ static size_t variant_scratch(const fv_attend_variant *variant, const fv_problem
 /* Scratch of a worker for either operation. */
 static size_t scratch_bytes(const fv_plan *plan)
 {
-    const size_t paged = variant_scratch(plan->paged, &plan->problem, &plan->rule);
-    const size_t dense = plan->dense ? variant_scratch(plan->dense, &plan->dense_problem, &plan->dense_rule) : 0;
+    const size_t paged = variant_scratch(plan, plan->paged, &plan->problem, &plan->rule);
+    const size_t dense =
+        plan->dense ? variant_scratch(plan, plan->dense, &plan->dense_problem, &plan->dense_rule) : 0;
     return (size_t)fv_round_up((int64_t)(paged > dense ? paged : dense), ALIGNMENT);
 }
 

@@ -111,6 +111,7 @@ typedef struct fv_attend_params {
                       * take every so many-th */
     void *scratch; /* of the CPU kernels: scratch_bytes for each worker */
     size_t scratch_bytes;
+    int32_t max_seq_len; /* the plan's bound on seq_lens, which scratch_bytes may follow; 0: none is known */
 } fv_attend_params;
 
 typedef struct fv_reduce_params {

@@ -26,11 +26,11 @@
  * which reference and sums then move. */
 #include "kernels/cpu/amx/attend_many_tiles.h"
 
+#include "kernels/cpu/amx/made_keys.h"
 #include "kernels/cpu/amx/tile_products.h"
 
 enum {
     GROUP_PAIRS = FV_TILE_GROUP_PAIRS,
-    MAX_SIZE = 256, /* of a head: queries of a group stay in L1 */
     STEP_SCORES = FV_STEP_KEYS * FV_TILE_STRIP_ROWS,
     HALF_SCORES = STEP_SCORES / 2, /* of 16 keys: a C tile */
     COLUMNS = 32,                  /* of sums that are in tiles at a time */
@@ -49,10 +49,13 @@ enum {
 /* K and V of a block in the making: a tile of K, or two keys of V, at a time. */
 typedef struct key_tiles {
     fv_key_block block;
+    fv_made_block *made; /* where others find them when they are made */
+    int32_t index, is_made;
     char *k, *v;                    /* k: [block_keys / 16][D / 32] B tiles; v: [Dv / 32][block_keys / 32][2] B tiles */
     const char *rows[FV_TILE_ROWS]; /* of the 16 keys at hand, from the elements of their next tile on */
+    int32_t first_step;
     int32_t next, num_k_tiles, end;
-    int32_t looks, not_finite;
+    int32_t not_finite; /* some value is infinite or NaN */
 } key_tiles;
 
 /* What turns a strip's scores into weights 2^(dot * factor - base). */
@@ -86,24 +89,42 @@ typedef struct many_item {
 
 /* --- keys and values ------------------------------------------------------------------------------------------- */
 
-static int32_t first_key_of(const fv_tile_item *item) { return item->job->keys.first / FV_STEP_KEYS * FV_STEP_KEYS; }
-
 static key_tiles key_tiles_of(const fv_tile_item *item, int32_t index)
 {
     const fv_attend_params *params = item->job->params;
-    const int64_t turn = index % 2, block_bytes = (int64_t)item->block_keys * FV_BF16_BYTES;
+    fv_made_keys *made = fv_made_keys_of(params);
+    const int32_t slot = fv_made_slot(params, index);
     key_tiles keys = {
-        .block = fv_key_block_at(item, first_key_of(item) + index * item->block_keys, index % 3),
-        .k = item->scratch.k_copies + turn * block_bytes * params->head_size,
-        .v = item->scratch.pairs + turn * block_bytes * params->v_head_size,
+        .block = fv_key_block_of(item, index * item->block_keys, index % 3),
+        .made = &made->blocks[slot],
+        .index = index,
+        .k = fv_made_tiles(made, params, slot),
     };
-    if (keys.block.first < keys.block.end) {
-        const int32_t num_keys = fv_key_block_steps(&keys.block) * FV_STEP_KEYS;
-        keys.num_k_tiles = num_keys / FV_TILE_ROWS * (params->head_size / FV_TILE_DEPTH);
-        keys.end = keys.num_k_tiles + num_keys / 2;
-    }
-    keys.looks = !fv_strips_all_seen(item, item->scratch.strips, &keys.block);
+    keys.v = keys.k + (int64_t)item->block_keys * params->head_size * FV_BF16_BYTES;
+    const fv_key_block *block = &keys.block;
+    if (block->first >= block->end) return keys;
+    keys.is_made = keys.made->is_made && keys.made->index == index && keys.made->first <= block->first &&
+                   keys.made->end >= block->end;
+    if (keys.is_made) return keys;
+    fv_key_block_find_rows(item, block);
+    keys.first_step = block->first / FV_STEP_KEYS;
+    const int32_t num_keys = (fv_key_block_steps(block) - keys.first_step) * FV_STEP_KEYS;
+    keys.num_k_tiles = num_keys / FV_TILE_ROWS * (params->head_size / FV_TILE_DEPTH);
+    keys.end = keys.num_k_tiles + num_keys / 2;
     return keys;
+}
+
+/* Aims at the lines that the block will be made of, or at its tiles. */
+static void aim_at_keys(fv_tile_item *item, const key_tiles *keys, int32_t num_sites)
+{
+    if (!keys->is_made) {
+        fv_tile_aim_ahead(item, &keys->block, num_sites);
+        return;
+    }
+    const int64_t bytes = (int64_t)fv_made_block_bytes(item->job->params);
+    item->ahead = fv_prefetch_nothing(keys->k);
+    item->ahead.run_end = keys->k + bytes;
+    item->ahead_portions = (int32_t)fv_ceil_div(bytes, (int64_t)num_sites * FV_AHEAD_BYTES);
 }
 
 /* Tile `t` of K; they come in order. */
@@ -118,8 +139,8 @@ static void make_keys(const fv_tile_item *item, key_tiles *keys, int32_t t)
     fv_lanes_store_transposed(keys->k + (int64_t)t * FV_TILE_BYTES, keys->rows);
 }
 
-/* Pair `row` of a step: its keys `row` and 16 + row, as weights of a row lie. Returns 1 if some value that some rows
- * must not see is infinite or NaN. */
+/* Pair `row` of a step: its keys `row` and 16 + row, as weights of a row lie. Returns 1 if some value is infinite or
+ * NaN. */
 static int32_t make_pairs(const fv_tile_item *item, const key_tiles *keys, int32_t step, int32_t row)
 {
     const int32_t size = item->job->params->v_head_size;
@@ -131,7 +152,7 @@ static int32_t make_pairs(const fv_tile_item *item, const key_tiles *keys, int32
     int32_t not_finite = 0;
     for (int32_t d = 0; d < size * FV_BF16_BYTES; d += COLUMNS * FV_BF16_BYTES, to += slice_bytes) {
         fv_words_store_pairs(to, to + FV_TILE_BYTES, even + d, odd + d);
-        if (keys->looks) not_finite |= fv_words_not_finite(even + d) | fv_words_not_finite(odd + d);
+        not_finite |= fv_words_not_finite(even + d) | fv_words_not_finite(odd + d);
     }
     return not_finite;
 }
@@ -142,17 +163,26 @@ static void make_next(const fv_tile_item *item, key_tiles *keys)
     if (keys->next >= keys->end) return;
     const int32_t at = keys->next++, pair = at - keys->num_k_tiles;
     if (pair < 0)
-        make_keys(item, keys, at);
+        make_keys(item, keys, keys->first_step * 2 * (item->job->params->head_size / FV_TILE_DEPTH) + at);
     else
-        keys->not_finite |= make_pairs(item, keys, pair / FV_TILE_ROWS, pair % FV_TILE_ROWS);
+        keys->not_finite |= make_pairs(item, keys, keys->first_step + pair / FV_TILE_ROWS, pair % FV_TILE_ROWS);
 }
 
-static void make_rest(fv_tile_item *item, key_tiles *keys)
+/* The slot is from now on the block's. */
+static void make_begin(const key_tiles *keys)
 {
+    if (keys->end > 0) keys->made->is_made = 0;
+}
+
+/* The rest. A block that holds no more than numbers is kept for other items, whatever their rows see of it. */
+static void make_end(fv_tile_item *item, key_tiles *keys)
+{
+    if (keys->end == 0) return;
     while (keys->next < keys->end) {
         make_next(item, keys);
         if (keys->next % 2) fv_tile_call_ahead(item);
     }
+    *keys->made = (fv_made_block){!keys->not_finite, keys->index, keys->block.first, keys->block.end};
 }
 
 /* --- scores beside weights ---------------------------------------------------------------------------------------- */
@@ -728,7 +758,7 @@ int32_t FV_ISA_SYMBOL(fv_many_tiles_serve)(const fv_attend_job *job, int32_t num
 {
     const fv_attend_params *params = job->params;
     if (num_strips < FV_TILE_COPY_STRIPS || rescaling != FV_RESCALING_MULTIPLY) return 0;
-    if (params->head_size > MAX_SIZE || params->v_head_size > MAX_SIZE) return 0;
+    if (params->head_size > FV_MADE_MAX_SIZE || params->v_head_size > FV_MADE_MAX_SIZE) return 0;
     for (int32_t head = 0; head < job->item->num_kv_heads; head++) {
         const fv_score_scale scale = fv_attend_score_scale(job, job->item->first_kv_head + head);
         if (!fv_scores_are_plain(params, scale) || scale.dot < MIN_FACTOR || scale.dot > MAX_FACTOR) return 0;
@@ -740,14 +770,18 @@ int32_t FV_ISA_SYMBOL(fv_attend_many_tiles)(fv_tile_item *item)
 {
     const int32_t depth = item->job->params->head_size / FV_TILE_DEPTH;
     const int32_t num_sites = item->block_keys / FV_STEP_KEYS * ((item->num_strips + 1) / 2) * depth;
-    const fv_key_block first = fv_key_block_at(item, first_key_of(item), 0);
-    fv_tile_aim_ahead(item, &first, item->num_strips);
+    const int32_t first = item->job->keys.first / item->block_keys;
+    fv_made_keys_begin(fv_made_keys_of(item->job->params), item->job->item, item->first_head);
+    key_tiles keys = key_tiles_of(item, first);
+    aim_at_keys(item, &keys, item->num_strips);
     fv_strips_begin(item, 1);
     for (int32_t i = 0; i < item->num_strips; i++) item->scratch.strips[i].has_sums = 0;
     memset(item->scratch.weight_sums, 0, (size_t)item->num_strips * FV_TILE_BYTES);
-    key_tiles keys = key_tiles_of(item, 0), next = key_tiles_of(item, 1);
-    fv_tile_aim_ahead(item, &next.block, keys.end / 2);
-    make_rest(item, &keys);
+    key_tiles next = key_tiles_of(item, first + 1);
+    if (keys.end > 0) aim_at_keys(item, &next, keys.end / 2);
+    make_begin(&keys);
+    make_end(item, &keys);
+    make_begin(&next);
     many_item many = {
         .item = item,
         .keys = &keys,
@@ -756,17 +790,18 @@ int32_t FV_ISA_SYMBOL(fv_attend_many_tiles)(fv_tile_item *item)
         .is_fine = item->job->params->lse || !ends_plainly(item->job),
     };
     if (many.is_fine) memset(item->scratch.row_sums, 0, (size_t)item->num_strips * FV_TILE_BYTES);
-    for (int32_t index = 2; keys.block.first < keys.block.end; index++) {
-        if (keys.not_finite) return 0;
+    for (int32_t index = first + 2; keys.block.first < keys.block.end; index++) {
+        if (keys.not_finite && !fv_strips_all_seen(item, item->scratch.strips, &keys.block)) return 0;
         key_tiles after = key_tiles_of(item, index);
         if (next.block.first < next.block.end)
-            fv_tile_aim_ahead(item, &after.block, num_sites);
+            aim_at_keys(item, &after, num_sites);
         else
             aim_at_output(item, num_sites / 4);
         attend_keys(&many);
-        make_rest(item, &next);
+        make_end(item, &next);
         keys = next;
         next = after;
+        make_begin(&next);
     }
     finish(&many);
     return 1;

@@ -6,6 +6,7 @@
 #include "core/executor.h"
 #include "kernels/cpu/amx/attend_few_tiles.h"
 #include "kernels/cpu/amx/attend_tiles.h"
+#include "kernels/cpu/amx/made_keys.h"
 #include "kernels/cpu/kernels.h"
 
 /* Rows of a query, in all, from which on tiles are used: vectors serve fewer faster (docs/notes/cpu-amx.md). */
@@ -22,6 +23,11 @@ typedef struct fv_item_loop {
     fv_tile_item_fn attend;
     fv_rescaling rescaling;
 } fv_item_loop;
+
+typedef struct fv_chain_loop {
+    const fv_item_loop *loop;
+    fv_head_chains chains;
+} fv_chain_loop;
 
 /* 1: the cache's keys and values lie in rows of bf16. */
 static inline int32_t fv_item_loop_reads_rows(const fv_attend_job *job)
@@ -41,10 +47,17 @@ static inline int32_t fv_item_loop_tiles(const fv_attend_job *job, int64_t num_r
     return FV_ISA_SYMBOL(fv_attend_tiles)(job, scratch, rescaling);
 }
 
-static inline void fv_item_loop_attend(const fv_item_loop *loop, const fv_work_item *item, int32_t worker)
+/* The params of a worker, with its scratch memory. */
+static inline fv_attend_params fv_item_loop_params(const fv_item_loop *loop, int32_t worker)
 {
     fv_attend_params one = *loop->params;
     one.scratch = (char *)one.scratch + (size_t)worker * one.scratch_bytes;
+    return one;
+}
+
+static inline void fv_item_loop_attend(const fv_item_loop *loop, const fv_work_item *item, int32_t worker)
+{
+    fv_attend_params one = fv_item_loop_params(loop, worker);
     if (loop->attend(&one, item, one.scratch, loop->rescaling)) return;
     one.items = item;
     one.num_items = 1;
@@ -57,6 +70,17 @@ static inline void fv_item_loop_list_task(void *user, int64_t index, int32_t wor
     fv_item_loop_attend(loop, &loop->params->items[index], worker);
 }
 
+static inline void fv_item_loop_chain_task(void *user, int64_t index, int32_t worker)
+{
+    fv_chain_loop *chained = user;
+    fv_head_chains *chains = &chained->chains;
+    if (index >= chains->first && index < chains->first + chains->num_items) {
+        const fv_attend_params one = fv_item_loop_params(chained->loop, worker);
+        index = fv_head_chains_take(chains, &fv_made_keys_of(&one)->chain);
+    }
+    fv_item_loop_attend(chained->loop, &chained->loop->params->items[index], worker);
+}
+
 static inline void fv_item_loop_grid_task(void *user, int64_t index, int32_t worker)
 {
     const fv_item_loop *loop = user;
@@ -65,12 +89,29 @@ static inline void fv_item_loop_grid_task(void *user, int64_t index, int32_t wor
     if (fv_attend_cell_item(&item, params, index)) fv_item_loop_attend(loop, &item, worker);
 }
 
+/* Readies what workers keep of keys. */
+static inline void fv_item_loop_begin(const fv_item_loop *loop)
+{
+    for (int32_t worker = 0; worker < loop->launch->executor->num_workers; worker++) {
+        const fv_attend_params one = fv_item_loop_params(loop, worker);
+        fv_made_keys *made = fv_made_keys_of(&one);
+        fv_made_keys_clear(made);
+        made->chain = worker % loop->params->num_kv_heads;
+    }
+}
+
 static inline fv_status fv_item_loop_run(fv_item_loop *loop)
 {
     const fv_attend_params *params = loop->params;
     assert(params->scratch);
     if (!FV_ISA_SYMBOL(fv_tiles_serve)(params)) return loop->base->launch(loop->launch, params);
-    if (params->items) {
+    const int32_t keeps_keys = fv_made_keys_bytes(params) > 0;
+    if (keeps_keys) fv_item_loop_begin(loop);
+    if (params->items && keeps_keys) {
+        fv_chain_loop chained = {.loop = loop};
+        fv_head_chains_find(&chained.chains, params);
+        fv_executor_run(loop->launch->executor, params->num_items, fv_item_loop_chain_task, &chained);
+    } else if (params->items) {
         fv_executor_run(loop->launch->executor, params->num_items, fv_item_loop_list_task, loop);
     } else {
         const int64_t num_cells = (int64_t)params->num_q_blocks * params->num_kv_heads * params->num_segments;
@@ -83,7 +124,8 @@ static inline fv_status fv_item_loop_run(fv_item_loop *loop)
 static inline size_t fv_item_loop_scratch(const fv_attend_params *params, const fv_attend_variant *base)
 {
     const size_t own = FV_ISA_SYMBOL(fv_tiles_scratch)(params), of_base = base->scratch_bytes(params);
-    return (size_t)fv_round_up((int64_t)(own > of_base ? own : of_base), FV_CACHE_LINE);
+    const size_t passing = own > of_base ? own : of_base;
+    return (size_t)fv_round_up((int64_t)(passing + fv_made_keys_bytes(params)), FV_CACHE_LINE);
 }
 
 /* Of a table: the base refuses nothing that it does not serve; emulated, tiles are alone. */

@@ -49,8 +49,8 @@ typedef struct fv_tile_scratch {
     float *row_sums;      /* the same of its weights in fp32 */
     float *scores;        /* of two pairs of strips, or of all that share a block, in turn: [2][2][block_keys][16] */
     char *weights;        /* of two pairs in turn, or of all: [2][2][block_keys / 32] A tiles */
-    char *pairs;          /* [block_keys / 32][Dv / 16] B tiles of V; of two blocks, many strips */
-    char *k_copies;       /* [block_keys / 16][D / 32] A tiles; the same */
+    char *pairs;          /* [block_keys / 32][Dv / 16] B tiles of V */
+    char *k_copies;       /* [block_keys / 16][D / 32] A tiles */
     char *v_copies;       /* [FV_STEP_KEYS][Dv] */
     char *key_rows;       /* [16][D] keys that had to be converted */
     char *gathered;       /* [max(D, Dv)] */
@@ -87,7 +87,7 @@ static inline fv_tile_scratch fv_tile_scratch_of(const fv_attend_params *params,
     const size_t strips = (size_t)all_strips, keys = (size_t)block_keys;
     const size_t kept = (size_t)fv_max_i32(2, shared_strips), strip_scores = keys * FV_TILE_STRIP_ROWS;
     const size_t weighed = (size_t)fv_max_i32(2 * FV_TILE_GROUP_PAIRS, shared_strips);
-    const size_t many = all_strips >= FV_TILE_COPY_STRIPS ? strips : 0, turns = many ? 2 : 1;
+    const size_t many = all_strips >= FV_TILE_COPY_STRIPS ? strips : 0;
     const size_t k_bytes = (size_t)params->head_size * FV_BF16_BYTES;
     const size_t v_bytes = (size_t)params->v_head_size * FV_BF16_BYTES;
     fv_tile_scratch scratch = {0};
@@ -99,8 +99,8 @@ static inline fv_tile_scratch fv_tile_scratch_of(const fv_attend_params *params,
     scratch.row_sums = fv_scratch_take(memory, &scratch.bytes, many * FV_TILE_BYTES);
     scratch.scores = fv_scratch_take(memory, &scratch.bytes, 2 * kept * strip_scores * sizeof(float));
     scratch.weights = fv_scratch_take(memory, &scratch.bytes, weighed * strip_scores * FV_BF16_BYTES);
-    scratch.pairs = fv_scratch_take(memory, &scratch.bytes, turns * keys * v_bytes);
-    scratch.k_copies = fv_scratch_take(memory, &scratch.bytes, turns * keys * k_bytes);
+    scratch.pairs = fv_scratch_take(memory, &scratch.bytes, keys * v_bytes);
+    scratch.k_copies = fv_scratch_take(memory, &scratch.bytes, keys * k_bytes);
     scratch.v_copies = fv_scratch_take(memory, &scratch.bytes, FV_STEP_KEYS * v_bytes);
     scratch.key_rows = fv_scratch_take(memory, &scratch.bytes, FV_TILE_ROWS * k_bytes);
     scratch.gathered = fv_scratch_take(memory, &scratch.bytes, k_bytes > v_bytes ? k_bytes : v_bytes);
@@ -116,24 +116,35 @@ static inline fv_tile_scratch fv_tile_scratch_of(const fv_attend_params *params,
 
 /* --- keys ------------------------------------------------------------------------------------------------------ */
 
-/* The item's block that starts at `first_key`, with its rows looked up; empty behind the item's keys. */
-static inline fv_key_block fv_key_block_at(const fv_tile_item *item, int32_t first_key, int32_t turn)
+/* The item's block that starts at `first_key`, its rows not looked up; empty behind the item's keys. */
+static inline fv_key_block fv_key_block_of(const fv_tile_item *item, int32_t first_key, int32_t turn)
 {
-    const fv_attend_job *job = item->job;
     const char **rows = item->scratch.rows[turn];
-    const fv_key_block block = {
+    return (fv_key_block){
         .first_key = first_key,
-        .first = fv_max_i32(job->keys.first - first_key, 0),
-        .end = fv_min_i32(job->keys.end - first_key, item->block_keys),
+        .first = fv_max_i32(item->job->keys.first - first_key, 0),
+        .end = fv_min_i32(item->job->keys.end - first_key, item->block_keys),
         .k_rows = rows,
         .v_rows = rows + item->block_keys,
     };
-    for (int32_t first = block.first, end; first < block.end; first = end) {
+}
+
+static inline void fv_key_block_find_rows(const fv_tile_item *item, const fv_key_block *block)
+{
+    const fv_attend_job *job = item->job;
+    const int32_t first_key = block->first_key;
+    for (int32_t first = block->first, end; first < block->end; first = end) {
         const fv_key_source *source = fv_attend_source_of(job, first_key + first);
-        end = fv_attend_source_end(job, first_key + first, first_key + block.end) - first_key;
-        fv_attend_find_rows(block.k_rows + first, job, &source->k, first_key + first, first_key + end);
-        fv_attend_find_rows(block.v_rows + first, job, &source->v, first_key + first, first_key + end);
+        end = fv_attend_source_end(job, first_key + first, first_key + block->end) - first_key;
+        fv_attend_find_rows(block->k_rows + first, job, &source->k, first_key + first, first_key + end);
+        fv_attend_find_rows(block->v_rows + first, job, &source->v, first_key + first, first_key + end);
     }
+}
+
+static inline fv_key_block fv_key_block_at(const fv_tile_item *item, int32_t first_key, int32_t turn)
+{
+    const fv_key_block block = fv_key_block_of(item, first_key, turn);
+    fv_key_block_find_rows(item, &block);
     return block;
 }
 
