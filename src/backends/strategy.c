@@ -245,8 +245,7 @@ static size_t variant_scratch(const fv_plan *plan, const fv_attend_variant *vari
 static size_t scratch_bytes(const fv_plan *plan)
 {
     const size_t paged = variant_scratch(plan, plan->paged, &plan->problem, &plan->rule);
-    const size_t dense =
-        plan->dense ? variant_scratch(plan, plan->dense, &plan->dense_problem, &plan->dense_rule) : 0;
+    const size_t dense = plan->dense ? variant_scratch(plan, plan->dense, &plan->dense_problem, &plan->dense_rule) : 0;
     return (size_t)fv_round_up((int64_t)(paged > dense ? paged : dense), ALIGNMENT);
 }
 

@@ -8,6 +8,7 @@
 #include <cmocka.h>
 #include <math.h>
 #include <stdlib.h>
+#include <string.h>
 
 #include "core/float.h"
 #include "kernels/cpu_tables.h"
@@ -220,6 +221,77 @@ static void numbers_out_of_sight_stay_there(void **state)
     assert_true(isnan(s->lse[ODD_TOKENS - 1]));
 }
 
+/* Two workers in turns, for two items each. */
+static void run_in_turns(void *user, int64_t num_tasks, fv_task_fn task, void *task_user)
+{
+    (void)user;
+    for (int64_t i = 0; i < num_tasks; i++) task(task_user, i, (int32_t)(i / 2 % 2));
+}
+
+static void attend_items(fv_attend_params *params, const fv_work_item *items, int32_t num_items)
+{
+    const fv_attend_variant *variant = &fv_cpu_emulated_amx.attend_dense[0];
+    const fv_executor executor = {.parallel_for = run_in_turns, .num_workers = 2};
+    params->items = items;
+    params->num_items = num_items;
+    params->scratch_bytes = variant->scratch_bytes(params);
+    params->scratch = aligned_alloc(64, 2 * params->scratch_bytes);
+    assert_non_null(params->scratch);
+    memset(params->scratch, 0xff, 2 * params->scratch_bytes);
+    assert_int_equal(variant->launch(&(fv_launch){.executor = &executor}, params), FV_OK);
+    free(params->scratch);
+}
+
+/* Q blocks of two heads, the last first as a plan lists them, together and one by one. */
+static void judge_kept_keys(scene *s, int32_t max_seq_len)
+{
+    enum { BLOCK = MAX_TOKENS / 2, NUM_ITEMS = 4 };
+    const int32_t query_start[2] = {0, MAX_TOKENS}, head_bytes = s->size * 2;
+    fv_attend_params params = params_of(s, query_start);
+    params.lse = NULL;
+    params.num_heads = params.num_kv_heads = 2;
+    params.q_head_stride = params.dense.k_head_stride = params.dense.v_head_stride = head_bytes;
+    params.out_head_stride = head_bytes;
+    params.out_token_stride = 2 * head_bytes;
+    params.block_q = BLOCK;
+    params.max_seq_len = max_seq_len;
+    fv_work_item items[NUM_ITEMS];
+    for (int32_t i = 0; i < NUM_ITEMS; i++) {
+        const int32_t first = i < 2 ? BLOCK : 0;
+        items[i] = (fv_work_item){.first_token = first,
+                                  .num_tokens = BLOCK,
+                                  .first_kv_head = i % 2,
+                                  .num_kv_heads = 1,
+                                  .end_key = first + BLOCK,
+                                  .partial = -1,
+                                  .query_end = MAX_TOKENS,
+                                  .seq_len = MAX_TOKENS};
+    }
+    static char together[sizeof(s->out)];
+    const size_t bytes = (size_t)MAX_TOKENS * (size_t)(2 * head_bytes);
+    attend_items(&params, items, NUM_ITEMS);
+    memcpy(together, s->out, bytes);
+    memset(s->out, 0, bytes);
+    for (int32_t i = 0; i < NUM_ITEMS; i++) attend_items(&params, &items[i], 1);
+    assert_memory_equal(together, s->out, bytes);
+}
+
+static void kept_keys_change_nothing(void **state)
+{
+    (void)state;
+    judge_kept_keys(scene_of(MAX_TOKENS), MAX_TOKENS);
+    judge_kept_keys(scene_of(MAX_TOKENS), 0); /* two slots for three blocks */
+    scene *s = scene_of(MAX_TOKENS);
+    s->window = 290;
+    judge_kept_keys(s, MAX_TOKENS);
+    s = scene_of(MAX_TOKENS);
+    s->v[MAX_TOKENS / 2 + 5][7] = 0x7f80; /* infinity, in a step that the first Q block sees some keys of */
+    judge_kept_keys(s, MAX_TOKENS);
+    s = scene_of(MAX_TOKENS);
+    s->k[MAX_TOKENS / 2 + 5][7] = 0x7f00; /* far too large */
+    judge_kept_keys(s, MAX_TOKENS);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -229,6 +301,7 @@ int main(void)
         cmocka_unit_test(rows_see_few_keys),
         cmocka_unit_test(windows_begin_at_a_border),
         cmocka_unit_test(numbers_out_of_sight_stay_there),
+        cmocka_unit_test(kept_keys_change_nothing),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -8,6 +8,7 @@
 #include <stdint.h>
 
 #include <cmocka.h>
+#include <float.h>
 #include <math.h>
 
 #include "kernels/bf16_words.h"
@@ -78,7 +79,7 @@ static void weights_are_transposed(void **state)
 }
 
 /* Weights of a row as they come, and those of the other order brought to theirs. */
-static void weights_are_interleaved(void **state)
+static void weights_are_packed(void **state)
 {
     (void)state;
     fv_lanes low, high;
@@ -86,24 +87,28 @@ static void weights_are_interleaved(void **state)
     for (int32_t i = 0; i < 16; i++) {
         low[i] = 1.0f + (float)i * 0x1.07p-6f;
         high[i] = 0x1.8p-9f * (float)(i * i);
+        ordered[i] = (uint16_t)(fv_lanes_rounded(low)[i]);
+        ordered[16 + i] = (uint16_t)(fv_lanes_rounded(high)[i]);
     }
-    const fv_lanes rounded_low = fv_lanes_rounded(low), rounded_high = fv_lanes_rounded(high);
-    const fv_words made = fv_words_interleaved(rounded_low, rounded_high);
+    const fv_words made = fv_words_packed(fv_lanes_rounded(low), fv_lanes_rounded(high));
     memcpy(words, &made, sizeof(words));
-    const fv_lanes sums = fv_words_add_neighbours((const char *)words);
-    for (int32_t i = 0; i < 16; i++) {
-        assert_true(fabsf(rounded_low[i] - low[i]) <= 0x1p-8f * low[i]);
-        assert_true(fabsf(rounded_high[i] - high[i]) <= 0x1p-8f * high[i]);
-        assert_true(fv_f32_of_bf16(words[2 * i]) == rounded_low[i]);
-        assert_true(fv_f32_of_bf16(words[2 * i + 1]) == rounded_high[i]);
-        assert_true(sums[i] == rounded_low[i] + rounded_high[i]);
-        ordered[i] = words[2 * i];
-        ordered[16 + i] = words[2 * i + 1];
+    const fv_lanes sums = fv_words_add_to(fv_lanes_splat(3.0f), made);
+    for (int32_t pair = 0; pair < 16; pair++) {
+        const int32_t key = fv_words_packed_key(pair);
+        float sum = 0;
+        for (int32_t i = 0; i < 2; i++) {
+            const float weight = key + i < 16 ? low[key + i] : high[key + i - 16];
+            const float rounded = fv_f32_of_bf16(words[2 * pair + i]);
+            assert_true(fabsf(rounded - weight) <= 0x1p-8f * weight);
+            sum += rounded;
+        }
+        assert_true(sums[pair] == 3.0f + sum);
     }
-    fv_words_interleave((char *)ordered);
+    fv_words_pack_order((char *)ordered);
     assert_memory_equal(ordered, words, sizeof(words));
-    assert_true(fv_lanes_rounded(fv_lanes_splat(INFINITY))[3] == INFINITY);
-    assert_false(fv_lanes_all_below(fv_lanes_rounded(fv_lanes_splat(NAN)), INFINITY));
+    const fv_words bounded = fv_words_packed((fv_lane_bits){0x80000000u, 0x10000u, 0xffffu},
+                                             (fv_lane_bits){0xffffffffu});
+    assert_true(bounded[0] == 0 && bounded[1] == 0xffff && bounded[2] == 0xffff && bounded[4] == 0);
 }
 
 /* Pairs of columns, a product's worth of sums, and back. */
@@ -155,18 +160,38 @@ static void powers_are_right(void **state)
     assert_true(powers[6] == INFINITY && powers[7] == INFINITY);
 }
 
-static void rough_powers_are_near(void **state)
+static float fixed_power(float x)
+{
+    const fv_exp2_constants constants = fv_exp2_constants_make();
+    const fv_words words = fv_words_exp2_of(fv_lanes_splat(x + FV_FIXED_ONE), fv_lanes_splat(0.0f), &constants);
+    return fv_f32_of_bf16(words[8]);
+}
+
+static void powers_in_fixed_point_are_near(void **state)
 {
     (void)state;
     for (int32_t i = 0; i < 20000; i++) {
-        const float x = 127.4f - (float)i * 0.0126f;
-        const double exact = exp2(x), error = fabs(fv_lanes_exp2_rough(fv_lanes_splat(x))[i % 16] / exact - 1);
-        assert_true(error <= 1.1e-4);
+        const float x = 127.9f - (float)i * 0.0126f;
+        if (x < -126) break;
+        assert_true(fabs(fixed_power(x) / exp2(x) - 1) <= 5.3e-3);
     }
-    const fv_lanes special = {0.0f, -1e30f, NAN, -3.0f, -0x1p120f, 1e30f};
-    const fv_lanes powers = fv_lanes_exp2_rough(special);
-    assert_true(powers[0] == 1.0f && powers[1] == 0.0f && powers[3] == 0.125f && powers[4] == 0.0f);
-    assert_true(powers[2] != powers[2] && powers[5] > 0x1p126f);
+    static const float zeros[] = {-127, -128, -1000, -32000, -1e6f, -0x1p120f, -INFINITY};
+    for (int32_t i = 0; i < FV_ARRAY_LEN(zeros); i++) assert_true(fixed_power(zeros[i]) == 0);
+    assert_true(fixed_power(0) == 1 && fixed_power(-3) == 0.125f);
+    static const float overflows[] = {128, 129, 1e6f, 1e30f, INFINITY};
+    for (int32_t i = 0; i < FV_ARRAY_LEN(overflows); i++) assert_false(fixed_power(overflows[i]) < FLT_MAX);
+}
+
+static void words_are_compared(void **state)
+{
+    (void)state;
+    uint16_t numbers[32] = {0};
+    numbers[5] = 0xc000;
+    numbers[6] = 0xffc0;
+    const fv_words magnitudes = fv_words_magnitudes(numbers), top = fv_words_max(magnitudes, (fv_words){3});
+    assert_true(magnitudes[5] == 0x4000 && magnitudes[6] == 0x7fc0 && top[0] == 3 && top[6] == 0x7fc0);
+    assert_true(fv_words_all_below(top, 0x7fc1));
+    assert_false(fv_words_all_below(top, 0x7fc0));
 }
 
 static void overflows_are_seen(void **state)
@@ -206,11 +231,12 @@ static void additions_to_exponents_are_guarded(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(dot_is_the_instruction),  cmocka_unit_test(tiles_are_loaded_with_strides),
-        cmocka_unit_test(weights_are_transposed),  cmocka_unit_test(pairs_come_back_in_order),
-        cmocka_unit_test(queries_are_transposed),  cmocka_unit_test(powers_are_right),
-        cmocka_unit_test(overflows_are_seen),      cmocka_unit_test(additions_to_exponents_are_guarded),
-        cmocka_unit_test(weights_are_interleaved), cmocka_unit_test(rough_powers_are_near),
+        cmocka_unit_test(dot_is_the_instruction), cmocka_unit_test(tiles_are_loaded_with_strides),
+        cmocka_unit_test(weights_are_transposed), cmocka_unit_test(pairs_come_back_in_order),
+        cmocka_unit_test(queries_are_transposed), cmocka_unit_test(powers_are_right),
+        cmocka_unit_test(overflows_are_seen),     cmocka_unit_test(additions_to_exponents_are_guarded),
+        cmocka_unit_test(weights_are_packed),     cmocka_unit_test(powers_in_fixed_point_are_near),
+        cmocka_unit_test(words_are_compared),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -9,13 +9,6 @@
 
 #include "kernels/cpu/lanes.h"
 
-FV_ALWAYS_INLINE fv_words fv_words_load(const void *from)
-{
-    fv_words words;
-    memcpy(&words, from, sizeof(words));
-    return words;
-}
-
 FV_ALWAYS_INLINE void fv_words_store(void *to, fv_words words) { memcpy(to, &words, sizeof(words)); }
 
 #if !defined(FV_PAIRS_EMULATED)

@@ -34,12 +34,18 @@ enum {
     STEP_SCORES = FV_STEP_KEYS * FV_TILE_STRIP_ROWS,
     HALF_SCORES = STEP_SCORES / 2, /* of 16 keys: a C tile */
     COLUMNS = 32,                  /* of sums that are in tiles at a time */
+    SUM_ROWS = 8,                  /* whose weights are summed at a time */
     SLICE_STEP_BYTES = FV_STEP_KEYS * COLUMNS * FV_BF16_BYTES,
 };
 
-/* What the weights of 16 rows and a sixteenth of a block may add up to: references stay near to maxima, far from
- * overflow. */
-#define LIMIT 4096.0f
+/* 2^59 as bf16: elements below make scores that are numbers, products of keys and queries of 2^8 elements. */
+#define HUGE_WORD 0x5d00
+
+/* 2^10 as bf16, above which no weight may be: references stay near to maxima, far from overflow. */
+#define LIMIT 0x4480
+
+/* Up to here references keep eight bits behind the point when they go into exponents in fixed point. */
+#define MAX_REFERENCE 16000.0f
 
 /* What hides a score: no row's maximum, weight 0, and no infinity in between. */
 #define HIDDEN -0x1p120f
@@ -56,26 +62,26 @@ typedef struct key_tiles {
     int32_t first_step;
     int32_t next, num_k_tiles, end;
     int32_t not_finite; /* some value is infinite or NaN */
+    fv_words top;       /* of the magnitudes of keys */
 } key_tiles;
 
 /* What turns a strip's scores into weights 2^(dot * factor - base). */
 typedef struct row_weigher {
-    fv_lanes sums[FV_TILE_STRIP_ROWS];      /* of each row's weights as they are multiplied, in 16 parts */
-    fv_lanes fine_sums[FV_TILE_STRIP_ROWS]; /* of the same before they are rounded, where they are asked for */
-    float base[FV_TILE_STRIP_ROWS];
+    fv_lanes fine_sums[FV_TILE_STRIP_ROWS]; /* of each row's weights in fp32, in 16 parts, where they are asked for */
+    float base[FV_TILE_STRIP_ROWS];         /* is_fine; else what makes the exponents that fv_words_exp2_of takes */
 } row_weigher;
 
 /* A pair and a block. A strip that has no other makes a pair with itself. */
 typedef struct pair_work {
     fv_strip_pair pair;
     row_weigher weigh[2];
+    fv_words top;     /* of both strips' weights */
     int32_t is_exact; /* the weights need the block's maxima */
 } pair_work;
 
 typedef struct pair_step {
     pair_work *work; /* NULL: none */
     int32_t step;
-    float *scores;       /* [2][2][16 rows][16 keys] */
     int32_t is_in_tiles; /* the second strip's are */
 } pair_step;
 
@@ -85,6 +91,9 @@ typedef struct many_item {
     key_tiles *next_keys;
     fv_score_scale scale;
     int32_t is_fine; /* sums of weights leave the item: exponentials and sums in fp32 */
+    int32_t has_huge_queries;
+    float *scores; /* of a pair and a step: [2][2][16 rows][16 keys]; weights have been made of them when those of the
+                    * next one are stored */
 } many_item;
 
 /* --- keys and values ------------------------------------------------------------------------------------------- */
@@ -135,19 +144,19 @@ static void make_keys(const fv_tile_item *item, key_tiles *keys, int32_t t)
         keys->rows[i] = t % depth == 0
                             ? fv_tile_find_key(item, &keys->block, item->first_head, t / depth * FV_TILE_ROWS + i, i)
                             : keys->rows[i] + FV_TILE_ROW_BYTES;
+        keys->top = fv_words_max(keys->top, fv_words_magnitudes(keys->rows[i]));
     }
     fv_lanes_store_transposed(keys->k + (int64_t)t * FV_TILE_BYTES, keys->rows);
 }
 
-/* Pair `row` of a step: its keys `row` and 16 + row, as weights of a row lie. Returns 1 if some value is infinite or
- * NaN. */
+/* Pair `row` of a step: two keys whose weights lie side by side. Returns 1 if some value is infinite or NaN. */
 static int32_t make_pairs(const fv_tile_item *item, const key_tiles *keys, int32_t step, int32_t row)
 {
     const int32_t size = item->job->params->v_head_size;
     const int64_t slice_bytes = (int64_t)item->block_keys * COLUMNS * FV_BF16_BYTES;
-    const int32_t first = step * FV_STEP_KEYS + row;
+    const int32_t first = step * FV_STEP_KEYS + fv_words_packed_key(row);
     const char *even = fv_tile_find_value(item, &keys->block, item->first_head, first, 0);
-    const char *odd = fv_tile_find_value(item, &keys->block, item->first_head, first + FV_TILE_ROWS, 1);
+    const char *odd = fv_tile_find_value(item, &keys->block, item->first_head, first + 1, 1);
     char *to = keys->v + step * SLICE_STEP_BYTES + row * FV_TILE_ROW_BYTES;
     int32_t not_finite = 0;
     for (int32_t d = 0; d < size * FV_BF16_BYTES; d += COLUMNS * FV_BF16_BYTES, to += slice_bytes) {
@@ -174,7 +183,7 @@ static void make_begin(const key_tiles *keys)
     if (keys->end > 0) keys->made->is_made = 0;
 }
 
-/* The rest. A block that holds no more than numbers is kept for other items, whatever their rows see of it. */
+/* The rest. A block of plain numbers is kept for other items, whatever their rows see of it. */
 static void make_end(fv_tile_item *item, key_tiles *keys)
 {
     if (keys->end == 0) return;
@@ -182,7 +191,8 @@ static void make_end(fv_tile_item *item, key_tiles *keys)
         make_next(item, keys);
         if (keys->next % 2) fv_tile_call_ahead(item);
     }
-    *keys->made = (fv_made_block){!keys->not_finite, keys->index, keys->block.first, keys->block.end};
+    const int32_t is_plain = !keys->not_finite && fv_words_all_below(keys->top, HUGE_WORD);
+    *keys->made = (fv_made_block){is_plain, keys->index, keys->block.first, keys->block.end};
 }
 
 /* --- scores beside weights ---------------------------------------------------------------------------------------- */
@@ -190,21 +200,19 @@ static void make_end(fv_tile_item *item, key_tiles *keys)
 /* What the scores of a step are products of. */
 typedef struct score_operands {
     const char *k, *q[2];
-    int64_t depth_bytes; /* from one tile of keys to the other */
 } score_operands;
 
-static score_operands score_operands_of(const many_item *many, const pair_step *at)
+FV_ALWAYS_INLINE score_operands score_operands_of(const many_item *many, const pair_step *at, const int32_t depth)
 {
-    const int64_t depth_bytes = (int64_t)many->item->job->params->head_size / FV_TILE_DEPTH * FV_TILE_BYTES;
     return (score_operands){
-        .k = many->keys->k + 2 * at->step * depth_bytes,
+        .k = many->keys->k + (int64_t)2 * at->step * depth * FV_TILE_BYTES,
         .q = {at->work->pair.strips[0]->q, at->work->pair.strips[1]->q},
-        .depth_bytes = depth_bytes,
     };
 }
 
 /* Product p of a strip's scores: 16 keys and 32 elements. The strips of a pair have two tiles of sums each. */
-FV_ALWAYS_INLINE void score_product(fv_tile_item *item, const score_operands *of, const int32_t strip, int32_t p)
+FV_ALWAYS_INLINE void score_product(fv_tile_item *item, const score_operands *of, const int32_t strip, int32_t p,
+                                    const int32_t depth)
 {
     fv_tiles *tiles = &item->tiles;
     const int32_t d = p / 2;
@@ -217,7 +225,7 @@ FV_ALWAYS_INLINE void score_product(fv_tile_item *item, const score_operands *of
         else
             fv_tile_dot(tiles, 2, 4, 6);
     } else {
-        fv_tile_load(tiles, 7, k + of->depth_bytes, FV_TILE_ROW_BYTES);
+        fv_tile_load(tiles, 7, k + depth * FV_TILE_BYTES, FV_TILE_ROW_BYTES);
         if (strip == 0)
             fv_tile_dot(tiles, 1, 4, 7);
         else
@@ -249,38 +257,37 @@ FV_ALWAYS_INLINE void store_half(fv_tile_item *item, float *scores, const int32_
     }
 }
 
-/* Weights of a row and a step: words 2 i and 2 i + 1 are of keys i and 16 + i. */
-FV_ALWAYS_INLINE void weigh_row(row_weigher *weigh, char *weights, const float *scores, int32_t row, fv_lanes factor,
-                                const int32_t is_fine)
+/* Weights of a row and a step, packed, which it also returns. */
+FV_ALWAYS_INLINE fv_words weigh_row(row_weigher *weigh, char *weights, const float *scores, int32_t row,
+                                    fv_lanes factor, const fv_exp2_constants *constants, const int32_t is_fine)
 {
     const fv_lanes base = fv_lanes_splat(weigh->base[row]);
     const float *at = scores + row * FV_TILE_COLUMNS;
-    fv_lanes low = fv_lanes_load(at) * factor - base, high = fv_lanes_load(at + HALF_SCORES) * factor - base;
+    const fv_lanes low = fv_lanes_load(at) * factor + base, high = fv_lanes_load(at + HALF_SCORES) * factor + base;
+    fv_words words;
     if (is_fine) {
-        low = fv_lanes_exp2(low);
-        high = fv_lanes_exp2(high);
-        weigh->fine_sums[row] += low + high;
+        const fv_lanes fine_low = fv_lanes_exp2(low), fine_high = fv_lanes_exp2(high);
+        weigh->fine_sums[row] += fine_low + fine_high;
+        words = fv_words_packed(fv_lanes_rounded(fine_low), fv_lanes_rounded(fine_high));
     } else {
-        low = fv_lanes_exp2_rough(low);
-        high = fv_lanes_exp2_rough(high);
+        words = fv_words_exp2_of(low, high, constants);
     }
-    low = fv_lanes_rounded(low);
-    high = fv_lanes_rounded(high);
-    weigh->sums[row] += low + high;
-    const fv_words words = fv_words_interleaved(low, high);
     memcpy(weights + row * FV_TILE_ROW_BYTES, &words, sizeof(words));
+    return words;
 }
 
 /* What stands beside each other: the scores of a step and the weights of the one before, either of which may be none. */
 typedef struct step_pass {
     fv_tile_item *item;
     score_operands of;
-    row_weigher *weigh[2];
-    char *weights[2]; /* of the last step's strips */
-    float *next_scores, *last_scores;
+    row_weigher *weigh; /* [2], of the last step's strips */
+    char *weights[2];
+    float *scores; /* of both steps: those of the last are read before those of the next are stored */
     fv_lanes factor;
+    fv_exp2_constants constants;
+    fv_words top;
     int32_t is_in_tiles; /* the last's second strip's scores are */
-    int32_t depth, scores, weighs, is_fine;
+    int32_t depth, has_next, weighs, is_fine;
 } step_pass;
 
 FV_ALWAYS_INLINE step_pass step_pass_of(const many_item *many, const pair_step *next, const pair_step *last,
@@ -289,53 +296,59 @@ FV_ALWAYS_INLINE step_pass step_pass_of(const many_item *many, const pair_step *
 {
     step_pass pass = {
         .item = many->item,
-        .last_scores = last->scores,
-        .factor = fv_lanes_splat(many->scale.dot),
+        .scores = many->scores,
         .is_in_tiles = last->is_in_tiles,
         .depth = depth,
-        .scores = scores,
+        .has_next = scores,
         .weighs = weighs,
         .is_fine = is_fine,
     };
-    if (scores) {
-        pass.of = score_operands_of(many, next);
-        pass.next_scores = next->scores;
-    }
-    for (int32_t i = 0; weighs && i < 2; i++) {
-        pass.weigh[i] = &last->work->weigh[i];
-        pass.weights[i] = last->work->pair.weights[i] + last->step * FV_TILE_BYTES;
-    }
+    if (scores) pass.of = score_operands_of(many, next, depth);
+    if (!weighs) return pass;
+    pass.factor = fv_lanes_splat(many->scale.dot);
+    pass.constants = fv_exp2_constants_make();
+    pass.top = last->work->top;
+    pass.weigh = last->work->weigh;
+    for (int32_t i = 0; i < 2; i++) pass.weights[i] = last->work->pair.weights[i] + last->step * FV_TILE_BYTES;
     return pass;
 }
 
 /* Product p of a strip, and its share of the weights. A strip's scores leave their tiles beside the products of the
  * next strip, so those of the last's second strip are still there. */
-FV_ALWAYS_INLINE void pass_product(const step_pass *pass, const int32_t strip, int32_t p)
+FV_ALWAYS_INLINE void pass_product(step_pass *pass, const int32_t strip, int32_t p)
 {
     const int32_t depth = pass->depth, products = 2 * depth;
-    if (pass->scores) {
+    if (pass->has_next) {
         if (p == 0) score_begin(pass->item, strip);
-        score_product(pass->item, &pass->of, strip, p);
+        score_product(pass->item, &pass->of, strip, p, depth);
     }
     if (p == depth - 1 || p == depth + depth / 4) {
         const int32_t half = p != depth - 1;
-        if (strip == 0 && pass->is_in_tiles) store_half(pass->item, pass->last_scores, 1, half);
-        if (strip == 1 && pass->scores) store_half(pass->item, pass->next_scores, 0, half);
+        if (strip == 0 && pass->is_in_tiles) store_half(pass->item, pass->scores, 1, half);
+        if (strip == 1 && pass->has_next) store_half(pass->item, pass->scores, 0, half);
     }
     if (!pass->weighs) return;
-    for (int32_t row = p * FV_TILE_ROWS / products; row < (p + 1) * FV_TILE_ROWS / products; row++)
-        weigh_row(pass->weigh[strip], pass->weights[strip], pass->last_scores + strip * STEP_SCORES, row, pass->factor,
-                  pass->is_fine);
+    for (int32_t row = p * FV_TILE_ROWS / products; row < (p + 1) * FV_TILE_ROWS / products; row++) {
+        const fv_words words = weigh_row(&pass->weigh[strip], pass->weights[strip], pass->scores + strip * STEP_SCORES,
+                                         row, pass->factor, &pass->constants, pass->is_fine);
+        pass->top = fv_words_max(pass->top, words);
+    }
+}
+
+FV_ALWAYS_INLINE void end_pass(const step_pass *pass, const pair_step *last)
+{
+    if (pass->weighs) last->work->top = pass->top;
 }
 
 FV_ALWAYS_INLINE void score_and_weigh_as(const many_item *many, const pair_step *next, const pair_step *last,
                                          const int32_t depth, const int32_t is_fine)
 {
-    const step_pass pass = step_pass_of(many, next, last, depth, 1, 1, is_fine);
+    step_pass pass = step_pass_of(many, next, last, depth, 1, 1, is_fine);
     FV_UNROLL
     for (int32_t p = 0; p < 2 * depth; p++) pass_product(&pass, 0, p);
     FV_UNROLL
     for (int32_t p = 0; p < 2 * depth; p++) pass_product(&pass, 1, p);
+    end_pass(&pass, last);
 }
 
 /* For any depth; the scores or the weights may be none. */
@@ -343,17 +356,18 @@ FV_ALWAYS_INLINE void score_and_weigh_any(const many_item *many, const pair_step
                                           const int32_t scores, const int32_t weighs, const int32_t is_fine)
 {
     const int32_t depth = many->item->job->params->head_size / FV_TILE_DEPTH;
-    const step_pass pass = step_pass_of(many, next, last, depth, scores, weighs, is_fine);
+    step_pass pass = step_pass_of(many, next, last, depth, scores, weighs, is_fine);
     for (int32_t p = 0; p < 2 * depth; p++) pass_product(&pass, 0, p);
     for (int32_t p = 0; p < 2 * depth; p++) pass_product(&pass, 1, p);
+    end_pass(&pass, last);
 }
 
 /* Stores what is left of a step's scores. */
 static void store_scores(const many_item *many, pair_step *last)
 {
     if (!last->is_in_tiles) return;
-    store_half(many->item, last->scores, 1, 0);
-    store_half(many->item, last->scores, 1, 1);
+    store_half(many->item, many->scores, 1, 0);
+    store_half(many->item, many->scores, 1, 1);
     last->is_in_tiles = 0;
 }
 
@@ -398,6 +412,9 @@ static int32_t has_reference(const fv_row_strip *rows)
     return fv_lanes_all_below(-fv_lanes_load(rows->max), FV_MAX_PLAIN_DOT);
 }
 
+/* To 2^-8, which exponents in fixed point take in as it is. */
+static fv_lanes rounded_reference(fv_lanes max) { return (max + FV_FIXED_ZERO) - FV_FIXED_ZERO; }
+
 /* A strip's scores of a step as [key][row]. */
 static void turn_scores(float *to, const float *scores)
 {
@@ -433,7 +450,34 @@ static int32_t find_reference(fv_row_strip *rows, const float *scores, fv_lanes 
     const fv_lanes top = fv_max_of_keys(by_key, 0, FV_STEP_KEYS);
     if (!fv_lanes_all_below(top, FV_MAX_PLAIN_DOT) || !fv_lanes_all_below(-top, FV_MAX_PLAIN_DOT)) return 0;
     const fv_lanes max = fv_lanes_load(rows->max); /* stays where there is one, as the row's sums do */
-    fv_lanes_store(rows->max, fv_lanes_select(max == -INFINITY, top * factor, max));
+    fv_lanes_store(rows->max, fv_lanes_select(max == -INFINITY, rounded_reference(top * factor), max));
+    return 1;
+}
+
+static float *weight_sums_of(const fv_tile_item *item, const fv_tile_strip *strip)
+{
+    return item->scratch.weight_sums + (strip - item->scratch.strips) * FV_TILE_ROWS * FV_TILE_COLUMNS;
+}
+
+/* Sums of a strip to the maxima that have just moved. */
+static void rescale(const fv_tile_item *item, const fv_tile_strip *strip)
+{
+    if (strip->has_sums) fv_strip_rescale_sums(strip, item->job->params->v_head_size, item->rescaling);
+    float *weight_sums = weight_sums_of(item, strip);
+    for (int32_t row = 0; row < FV_TILE_STRIP_ROWS; row++)
+        fv_tile_rescale_row(weight_sums + row * FV_TILE_COLUMNS, 0, 1, strip, row, item->rescaling);
+}
+
+/* Moves references to numbers that exponents in fixed point take in; maxima of exact weights are none. 0: too large. */
+static int32_t fit_references(const fv_tile_item *item, fv_tile_strip *strip)
+{
+    const fv_lanes max = fv_lanes_load(strip->rows.max), moved = rounded_reference(max), less = max - moved;
+    const float least = 0x1p-60f;
+    if (!fv_lanes_all_below(max, MAX_REFERENCE) || !fv_lanes_all_below(-max, MAX_REFERENCE)) return 0;
+    if (fv_lanes_all_below(less, least) && fv_lanes_all_below(-less, least)) return 1;
+    fv_lanes_store(strip->rows.max, moved);
+    fv_lanes_store(strip->rows.rescale, fv_lanes_exp2(less));
+    rescale(item, strip);
     return 1;
 }
 
@@ -445,23 +489,19 @@ static int32_t begin_weights(const many_item *many, pair_step *at)
     const int32_t first = at->step * FV_STEP_KEYS, local = many->keys->block.first_key + first;
     for (int32_t i = 0; i < 2; i++) {
         fv_row_strip *rows = &work->pair.strips[i]->rows;
-        float *scores = at->scores + i * STEP_SCORES;
+        float *scores = many->scores + i * STEP_SCORES;
         const int32_t is_edge = local < rows->all.first || local + FV_STEP_KEYS > rows->all.end;
         if (is_edge || !has_reference(rows)) store_scores(many, at);
         if (is_edge) hide_keys(rows, scores, local);
         if (at->step > work->pair.first_step) continue;
         row_weigher *weigh = &work->weigh[i];
         *weigh = (row_weigher){0};
-        if (!find_reference(rows, scores, fv_lanes_splat(many->scale.dot))) work->is_exact = 1;
-        memcpy(weigh->base, rows->max, sizeof(weigh->base));
+        if (!find_reference(rows, scores, fv_lanes_splat(many->scale.dot)) ||
+            (!many->is_fine && !fit_references(many->item, work->pair.strips[i])))
+            work->is_exact = 1;
+        fv_lanes_store(weigh->base, fv_lanes_splat(many->is_fine ? 0 : FV_FIXED_ONE) - fv_lanes_load(rows->max));
     }
     return !work->is_exact;
-}
-
-/* Scores of a step of a pair: weights have been made of them when those of the next one are stored. */
-static float *step_scores_of(const fv_tile_item *item)
-{
-    return item->scratch.scores + 2 * item->block_keys * FV_TILE_STRIP_ROWS;
 }
 
 /* Weights of a group of pairs. */
@@ -478,7 +518,7 @@ static void weigh_group(const many_item *many, pair_work *works, int32_t num)
         for (int32_t p = 0; p < num; p++) {
             pair_work *work = &works[p];
             if (step < work->pair.first_step || step >= work->pair.end_step || work->is_exact) continue;
-            const pair_step next = {work, step, step_scores_of(many->item), 1};
+            const pair_step next = {work, step, 1};
             if (begin_weights(many, &last))
                 score_and_weigh(many, &next, &last);
             else
@@ -489,22 +529,16 @@ static void weigh_group(const many_item *many, pair_work *works, int32_t num)
     if (begin_weights(many, &last)) weigh(many, &last);
 }
 
-static float *weight_sums_of(const fv_tile_item *item, const fv_tile_strip *strip)
-{
-    return item->scratch.weight_sums + (strip - item->scratch.strips) * FV_TILE_ROWS * FV_TILE_COLUMNS;
-}
-
 /* A pair's scores of the block, as [key][row]. */
 static void score_block(const many_item *many, pair_work *work)
 {
-    float *scores = step_scores_of(many->item);
     const fv_strip_pair *pair = &work->pair;
     for (int32_t step = pair->first_step; step < pair->end_step; step++) {
-        pair_step none = {0}, at = {work, step, scores, 1};
+        pair_step none = {0}, at = {work, step, 1};
         score(many, &at, &none);
         store_scores(many, &at);
         for (int32_t i = 0; i < pair->num; i++)
-            turn_scores(pair->scores[i] + step * STEP_SCORES, scores + i * STEP_SCORES);
+            turn_scores(pair->scores[i] + step * STEP_SCORES, many->scores + i * STEP_SCORES);
     }
 }
 
@@ -539,16 +573,12 @@ static void gather_row_sums(const fv_tile_item *item, fv_tile_strip *strip)
     memset(parts, 0, FV_TILE_BYTES);
 }
 
-/* A strip's weights of a block with keys in order: to the order of weigh_row, and their sums. */
-static void take_ordered_weights(const fv_tile_item *item, const fv_strip_pair *pair, int32_t i)
+/* A strip's weights of a block with keys in order to the order of weigh_row. */
+static void pack_ordered_weights(const fv_strip_pair *pair, int32_t i)
 {
-    float *sums = weight_sums_of(item, pair->strips[i]);
     char *at = pair->weights[i] + pair->first_step * FV_TILE_BYTES;
-    for (int32_t row = 0; row < (pair->end_step - pair->first_step) * FV_TILE_ROWS; row++, at += FV_TILE_ROW_BYTES) {
-        float *parts = sums + row % FV_TILE_ROWS * FV_TILE_COLUMNS;
-        fv_words_interleave(at);
-        fv_lanes_store(parts, fv_lanes_load(parts) + fv_words_add_neighbours(at));
-    }
+    for (int32_t row = 0; row < (pair->end_step - pair->first_step) * FV_TILE_ROWS; row++, at += FV_TILE_ROW_BYTES)
+        fv_words_pack_order(at);
 }
 
 /* A pair's weights by its maxima over the block. */
@@ -566,51 +596,98 @@ static void weigh_exactly(const many_item *many, pair_work *work)
                                 pair->scores[i] + step * STEP_SCORES);
             fv_weigher_end(&weigher, pair->strips[i]);
         }
-        if (pair->strips[i]->has_sums)
-            fv_strip_rescale_sums(pair->strips[i], item->job->params->v_head_size, item->rescaling);
-        float *weight_sums = weight_sums_of(item, pair->strips[i]);
-        for (int32_t row = 0; row < FV_TILE_STRIP_ROWS; row++)
-            fv_tile_rescale_row(weight_sums + row * FV_TILE_COLUMNS, 0, 1, pair->strips[i], row, item->rescaling);
-        take_ordered_weights(item, pair, i);
+        rescale(item, pair->strips[i]);
+        pack_ordered_weights(pair, i);
     }
 }
 
 /* Takes over the parts of the row sums, or makes the weights again. */
 static void end_weights(const many_item *many, pair_work *work)
 {
-    for (int32_t i = 0; i < 2 && !work->is_exact; i++) {
-        fv_lanes sum = fv_lanes_splat(0.0f);
-        for (int32_t row = 0; row < FV_TILE_STRIP_ROWS; row++) sum += work->weigh[i].sums[row];
-        work->is_exact = !fv_lanes_all_below(sum, LIMIT);
-    }
+    if (!work->is_exact) work->is_exact = !fv_words_all_below(work->top, LIMIT);
     if (work->is_exact) {
         weigh_exactly(many, work);
         return;
     }
-    for (int32_t i = 0; i < work->pair.num; i++) {
-        add_parts(weight_sums_of(many->item, work->pair.strips[i]), work->weigh[i].sums);
-        if (many->is_fine) add_parts(row_sums_of(many->item, work->pair.strips[i]), work->weigh[i].fine_sums);
-    }
+    for (int32_t i = 0; many->is_fine && i < work->pair.num; i++)
+        add_parts(row_sums_of(many->item, work->pair.strips[i]), work->weigh[i].fine_sums);
 }
 
 /* --- sums --------------------------------------------------------------------------------------------------------- */
 
-/* Two keys or values of the next block are made after the products of every other step. */
-static void add_values(const many_item *many, const fv_strip_pair *pair)
+/* Row sums in the making, beside products: SUM_ROWS rows of a pair, 0 to 3 of four. */
+typedef struct weight_adder {
+    const char *weights;
+    float *parts;
+    fv_lanes sums[SUM_ROWS];
+} weight_adder;
+
+FV_ALWAYS_INLINE weight_adder add_weights_begin(const fv_tile_item *item, const fv_strip_pair *pair, int32_t quarter)
+{
+    const int32_t i = quarter / 2, row = quarter % 2 * SUM_ROWS;
+    weight_adder adder = {
+        .weights = pair->weights[i] + row * FV_TILE_ROW_BYTES,
+        .parts = weight_sums_of(item, pair->strips[i]) + row * FV_TILE_COLUMNS,
+    };
+    FV_UNROLL
+    for (int32_t j = 0; j < SUM_ROWS; j++) adder.sums[j] = fv_lanes_load(adder.parts + j * FV_TILE_COLUMNS);
+    return adder;
+}
+
+FV_ALWAYS_INLINE void add_weights(weight_adder *adder, int32_t step)
+{
+    const char *at = adder->weights + step * FV_TILE_BYTES;
+    FV_UNROLL
+    for (int32_t j = 0; j < SUM_ROWS; j++)
+        adder->sums[j] = fv_words_add_to(adder->sums[j], fv_words_load(at + j * FV_TILE_ROW_BYTES));
+}
+
+FV_ALWAYS_INLINE void add_weights_end(const weight_adder *adder)
+{
+    FV_UNROLL
+    for (int32_t j = 0; j < SUM_ROWS; j++) fv_lanes_store(adder->parts + j * FV_TILE_COLUMNS, adder->sums[j]);
+}
+
+/* COLUMNS of the values; beside their products, if any, a quarter of the weights is summed, or keys and values of the
+ * next block are made. */
+FV_ALWAYS_INLINE void add_slice(const many_item *many, const fv_strip_pair *pair, int32_t number, const int32_t sums,
+                                const int32_t makes)
 {
     fv_tile_item *item = many->item;
-    const int64_t slice_bytes = (int64_t)item->block_keys * COLUMNS * FV_BF16_BYTES;
-    const char *slice = many->keys->v;
-    for (int32_t column = 0; column < item->job->params->v_head_size; column += COLUMNS, slice += slice_bytes) {
-        if (pair->strips[0]->has_sums)
-            fv_pair_load_sums(item, pair, column);
+    const int32_t column = number * COLUMNS;
+    const char *slice = many->keys->v + (int64_t)column * item->block_keys * FV_BF16_BYTES;
+    weight_adder adder;
+    if (sums) adder = add_weights_begin(item, pair, number);
+    if (pair->strips[0]->has_sums)
+        fv_pair_load_sums(item, pair, column);
+    else
+        fv_pair_dot_begin(item, 2);
+    for (int32_t step = pair->first_step; step < pair->end_step; step++) {
+        fv_pair_add_step(item, pair, step, slice + step * SLICE_STEP_BYTES);
+        if (sums) add_weights(&adder, step);
+        if (makes && step % 2) make_next(item, many->next_keys);
+    }
+    fv_pair_store_sums(item, pair, column);
+    if (sums) add_weights_end(&adder);
+}
+
+/* Quarters of the weights for which no slice is left are summed by themselves. */
+static void add_values(const many_item *many, const fv_strip_pair *pair)
+{
+    const int32_t num_slices = many->item->job->params->v_head_size / COLUMNS, num_quarters = 2 * pair->num;
+    const int32_t makes = many->next_keys->next < many->next_keys->end;
+    for (int32_t quarter = makes ? 0 : num_slices; quarter < num_quarters; quarter++) {
+        weight_adder adder = add_weights_begin(many->item, pair, quarter);
+        for (int32_t step = pair->first_step; step < pair->end_step; step++) add_weights(&adder, step);
+        add_weights_end(&adder);
+    }
+    for (int32_t i = 0; i < num_slices; i++) {
+        if (makes)
+            add_slice(many, pair, i, 0, 1);
+        else if (i < num_quarters)
+            add_slice(many, pair, i, 1, 0);
         else
-            fv_pair_dot_begin(item, 2);
-        for (int32_t step = pair->first_step; step < pair->end_step; step++) {
-            fv_pair_add_step(item, pair, step, slice + step * SLICE_STEP_BYTES);
-            if (step % 2) make_next(item, many->next_keys);
-        }
-        fv_pair_store_sums(item, pair, column);
+            add_slice(many, pair, i, 0, 0);
     }
     pair->strips[0]->has_sums = pair->strips[1]->has_sums = 1;
 }
@@ -636,6 +713,7 @@ static pair_work pair_work_of(const many_item *many, int32_t first, int32_t p)
         const int32_t ends = rows->some.end - many->keys->block.first_key <= item->block_keys;
         if (ends && !has_reference(rows)) work.is_exact = 1;
     }
+    if (many->has_huge_queries || !fv_words_all_below(many->keys->top, HUGE_WORD)) work.is_exact = 1;
     return work;
 }
 
@@ -722,36 +800,68 @@ static void finish(const many_item *many)
     for (int32_t i = 0; i < item->num_strips; i++) finish_strip(item, &item->scratch.strips[i]);
 }
 
-/* Aims at the rows of the item's output, which no cache holds. */
+/* Rows of the query heads of a KV head, of queries or output: those of `num_tokens` tokens from `first` on. */
+typedef struct token_rows {
+    const char *first;
+    int64_t token_stride, head_stride, row_bytes;
+    int32_t num_tokens;
+} token_rows;
+
+static void aim_at_rows(fv_tile_item *item, token_rows of, int32_t num_sites)
+{
+    const int32_t group = item->job->group;
+    const char **rows = item->scratch.token_rows;
+    item->ahead = fv_prefetch_nothing(item->scratch.zeros);
+    item->ahead_portions = 0;
+    if (of.num_tokens <= 0 || of.num_tokens > item->num_strips * FV_TILE_STRIP_ROWS || num_sites <= 0) return;
+    for (int32_t token = 0; token < of.num_tokens; token++) rows[token] = of.first + token * of.token_stride;
+    const int32_t is_dense = of.head_stride == of.row_bytes; /* heads lie side by side: one row */
+    item->ahead = (fv_prefetch_stream){
+        .rows = {rows, rows},
+        .num_planes = 1,
+        .num_heads = is_dense ? 1 : group,
+        .offset = item->first_head * group * of.head_stride,
+        .head_stride = of.head_stride,
+        .row_bytes = is_dense ? group * of.row_bytes : of.row_bytes,
+        .end = of.num_tokens,
+    };
+    const int64_t bytes = of.num_tokens * group * of.row_bytes;
+    item->ahead_portions = (int32_t)fv_ceil_div(bytes, (int64_t)num_sites * FV_AHEAD_BYTES);
+    fv_prefetch_next_run(&item->ahead);
+}
+
+/* The rows of the item's output, which no cache holds. */
 static void aim_at_output(fv_tile_item *item, int32_t num_sites)
 {
     const fv_attend_job *job = item->job;
     const fv_attend_params *params = job->params;
-    const char **rows = item->scratch.output_rows;
-    const int32_t num_tokens = job->item->num_tokens;
-    item->ahead = fv_prefetch_nothing(item->scratch.zeros);
-    item->ahead_portions = 0;
-    if (!ends_plainly(job) || num_tokens > item->num_strips * FV_TILE_STRIP_ROWS || num_sites <= 0) return;
-    for (int32_t token = 0; token < num_tokens; token++) {
-        rows[token] = (const char *)params->out +
-                      (job->batch_token + token - params->out_first_token) * params->out_token_stride;
-    }
-    item->ahead = (fv_prefetch_stream){
-        .rows = {rows, rows},
-        .num_planes = 1,
-        .num_heads = job->group,
-        .offset = item->first_head * job->group * params->out_head_stride,
-        .head_stride = params->out_head_stride,
-        .row_bytes = (int64_t)params->v_head_size * FV_BF16_BYTES,
-        .end = num_tokens,
-    };
-    if (params->out_head_stride == item->ahead.row_bytes) { /* heads lie side by side: one row */
-        item->ahead.row_bytes *= job->group;
-        item->ahead.num_heads = 1;
-    }
-    const int64_t bytes = (int64_t)job->num_rows * params->v_head_size * FV_BF16_BYTES;
-    item->ahead_portions = (int32_t)fv_ceil_div(bytes, (int64_t)num_sites * FV_AHEAD_BYTES);
-    fv_prefetch_next_run(&item->ahead);
+    const int64_t first = job->batch_token - params->out_first_token;
+    aim_at_rows(item,
+                (token_rows){
+                    .first = (const char *)params->out + first * params->out_token_stride,
+                    .token_stride = params->out_token_stride,
+                    .head_stride = params->out_head_stride,
+                    .row_bytes = (int64_t)params->v_head_size * FV_BF16_BYTES,
+                    .num_tokens = ends_plainly(job) ? job->item->num_tokens : 0,
+                },
+                num_sites);
+}
+
+/* The queries of the Q block before the item's, which a worker takes next where it can (made_keys.h). */
+static void aim_at_queries(fv_tile_item *item, int32_t num_sites)
+{
+    const fv_attend_job *job = item->job;
+    const fv_attend_params *params = job->params;
+    const int32_t num_tokens = fv_min_i32(params->block_q, job->item->first_token);
+    aim_at_rows(item,
+                (token_rows){
+                    .first = (const char *)params->q + (job->batch_token - num_tokens) * params->q_token_stride,
+                    .token_stride = params->q_token_stride,
+                    .head_stride = params->q_head_stride,
+                    .row_bytes = (int64_t)params->head_size * FV_BF16_BYTES,
+                    .num_tokens = num_tokens,
+                },
+                num_sites);
 }
 
 int32_t FV_ISA_SYMBOL(fv_many_tiles_serve)(const fv_attend_job *job, int32_t num_strips, fv_rescaling rescaling)
@@ -774,7 +884,7 @@ int32_t FV_ISA_SYMBOL(fv_attend_many_tiles)(fv_tile_item *item)
     fv_made_keys_begin(fv_made_keys_of(item->job->params), item->job->item, item->first_head);
     key_tiles keys = key_tiles_of(item, first);
     aim_at_keys(item, &keys, item->num_strips);
-    fv_strips_begin(item, 1);
+    const fv_words queries_top = fv_strips_begin(item, 1);
     for (int32_t i = 0; i < item->num_strips; i++) item->scratch.strips[i].has_sums = 0;
     memset(item->scratch.weight_sums, 0, (size_t)item->num_strips * FV_TILE_BYTES);
     key_tiles next = key_tiles_of(item, first + 1);
@@ -788,13 +898,17 @@ int32_t FV_ISA_SYMBOL(fv_attend_many_tiles)(fv_tile_item *item)
         .next_keys = &next,
         .scale = fv_attend_score_scale(item->job, item->first_head),
         .is_fine = item->job->params->lse || !ends_plainly(item->job),
+        .scores = item->scratch.scores + 2 * item->block_keys * FV_TILE_STRIP_ROWS,
+        .has_huge_queries = !fv_words_all_below(queries_top, HUGE_WORD),
     };
     if (many.is_fine) memset(item->scratch.row_sums, 0, (size_t)item->num_strips * FV_TILE_BYTES);
     for (int32_t index = first + 2; keys.block.first < keys.block.end; index++) {
         if (keys.not_finite && !fv_strips_all_seen(item, item->scratch.strips, &keys.block)) return 0;
         key_tiles after = key_tiles_of(item, index);
-        if (next.block.first < next.block.end)
+        if (after.block.first < after.block.end)
             aim_at_keys(item, &after, num_sites);
+        else if (next.block.first < next.block.end)
+            aim_at_queries(item, num_sites);
         else
             aim_at_output(item, num_sites / 4);
         attend_keys(&many);

@@ -19,7 +19,7 @@ enum {
     FV_MADE_MAX_CHAINS = 256,
 };
 
-/* Keys [first, end) of the block; the rest of their steps are zeros. All of its values are numbers. */
+/* Keys [first, end) of the block; the rest of their steps are zeros. They are numbers, and far from overflow. */
 typedef struct fv_made_block {
     int32_t is_made, index;
     int32_t first, end;

@@ -45,21 +45,21 @@ typedef struct fv_tile_scratch {
     fv_tile_strip *strips; /* [heads][num_strips] */
     char *q;
     float *sums;
-    float *weight_sums;   /* [strips][16][16]: of a row's weights as bf16, in 16 parts; many strips only */
-    float *row_sums;      /* the same of its weights in fp32 */
-    float *scores;        /* of two pairs of strips, or of all that share a block, in turn: [2][2][block_keys][16] */
-    char *weights;        /* of two pairs in turn, or of all: [2][2][block_keys / 32] A tiles */
-    char *pairs;          /* [block_keys / 32][Dv / 16] B tiles of V */
-    char *k_copies;       /* [block_keys / 16][D / 32] A tiles */
-    char *v_copies;       /* [FV_STEP_KEYS][Dv] */
-    char *key_rows;       /* [16][D] keys that had to be converted */
-    char *gathered;       /* [max(D, Dv)] */
-    char *zeros;          /* [max(D, Dv)] */
-    float *row;           /* [Dv] */
-    const char **rows[3]; /* of this block and the next two, in turn: [2][block_keys] */
-    const char **output_rows; /* [strips of a head][16] */
-    const char **k_tiles;     /* [block_keys / 16] of the head at hand */
-    int64_t *k_strides;       /* bytes between the keys of a tile in the cache; 0: they are copied */
+    float *weight_sums;      /* [strips][16][16]: of a row's weights as bf16, in 16 parts; many strips only */
+    float *row_sums;         /* the same of its weights in fp32 */
+    float *scores;           /* of two pairs of strips, or of all that share a block, in turn: [2][2][block_keys][16] */
+    char *weights;           /* of two pairs in turn, or of all: [2][2][block_keys / 32] A tiles */
+    char *pairs;             /* [block_keys / 32][Dv / 16] B tiles of V */
+    char *k_copies;          /* [block_keys / 16][D / 32] A tiles */
+    char *v_copies;          /* [FV_STEP_KEYS][Dv] */
+    char *key_rows;          /* [16][D] keys that had to be converted */
+    char *gathered;          /* [max(D, Dv)] */
+    char *zeros;             /* [max(D, Dv)] */
+    float *row;              /* [Dv] */
+    const char **rows[3];    /* of this block and the next two, in turn: [2][block_keys] */
+    const char **token_rows; /* [strips of a head][16] */
+    const char **k_tiles;    /* [block_keys / 16] of the head at hand */
+    int64_t *k_strides;      /* bytes between the keys of a tile in the cache; 0: they are copied */
     size_t bytes;
 } fv_tile_scratch;
 
@@ -108,7 +108,7 @@ static inline fv_tile_scratch fv_tile_scratch_of(const fv_attend_params *params,
     scratch.row = fv_scratch_take(memory, &scratch.bytes, (size_t)params->v_head_size * sizeof(float));
     for (int32_t i = 0; i < 3; i++)
         scratch.rows[i] = fv_scratch_take(memory, &scratch.bytes, 2 * keys * sizeof(char *));
-    scratch.output_rows = fv_scratch_take(memory, &scratch.bytes, strips * FV_TILE_STRIP_ROWS * sizeof(char *));
+    scratch.token_rows = fv_scratch_take(memory, &scratch.bytes, strips * FV_TILE_STRIP_ROWS * sizeof(char *));
     scratch.k_tiles = fv_scratch_take(memory, &scratch.bytes, keys / FV_TILE_ROWS * sizeof(char *));
     scratch.k_strides = fv_scratch_take(memory, &scratch.bytes, keys / FV_TILE_ROWS * sizeof(int64_t));
     return scratch;

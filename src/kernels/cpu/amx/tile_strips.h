@@ -9,10 +9,11 @@
 
 /* --- queries -------------------------------------------------------------------------------------------------- */
 
-/* To B tiles, or as_rows to A tiles. Rows that pad the strip repeat the last. */
-static inline void fv_strip_pack_queries(const fv_tile_strip *strip, const fv_attend_job *job, int32_t kv_head,
-                                         int32_t as_rows)
+/* To B tiles, or as_rows to A tiles; then returns the largest magnitudes. Rows that pad the strip repeat the last. */
+static inline fv_words fv_strip_pack_queries(const fv_tile_strip *strip, const fv_attend_job *job, int32_t kv_head,
+                                             int32_t as_rows)
 {
+    fv_words top = {0};
     const char *rows[FV_TILE_STRIP_ROWS];
     for (int32_t i = 0; i < FV_TILE_STRIP_ROWS; i++)
         rows[i] = fv_attend_q_row(job, kv_head, fv_min_i32(strip->rows.first_row + i, job->num_rows - 1));
@@ -20,10 +21,14 @@ static inline void fv_strip_pack_queries(const fv_tile_strip *strip, const fv_at
         char *tile = strip->q + d / FV_TILE_DEPTH * FV_TILE_BYTES;
         if (!as_rows) fv_lanes_store_transposed(tile, rows);
         for (int32_t i = 0; i < FV_TILE_STRIP_ROWS; i++) {
-            if (as_rows) fv_lanes_store(tile + i * FV_TILE_ROW_BYTES, fv_lanes_load(rows[i]));
+            if (as_rows) {
+                fv_lanes_store(tile + i * FV_TILE_ROW_BYTES, fv_lanes_load(rows[i]));
+                top = fv_words_max(top, fv_words_magnitudes(rows[i]));
+            }
             rows[i] += FV_TILE_DEPTH * FV_BF16_BYTES;
         }
     }
+    return top;
 }
 
 /* Asks for the queries of the strip from `first_row` on; none behind the last. */
@@ -36,9 +41,11 @@ static inline void fv_strip_call_queries(const fv_attend_job *job, int32_t kv_he
     }
 }
 
-/* Sums are not set yet. q_as_rows: queries become A tiles, else B tiles. Calls ahead once for each strip. */
-static inline void fv_strips_begin(fv_tile_item *item, int32_t q_as_rows)
+/* Sums are not set yet. q_as_rows: queries become A tiles, and their largest magnitudes are returned, else B tiles.
+ * Calls ahead once for each strip. */
+static inline fv_words fv_strips_begin(fv_tile_item *item, int32_t q_as_rows)
 {
+    fv_words top = {0};
     const fv_attend_job *job = item->job;
     const size_t v_size = (size_t)job->params->v_head_size;
     const int32_t num_all = item->num_heads * item->num_strips;
@@ -51,11 +58,12 @@ static inline void fv_strips_begin(fv_tile_item *item, int32_t q_as_rows)
                           fv_strip_num_vectors(FV_TILE_STRIP_ROWS));
         fv_tile_scale_init(strip);
         fv_strip_call_queries(job, kv_head, (i % item->num_strips + FV_QUERY_STRIPS_AHEAD) * FV_TILE_STRIP_ROWS);
-        fv_strip_pack_queries(strip, job, kv_head, q_as_rows);
+        top = fv_words_max(top, fv_strip_pack_queries(strip, job, kv_head, q_as_rows));
         fv_tile_call_ahead(item);
     }
     memset(item->scratch.zeros, 0,
            (size_t)fv_max_i32(job->params->head_size, job->params->v_head_size) * FV_BF16_BYTES);
+    return top;
 }
 
 static inline void fv_strip_zero_sums(const fv_tile_strip *strip, int32_t size)
