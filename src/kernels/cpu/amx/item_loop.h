@@ -94,9 +94,7 @@ static inline void fv_item_loop_begin(const fv_item_loop *loop)
 {
     for (int32_t worker = 0; worker < loop->launch->executor->num_workers; worker++) {
         const fv_attend_params one = fv_item_loop_params(loop, worker);
-        fv_made_keys *made = fv_made_keys_of(&one);
-        fv_made_keys_clear(made);
-        made->chain = worker % loop->params->num_kv_heads;
+        fv_made_keys_clear(fv_made_keys_of(&one), worker % loop->params->num_kv_heads);
     }
 }
 

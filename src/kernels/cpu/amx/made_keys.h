@@ -27,8 +27,8 @@ typedef struct fv_made_block {
 
 /* A worker's; at the end of its scratch memory, which all else that runs there leaves alone. Valid for one launch. */
 typedef struct fv_made_keys {
-    int32_t seq, table_row, kv_head;
-    int32_t chain;
+    int32_t seq, table_row, kv_head; /* seq -1: of none */
+    int32_t chain;                   /* on which the worker is */
     fv_made_block blocks[FV_MADE_MAX_BLOCKS];
 } fv_made_keys;
 
@@ -61,9 +61,11 @@ static inline fv_made_keys *fv_made_keys_of(const fv_attend_params *params)
     return (void *)((char *)params->scratch + params->scratch_bytes - fv_made_keys_bytes(params));
 }
 
-static inline void fv_made_keys_clear(fv_made_keys *made)
+/* Of a launch that has made none. */
+static inline void fv_made_keys_clear(fv_made_keys *made, int32_t chain)
 {
-    for (int32_t i = 0; i < FV_MADE_MAX_BLOCKS; i++) made->blocks[i].is_made = 0;
+    made->seq = -1;
+    made->chain = chain;
 }
 
 /* --- blocks ------------------------------------------------------------------------------------------------------ */
@@ -72,7 +74,7 @@ static inline void fv_made_keys_clear(fv_made_keys *made)
 static inline void fv_made_keys_begin(fv_made_keys *made, const fv_work_item *item, int32_t kv_head)
 {
     if (made->seq == item->seq && made->table_row == item->table_row && made->kv_head == kv_head) return;
-    fv_made_keys_clear(made);
+    for (int32_t i = 0; i < FV_MADE_MAX_BLOCKS; i++) made->blocks[i].is_made = 0;
     made->seq = item->seq;
     made->table_row = item->table_row;
     made->kv_head = kv_head;
