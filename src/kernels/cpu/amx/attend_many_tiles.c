@@ -34,6 +34,7 @@ enum {
     STEP_SCORES = FV_STEP_KEYS * FV_TILE_STRIP_ROWS,
     HALF_SCORES = STEP_SCORES / 2, /* of 16 keys: a C tile */
     COLUMNS = 32,                  /* of sums that are in tiles at a time */
+    FEW_KEYS = 64,                 /* up to here weights are exact */
     SUM_ROWS = 8,                  /* whose weights are summed at a time */
     SLICE_STEP_BYTES = FV_STEP_KEYS * COLUMNS * FV_BF16_BYTES,
 };
@@ -707,10 +708,10 @@ static pair_work pair_work_of(const many_item *many, int32_t first, int32_t p)
         pair->weights[i] = fv_tile_weights(item, 2 * p + own);
     }
     fv_pair_find_steps(pair, &many->keys->block);
-    /* Rows that see few keys: the largest weight is then 1, which bf16 holds as it is. */
+    /* Rows that see few keys: the largest weight is then 1, which is held as it is. */
     for (int32_t i = 0; i < pair->num; i++) {
         const fv_row_strip *rows = &pair->strips[i]->rows;
-        const int32_t ends = rows->some.end - many->keys->block.first_key <= item->block_keys;
+        const int32_t ends = rows->some.end - many->keys->block.first_key <= FEW_KEYS;
         if (ends && !has_reference(rows)) work.is_exact = 1;
     }
     if (many->has_huge_queries || !fv_words_all_below(many->keys->top, HUGE_WORD)) work.is_exact = 1;
