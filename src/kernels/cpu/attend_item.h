@@ -148,14 +148,20 @@ static inline fv_attend_job fv_attend_job_of(const fv_attend_params *params, con
 }
 
 /* Keys of the item that row `row` sees, before a tree mask. */
-static inline fv_key_range fv_attend_row_keys(const fv_attend_job *job, int32_t row)
+/* Of a token of the item. */
+static inline fv_key_range fv_attend_token_keys(const fv_attend_job *job, int32_t token)
 {
-    const int64_t position = job->context + job->item->first_token + row / job->group;
+    const int64_t position = job->context + job->item->first_token + token;
     fv_key_range keys = fv_row_keys(&job->params->context_parallel, job->seq_len, position, job->causal,
                                     job->params->window);
     keys.first = fv_max_i32(keys.first, job->keys.first);
     keys.end = fv_min_i32(keys.end, job->keys.end);
     return keys;
+}
+
+static inline fv_key_range fv_attend_row_keys(const fv_attend_job *job, int32_t row)
+{
+    return fv_attend_token_keys(job, row / job->group);
 }
 
 static inline const char *fv_attend_q_row(const fv_attend_job *job, int32_t kv_head, int32_t row)

@@ -57,18 +57,22 @@ static inline void fv_row_strip_init(fv_row_strip *strip, const fv_attend_job *j
     strip->num_vectors = num_vectors;
     strip->some = (fv_key_range){INT32_MAX, 0};
     strip->all = (fv_key_range){0, INT32_MAX};
+    int32_t token = first_row / job->group, head = first_row % job->group;
+    fv_key_range keys = fv_attend_token_keys(job, token);
     for (int32_t i = 0; i < fv_row_strip_width(strip); i++) {
-        const int32_t row = fv_min_i32(first_row + i, job->num_rows - 1);
-        const fv_key_range keys = fv_attend_row_keys(job, row);
+        if (i > 0 && first_row + i < job->num_rows && ++head == job->group) {
+            head = 0;
+            keys = fv_attend_token_keys(job, ++token);
+        }
         strip->max[i] = -INFINITY;
         strip->sum[i] = 0.0f;
         strip->first[i] = keys.first;
         strip->end[i] = keys.end;
         strip->slope[i] = 0.0f;
         if (job->params->alibi != FV_ALIBI_NONE) {
-            strip->slope[i] = job->params->alibi_slopes[kv_head * job->group + row % job->group] * FV_LOG2E;
+            strip->slope[i] = job->params->alibi_slopes[kv_head * job->group + head] * FV_LOG2E;
         }
-        strip->position[i] = (int32_t)(job->context + job->item->first_token + row / job->group);
+        strip->position[i] = (int32_t)(job->context + job->item->first_token + token);
         strip->some.first = fv_min_i32(strip->some.first, keys.first);
         strip->some.end = fv_max_i32(strip->some.end, keys.end);
         strip->all.first = fv_max_i32(strip->all.first, keys.first);

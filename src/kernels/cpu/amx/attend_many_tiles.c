@@ -496,7 +496,7 @@ static int32_t begin_weights(const many_item *many, pair_step *at)
         if (is_edge) hide_keys(rows, scores, local);
         if (at->step > work->pair.first_step) continue;
         row_weigher *weigh = &work->weigh[i];
-        *weigh = (row_weigher){0};
+        if (many->is_fine) memset(weigh->fine_sums, 0, sizeof(weigh->fine_sums));
         if (!find_reference(rows, scores, fv_lanes_splat(many->scale.dot)) ||
             (!many->is_fine && !fit_references(many->item, work->pair.strips[i])))
             work->is_exact = 1;
@@ -695,12 +695,14 @@ static void add_values(const many_item *many, const fv_strip_pair *pair)
 
 /* --- the item ----------------------------------------------------------------------------------------------------- */
 
-/* The pair of strips from `first` on, number p of its group. */
-static pair_work pair_work_of(const many_item *many, int32_t first, int32_t p)
+/* The pair of strips from `first` on, number p of its group; its weighers are not set. */
+static void pair_work_begin(pair_work *work, const many_item *many, int32_t first, int32_t p)
 {
     const fv_tile_item *item = many->item;
-    pair_work work = {.pair.num = fv_min_i32(2, item->num_strips - first)};
-    fv_strip_pair *pair = &work.pair;
+    fv_strip_pair *pair = &work->pair;
+    work->top = (fv_words){0};
+    work->is_exact = many->has_huge_queries || !fv_words_all_below(many->keys->top, HUGE_WORD);
+    pair->num = fv_min_i32(2, item->num_strips - first);
     for (int32_t i = 0; i < 2; i++) {
         const int32_t own = fv_min_i32(i, pair->num - 1);
         pair->strips[i] = &item->scratch.strips[first + own];
@@ -712,10 +714,8 @@ static pair_work pair_work_of(const many_item *many, int32_t first, int32_t p)
     for (int32_t i = 0; i < pair->num; i++) {
         const fv_row_strip *rows = &pair->strips[i]->rows;
         const int32_t ends = rows->some.end - many->keys->block.first_key <= FEW_KEYS;
-        if (ends && !has_reference(rows)) work.is_exact = 1;
+        if (ends && !has_reference(rows)) work->is_exact = 1;
     }
-    if (many->has_huge_queries || !fv_words_all_below(many->keys->top, HUGE_WORD)) work.is_exact = 1;
-    return work;
 }
 
 static void attend_keys(const many_item *many)
@@ -725,7 +725,7 @@ static void attend_keys(const many_item *many)
         pair_work works[GROUP_PAIRS];
         int32_t num = 0;
         for (; num < GROUP_PAIRS && first + 2 * num < num_strips; num++)
-            works[num] = pair_work_of(many, first + 2 * num, num);
+            pair_work_begin(&works[num], many, first + 2 * num, num);
         weigh_group(many, works, num);
         for (int32_t p = 0; p < num; p++) {
             if (works[p].pair.first_step >= works[p].pair.end_step) continue;
@@ -754,9 +754,14 @@ static void finish_strip(const fv_tile_item *item, const fv_tile_strip *strip)
     float factors[FV_TILE_STRIP_ROWS];
     for (int32_t i = 0; i < FV_TILE_STRIP_ROWS; i++) factors[i] = max[i] == -INFINITY ? 0.0f : v_scale / weight_sums[i];
     const int32_t num_rows = fv_min_i32(FV_TILE_STRIP_ROWS, job->num_rows - strip->rows.first_row);
-    for (int32_t i = 0; i < num_rows; i++) {
-        const int32_t row = strip->rows.first_row + i, head = item->first_head * job->group + row % job->group;
-        const int64_t out_row = job->batch_token + row / job->group - params->out_first_token;
+    const int32_t first_head = item->first_head * job->group, end_head = first_head + job->group;
+    int64_t out_row = job->batch_token + strip->rows.first_row / job->group - params->out_first_token;
+    int32_t head = first_head + strip->rows.first_row % job->group;
+    for (int32_t i = 0; i < num_rows; i++, head++) {
+        if (head == end_head) {
+            head = first_head;
+            out_row++;
+        }
         char *out = (char *)params->out + out_row * params->out_token_stride + head * params->out_head_stride;
         const float *low = strip->sums + i * FV_TILE_COLUMNS;
         const fv_lanes factor = fv_lanes_splat(factors[i]);

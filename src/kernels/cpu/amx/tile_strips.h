@@ -9,14 +9,30 @@
 
 /* --- queries -------------------------------------------------------------------------------------------------- */
 
-/* To B tiles, or as_rows to A tiles; then returns the largest magnitudes. Rows that pad the strip repeat the last. */
+/* Rows of the queries from `first_row` on; those that pad the strip repeat the last. */
+static inline void fv_strip_find_queries(const char *rows[FV_TILE_STRIP_ROWS], const fv_attend_job *job,
+                                         int32_t kv_head, int32_t first_row)
+{
+    const fv_attend_params *params = job->params;
+    const int64_t next_token = params->q_token_stride - (job->group - 1) * params->q_head_stride;
+    int32_t head = first_row % job->group;
+    rows[0] = fv_attend_q_row(job, kv_head, first_row);
+    for (int32_t i = 1; i < FV_TILE_STRIP_ROWS; i++) {
+        rows[i] = rows[i - 1];
+        if (first_row + i >= job->num_rows) continue;
+        const int32_t ends_token = ++head == job->group;
+        rows[i] += ends_token ? next_token : params->q_head_stride;
+        if (ends_token) head = 0;
+    }
+}
+
+/* To B tiles, or as_rows to A tiles; then returns the largest magnitudes. */
 static inline fv_words fv_strip_pack_queries(const fv_tile_strip *strip, const fv_attend_job *job, int32_t kv_head,
                                              int32_t as_rows)
 {
     fv_words top = {0};
     const char *rows[FV_TILE_STRIP_ROWS];
-    for (int32_t i = 0; i < FV_TILE_STRIP_ROWS; i++)
-        rows[i] = fv_attend_q_row(job, kv_head, fv_min_i32(strip->rows.first_row + i, job->num_rows - 1));
+    fv_strip_find_queries(rows, job, kv_head, strip->rows.first_row);
     for (int32_t d = 0; d < job->params->head_size; d += FV_TILE_DEPTH) {
         char *tile = strip->q + d / FV_TILE_DEPTH * FV_TILE_BYTES;
         if (!as_rows) fv_lanes_store_transposed(tile, rows);
@@ -34,11 +50,12 @@ static inline fv_words fv_strip_pack_queries(const fv_tile_strip *strip, const f
 /* Asks for the queries of the strip from `first_row` on; none behind the last. */
 static inline void fv_strip_call_queries(const fv_attend_job *job, int32_t kv_head, int32_t first_row)
 {
-    for (int32_t row = first_row; row < fv_min_i32(first_row + FV_TILE_STRIP_ROWS, job->num_rows); row++) {
-        const char *at = fv_attend_q_row(job, kv_head, row);
+    if (first_row >= job->num_rows) return;
+    const char *rows[FV_TILE_STRIP_ROWS];
+    fv_strip_find_queries(rows, job, kv_head, first_row);
+    for (int32_t row = 0; row < FV_TILE_STRIP_ROWS; row++)
         for (int32_t i = 0; i < job->params->head_size * FV_BF16_BYTES; i += FV_CACHE_LINE)
-            __builtin_prefetch(at + i, 0, 2);
-    }
+            __builtin_prefetch(rows[row] + i, 0, 2);
 }
 
 /* Sums are not set yet. q_as_rows: queries become A tiles, and their largest magnitudes are returned, else B tiles.
