@@ -14,12 +14,12 @@
 #include <string.h>
 
 #include "backends/backend.h"
+#include "bench/bench_memory.h"
 #include "core/cpu.h"
 #include "core/error.h"
 #include "planner/plan.h"
 
 #define MAX_SAMPLES 2000
-#define WORKSPACE_ALIGNMENT 256
 #define NUM_LEVELS (FV_ISA_AMX + 1)
 
 /* A plan and the copies as it sees them. */
@@ -86,16 +86,14 @@ static fv_status timed_plan_create(timed_plan **out, const fv_workload *workload
 }
 
 /* Memory for the largest of the plans. */
-static fv_status alloc_workspace(void **workspace, timed_plan *const *plans, int32_t num_plans)
+static fv_status alloc_workspace(void **workspace, fv_device *device, timed_plan *const *plans, int32_t num_plans)
 {
-    size_t bytes = WORKSPACE_ALIGNMENT;
+    size_t bytes = 0;
     for (int32_t i = 0; i < num_plans; i++) {
         const size_t wanted = fv_plan_workspace_bytes(plans[i]->plan);
         if (wanted > bytes) bytes = wanted;
     }
-    bytes = (bytes + WORKSPACE_ALIGNMENT - 1) / WORKSPACE_ALIGNMENT * WORKSPACE_ALIGNMENT;
-    *workspace = aligned_alloc(WORKSPACE_ALIGNMENT, bytes);
-    return *workspace ? FV_OK : fv_fail(FV_ERR_NO_MEMORY, "no memory for a workspace of %zu bytes", bytes);
+    return fv_bench_alloc(workspace, device, bytes);
 }
 
 /* What the schedule did: Q blocks whole ("2D"), cut ("3D"), or some of each. */
@@ -209,7 +207,7 @@ static fv_status run_race(race *r, const fv_measure_limits *limits)
     r->read_us = malloc(MAX_SAMPLES * sizeof(double));
     r->compute_us = malloc(NUM_LEVELS * MAX_SAMPLES * sizeof(double));
     if (!r->read_us || !r->compute_us) return fv_fail(FV_ERR_NO_MEMORY, "no memory for samples");
-    fv_status status = alloc_workspace(&r->workspace, r->plans, r->num_plans);
+    fv_status status = alloc_workspace(&r->workspace, r->workload->device, r->plans, r->num_plans);
     /* The pages are the same bytes in every layout: one order of reading is the ceiling of all. */
     if (status == FV_OK) status = fv_workload_list_ranges(r->workload, r->plans[0]->plan->problem.kv_layout);
     const fv_measure_limits once = {0, 1}; /* touches code, workspace and output */
@@ -262,7 +260,7 @@ fv_status fv_measure(fv_contender *contenders, int32_t num_contenders, fv_worklo
     for (int32_t i = 0; i < r.num_plans; i++) timed_plan_destroy(r.plans[i]);
     free(r.plans);
     free(places);
-    free(r.workspace);
+    fv_bench_free(workload->device, r.workspace);
     free(r.read_us);
     free(r.compute_us);
     return status;
@@ -274,13 +272,13 @@ fv_status fv_measure_once(double *seconds, fv_workload *workload, const fv_plan_
     void *workspace = NULL;
     fv_status status = timed_plan_create(&timed, workload, options);
     if (status != FV_OK) return status;
-    status = alloc_workspace(&workspace, &timed, 1);
+    status = alloc_workspace(&workspace, workload->device, &timed, 1);
     if (status == FV_OK) {
         const double start = fv_now_us();
         status = fv_plan_run(timed->plan, &timed->layers[0], workspace, NULL);
         *seconds = (fv_now_us() - start) * 1e-6;
     }
-    free(workspace);
+    fv_bench_free(workload->device, workspace);
     timed_plan_destroy(timed);
     return status;
 }
