@@ -4,7 +4,7 @@
 
 #define MAX_BLOCKS 512  /* Q blocks that are weighed; more of them need not be cut */
 #define MAX_WORKERS 256 /* that are weighed */
-#define WAIT_PARTS 8    /* workers differ: the last item counts by this part of the largest again */
+#define WAIT_PARTS 12   /* workers differ: the last item counts by this part of the largest again */
 
 /* Of one partial row, in rows x keys, from its bytes, written and read: with few rows the keys are bytes as well, with
  * many they are products, which differ by ten times between AVX2 (about 12) and AMX (about 140). */
