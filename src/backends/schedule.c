@@ -34,6 +34,14 @@ static int32_t find_groups(const fv_schedule *schedule, const fv_split_rule *rul
                                  plan->options.cascade == FV_CASCADE_ALWAYS);
 }
 
+/* Of the items from `first` on, at most. */
+static int32_t item_tokens(const fv_work_list *list, int32_t first)
+{
+    int32_t most = 0;
+    for (int32_t i = first; i < list->num_items; i++) most = fv_max_i32(most, list->items[i].num_tokens);
+    return most;
+}
+
 /* Of the reductions from `first` on. */
 static int32_t most_segments(const fv_work_list *list, int32_t first)
 {
@@ -63,6 +71,7 @@ fv_status fv_schedule_attend(fv_schedule *schedule, const fv_split_rule *rule, f
         .first = first_item,
         .count = schedule->list.num_items - first_item,
         .num_split = schedule->list.num_split,
+        .item_tokens = item_tokens(&schedule->list, first_item),
         .first_token = first_token,
         .indices = schedule->num_indices,
     };

@@ -308,8 +308,10 @@ static fv_attend_params attend_params(const layer_run *run, const fv_call *call)
         params.items = run->step.items + call->first;
         params.num_items = call->count;
         params.num_split = call->num_split;
+        if (!params.batch_invariant) params.item_tokens = call->item_tokens;
     } else {
         const int32_t num_seqs = sized_by_bounds(plan) ? plan->bounds.max_num_seqs : batch->num_seqs;
+        if (!params.batch_invariant) params.item_tokens = fv_min_i32(plan->bounds.max_query_len, params.block_q);
         params.whole_queries = plan->bounds.max_query_len <= params.block_q;
         params.num_q_blocks = num_seqs + (params.whole_queries ? 0 : launch_tokens(plan) / params.block_q);
         params.num_segments = plan->num_segments;

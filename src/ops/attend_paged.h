@@ -86,6 +86,7 @@ typedef struct fv_attend_params {
     const int32_t *block_table;
     int64_t block_table_stride;
     int32_t block_table_width;
+    int32_t item_tokens;       /* of an item, at most; 0: not known, or a kernel must not be chosen by it */
     const uint8_t *causal;     /* [R] or NULL = all causal */
     const uint64_t *tree_mask; /* [T] or NULL */
 

@@ -25,6 +25,7 @@ static void count_items(const fv_attend_params *params)
         const int32_t query_len = params->query_start[item->seq + 1] - params->query_start[item->seq];
         counted.partial_items += item->partial >= 0;
         counted.shared_items += item->first_token + item->num_tokens > query_len;
+        counted.longer_items += !params->batch_invariant && item->num_tokens > params->item_tokens;
         counted.keys_read += (int64_t)(item->end_key - item->first_key) * item->num_kv_heads;
     }
 }

@@ -13,6 +13,7 @@ typedef struct kernel_counts {
     int32_t gathered_rows;
     int32_t partial_items; /* items of cut Q blocks */
     int32_t shared_items;  /* items with tokens of several sequences */
+    int32_t longer_items;  /* items of more tokens than the call says that its items have */
     int64_t keys_read;     /* keys x KV heads of all items: what schedules differ in */
 } kernel_counts;
 

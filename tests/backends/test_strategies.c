@@ -34,6 +34,7 @@ static void run(step_fixture *step, const char *backend, const fv_plan_options *
     memset(&counted, 0, sizeof(counted));
     if (status == FV_OK) status = step_fixture_run(step);
     if (status != FV_OK) fail_msg("%s: %s", backend, fv_last_error());
+    assert_int_equal(counted.longer_items, 0);
 }
 
 /* The row against its own sum in double; bf16 results are rounded once, sums of bf16 products are exact. */

@@ -120,6 +120,7 @@ void check_plan_init(check_plan *plan, check_scene *scene, int32_t block_m, int3
     const fv_attend_params attend = check_scene_params(scene);
     *plan = (check_plan){.attend = attend};
     plan->attend.block_q = fv_max_i32(1, block_m / (attend.num_heads / attend.num_kv_heads));
+    plan->attend.item_tokens = fv_min_i32(check_case_max_query_len(scene->test), plan->attend.block_q);
     plan->attend.tile_keys = tile_keys;
     plan->reduce = (fv_reduce_params){
         .out = attend.out,
