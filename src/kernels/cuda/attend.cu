@@ -190,13 +190,15 @@ static const fv_cuda_attend_kernel *find_few_kernel(const attend_args *args, int
 {
     const fv_attend_params *params = &args->params;
     if (args->is_latent || params->dense.k || params->v_head_size % 4 != 0 || !is_plain_work(args)) return NULL;
-    const int32_t is_half = params->q_dtype == FV_DTYPE_F16, num_jobs = count_jobs(params);
+    const int32_t rows = params->item_tokens * (params->num_heads / params->num_kv_heads); /* 0: not known */
+    const int32_t is_more = rows <= 0 || rows > 8, num_jobs = count_jobs(params);
+    const bool are_two = num_jobs > num_workers && num_jobs <= 2 * num_workers;
     const bool are_three = num_jobs > 2 * num_workers && num_jobs <= 3 * num_workers && !params->batch_invariant;
     for (const fv_cuda_attend_few_kernels &kernels : fv_cuda_attend_few) {
         if (fv_max_i32(params->head_size, params->v_head_size) > kernels.head_size) continue;
-        const bool takes_three = are_three && !args->is_narrow && kernels.of_three[is_half].kernel;
-        if (takes_three) return &kernels.of_three[is_half];
-        return args->is_narrow ? &kernels.narrow : &kernels.wide[is_half];
+        const fv_cuda_attend_kernel *three = &kernels.wide_of_three[is_more];
+        if (!args->is_narrow) return are_three && three->kernel ? three : &kernels.wide[is_more];
+        return !is_more && are_two && kernels.narrow_of_two.kernel ? &kernels.narrow_of_two : &kernels.narrow[is_more];
     }
     return NULL;
 }
@@ -392,9 +394,11 @@ extern "C" fv_status fv_cuda_attend_open(const fv_device *device)
         }
     }
     for (const fv_cuda_attend_few_kernels &kernels : fv_cuda_attend_few) {
-        for (const fv_cuda_attend_kernel *kernel : {&kernels.wide[0], &kernels.wide[1], &kernels.narrow})
-            if (status == FV_OK) status = allow_shared(device, kernel, bytes_for_blocks(kernel, device, 1));
-        for (const fv_cuda_attend_kernel &kernel : kernels.of_three)
+        for (const fv_cuda_attend_kernel *kernel :
+             {&kernels.wide[0], &kernels.wide[1], &kernels.narrow[0], &kernels.narrow[1], &kernels.narrow_of_two})
+            if (status == FV_OK && kernel->kernel)
+                status = allow_shared(device, kernel, bytes_for_blocks(kernel, device, 1));
+        for (const fv_cuda_attend_kernel &kernel : kernels.wide_of_three)
             if (status == FV_OK && kernel.kernel) status = allow_shared(device, &kernel, kernel.shared_bytes);
     }
     if (status == FV_OK && state->hopper) {

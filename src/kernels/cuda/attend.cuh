@@ -36,12 +36,15 @@ extern const fv_cuda_attend_kernels fv_cuda_attend_latent;
 
 /* Few rows over plain caches (attend_few.cuh), by head size, ascending. */
 typedef struct fv_cuda_attend_few_kernels {
-    int32_t head_size;             /* of keys and values, at most */
-    fv_cuda_attend_kernel wide[2]; /* entries of the queries' dtype: [0] bf16, [1] fp16 */
-    fv_cuda_attend_kernel narrow;  /* entries of one byte, queries of either */
-    /* As `wide`, of fewer warps, for jobs that are one round of three blocks a multiprocessor, not of two; `kernel` NULL: there
-     * is none. */
-    fv_cuda_attend_kernel of_three[2];
+    int32_t head_size; /* of keys and values, at most */
+    /* Items of up to 8 rows, and of more; queries of bf16 or fp16. */
+    fv_cuda_attend_kernel wide[2];   /* entries of the queries' dtype */
+    fv_cuda_attend_kernel narrow[2]; /* entries of one byte */
+    /* As narrow[0], of more warps, for jobs that are one round of two blocks a multiprocessor; `kernel` NULL: there is
+     * none. */
+    fv_cuda_attend_kernel narrow_of_two;
+    /* As `wide`, of fewer warps, for jobs that are one round of three blocks a multiprocessor, not of two; or NULL. */
+    fv_cuda_attend_kernel wide_of_three[2];
 } fv_cuda_attend_few_kernels;
 
 enum { FV_CUDA_NUM_ATTEND_FEW = 3 };

@@ -1,27 +1,16 @@
 /* The instances of the kernels of few rows. */
 #include "kernels/cuda/attend_few.cuh"
 
-template <int HEAD> static constexpr fv_cuda_attend_few_kernels kernels_of_heads(void)
-{
-    return {
-        HEAD,
-        {attend_few_of<few_shape<__nv_bfloat16, HEAD, HEAD>, false>(),
-         attend_few_of<few_shape<__half, HEAD, HEAD>, false>()},
-        attend_few_of<few_shape<__half, HEAD, HEAD>, true>(),
-        {},
-    };
-}
+#define FV_FEW(...) attend_few_of<few_shape<__VA_ARGS__>>()
 
-static constexpr fv_cuda_attend_few_kernels kernels_of_128(void)
-{
-    fv_cuda_attend_few_kernels kernels = kernels_of_heads<128>();
-    kernels.of_three[0] = attend_few_of<few_shape<__nv_bfloat16, 128, 128, 4>, false>();
-    kernels.of_three[1] = attend_few_of<few_shape<__half, 128, 128, 4>, false>();
-    return kernels;
-}
-
+/* What is not worth a kernel of its own takes another: with heads of 64 up to 8 rows of 16-bit entries, which memory bounds;
+ * with heads of 256 more rows of one byte, as several jobs. */
 const fv_cuda_attend_few_kernels fv_cuda_attend_few[FV_CUDA_NUM_ATTEND_FEW] = {
-    kernels_of_heads<64>(),
-    kernels_of_128(),
-    kernels_of_heads<256>(),
+    {64, {FV_FEW(64, false, 16), FV_FEW(64, false, 16)}, {FV_FEW(64, true, 8), FV_FEW(64, true, 16)}, {}, {}},
+    {128,
+     {FV_FEW(128, false, 8), FV_FEW(128, false, 16)},
+     {FV_FEW(128, true, 8, 4), FV_FEW(128, true, 16)},
+     FV_FEW(128, true, 8),
+     {FV_FEW(128, false, 8, 4), FV_FEW(128, false, 16, 4)}},
+    {256, {FV_FEW(256, false, 8), FV_FEW(256, false, 16)}, {FV_FEW(256, true, 8), FV_FEW(256, true, 8)}, {}, {}},
 };

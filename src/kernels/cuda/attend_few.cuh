@@ -1,6 +1,7 @@
 /* Attention of few rows over a cache on tensor cores (mma.sync, sm_80 and later): decode, which the memory bounds.
- * Up to 16 rows share each key, and the keys of a job are dealt out to four or six warps, 16 at a time, each with its
- * own sums and its own ring of two tiles in shared memory (attend_few_tile.cuh): no warp waits for another before the end.
+ * Up to 8 rows, or up to 16, share each key, and the keys of a job are dealt out to four or six warps, 16 at a time,
+ * each with its own sums and its own ring of two tiles in shared memory (attend_few_tile.cuh): no warp waits for
+ * another before the end. Rows are the short side of each product, S^T = K Q^T and O^T = V^T P^T.
  *
  *   warp w      tile w     tile w + W     tile w + 2 W ...        first tile of the next job ... (W warps)
  *   its ring    [ worked on ][ on its way ]                       cp.async
@@ -10,8 +11,8 @@
  * something at any time: a job's first tiles are on their way while the one before ends.
  *
  * Caches of the queries' 16-bit dtype, or of one byte: those are widened on their way from shared memory to the tensor
- * cores, to fp16, in which 8-bit formats are exact; q and P are fp16, too, whatever the queries are. Rows lie together; scores need no more than
- * scale and mask: everything else takes attend_mma.cuh. */
+ * cores, to fp16, in which 8-bit formats are exact; q and P are fp16, too, whatever the queries are. Rows lie together;
+ * scores need no more than scale and mask: everything else takes attend_mma.cuh. */
 #ifndef FV_KERNELS_CUDA_ATTEND_FEW_CUH
 #define FV_KERNELS_CUDA_ATTEND_FEW_CUH
 
@@ -30,7 +31,7 @@ typedef struct few_walk {
 } few_walk;
 
 /* Asks for the tile after tile n of the job: its own, or the first of the next job where that is known. */
-template <class S, bool IS_NARROW>
+template <class S>
 static __device__ __forceinline__ void ask_few_tile(few_walk *walk, few_memory<S> *memory, const attend_args *args,
                                                     const few_slot *slot, const few_tiles *tiles, int32_t n,
                                                     int32_t warp, int32_t lane)
@@ -54,83 +55,86 @@ static __device__ __forceinline__ void ask_few_tile(few_walk *walk, few_memory<S
         place.slot = split_key(args, of.first).y;
     }
     walk->place = find_few_tile<S>(from, args, &of, asked + 1, lane);
-    load_few_tile<S, IS_NARROW>(memory, args, from, &of, asked, &place, &walk->own,
+    load_few_tile<S>(memory, args, from, &of, asked, &place, &walk->own,
                                 n < 0 ? walk->stage : walk->stage ^ 1, warp, lane);
 }
 
 /* All tiles of a warp, and for the scout's warp the rest of its steps. One barrier where there is a job. */
-template <class S, bool IS_NARROW>
+template <class S>
 static __device__ __forceinline__ void attend_few_tiles(few_state<S> *state, few_walk *walk, few_scout *scout,
                                                         few_memory<S> *memory, const attend_args *args,
-                                                        const few_slot *slot, int32_t slot_state, int32_t warp,
-                                                        int32_t lane)
+                                                        const few_slot *slot, int32_t warp, int32_t lane)
 {
     enum { SCOUTED = 6 }; /* tiles before the end: the later a job is claimed, the better they are dealt out */
-    const int32_t in_matrix = lane % 8, matrix = lane / 8;
-    const uint32_t q_at = ptx_shared_address(memory->q + (matrix % 2 * 8 + in_matrix) * S::Q_ROW + matrix / 2 * 8);
+    few_reads<S> reads;
+    place_few_reads<S>(&reads, memory, warp, lane);
     const float scale = args->params.scale * slot->job.k_head_scale * FV_LOG2E;
     few_tiles tiles = {0, 0, 0, 0};
-    if (slot_state == FEW_JOB) tiles = few_tiles_of<S>(slot, warp);
-    const int32_t end = slot_state == FEW_JOB ? fv_max_i32(tiles.count, 1) : 0; /* all warps are at the barrier */
+    const bool is_job = slot->state == FEW_JOB;
+    if (is_job) tiles = few_tiles_of<S>(slot, warp);
+    const int32_t end = is_job ? fv_max_i32(tiles.count, 1) : 0; /* all warps are at the barrier */
 #pragma unroll 1
     for (int32_t n = -1; n < end || (warp == 0 && scout->step != FEW_DONE); n++) {
-        if (n < tiles.count) ask_few_tile<S, IS_NARROW>(walk, memory, args, slot, &tiles, n, warp, lane);
-        if (n < 0 && slot_state == FEW_JOB) { /* the first keys are on their way */
+        if (n < tiles.count) ask_few_tile<S>(walk, memory, args, slot, &tiles, n, warp, lane);
+        if (n < 0 && end > 0) { /* the first keys are on their way */
             if (!(walk->asked & FEW_QUERIES))
-                load_few_queries<S, IS_NARROW>(memory, args, slot->job.num_rows - slot->row0,
+                load_few_queries<S>(memory, args, slot->job.num_rows - slot->row0,
                                                [=](int32_t r) { return slot->rows[r]; });
             walk->asked = 0;
         }
         ptx_cp_async_commit();
         if (warp == 0 && tiles.count - n <= SCOUTED && scout->step != FEW_DONE)
-            step_few_scout<S::WARPS * S::TILE>(scout, &memory->jobs, args, walk->n, lane);
+            step_few_scout<S::BLOCK_M, S::WARPS * S::TILE>(scout, &memory->jobs, args, walk->n, lane);
         if (n < 0 || n >= end) continue;
         ptx_cp_async_wait<1>();
         __syncwarp();
-        if (n == 0) __syncthreads(); /* q is there, of all warps */
+        if (n == 0) {
+            __syncthreads(); /* q is there, of all warps */
+            take_few_queries<S>(&reads, memory, scale, lane);
+        }
         if (n >= tiles.count) continue;
-        attend_few_stage<S, IS_NARROW>(state, memory, args, slot, walk->stage, q_at, few_tile_key<S>(&tiles, n), scale,
-                                       warp, lane);
+        attend_few_stage<S>(state, memory, args, slot, &reads, walk->stage, is_whole_tile(&tiles, n),
+                                       few_tile_key<S>(&tiles, n), scale, lane);
         walk->stage ^= 1;
     }
 }
 
-/* Where element `d` of a row of a warp's sums lies: rows take turns at places of 32 bytes, so that eight of them have all
- * banks. Of heads of 256 they do not: there is no register for it. */
+/* Where element `d` of a row of a warp's sums lies: pairs of rows take turns at places of 32 bytes, so that four of
+ * them have all banks. */
 template <class S> static __device__ __forceinline__ int32_t few_sum_place(int32_t r, int32_t d)
 {
-    return r * S::VALUE + (S::VALUE <= 128 ? d ^ r % 8 * 8 : d);
+    return r * S::VALUE + (d ^ r / 2 % 4 * 8);
 }
 
 /* A warp's sums to the part of its ring that is free. */
-template <class S, bool IS_NARROW>
+template <class S>
 static __device__ __forceinline__ void share_few_state(few_memory<S> *memory, const few_state<S> *state,
                                                        const few_slot *slot, float *values, int32_t warp, int32_t lane)
 {
     const int32_t num_rows = slot->job.num_rows - slot->row0;
     if (lane == 0) memory->values[warp] = values;
 #pragma unroll
-    for (int half = 0; half < 2; half++) {
-        const int32_t r = lane / 4 + half * 8;
-        float sum = state->sum[half];
-        sum += __shfl_xor_sync(~0u, sum, 1);
-        sum += __shfl_xor_sync(~0u, sum, 2);
-        if (S::VALUE <= 128 && r >= num_rows) continue;
-        if (lane % 4 == 0) {
-            memory->max[warp][r] = state->max[half];
-            memory->sum[warp][r] = sum;
-            memory->rounded[warp][r] = state->rounded[2 * half];
-        }
-        const int32_t place = few_sum_place<S>(r, lane % 4 * (IS_NARROW ? 4 : 2));
+    for (int j = 0; j < 2 * S::OCTETS; j++) {
+        const int32_t r = few_row_of_sum(j, lane);
+        float sum = state->sum[j / 2][j % 2];
 #pragma unroll
-        for (int n = 0; n < S::VALUE / 8; n += 2) {
-            const float *low = &state->out[n][2 * half], *high = &state->out[n + 1][2 * half];
-            float *to = values + (place ^ n * 8 % 64) + n * 8 / 64 * 64;
-            if constexpr (IS_NARROW) {
-                *(float4 *)to = make_float4(low[0], high[0], low[1], high[1]);
+        for (int step = 4; step < 32; step *= 2) sum += __shfl_xor_sync(~0u, sum, step);
+        if (r >= num_rows) continue;
+        if (lane < 4) {
+            memory->max[warp][r] = state->max[j / 2][j % 2] == FEW_LEAST ? -INFINITY : state->max[j / 2][j % 2];
+            memory->sum[warp][r] = sum;
+            memory->rounded[warp][r] = state->rounded[j];
+        }
+        const int32_t place = few_sum_place<S>(r, lane / 4 * (S::IS_NARROW ? 2 : 1));
+#pragma unroll
+        for (int n = 0; n < S::VALUE / 16; n++) {
+            const float low = state->out[n][j / 2][j % 2], high = state->out[n][j / 2][j % 2 + 2];
+            float *to = values + (place ^ n * 16 % 32) + n * 16 / 32 * 32;
+            if constexpr (S::IS_NARROW) {
+                *(float2 *)to = make_float2(low, high);
             } else {
-                *(float2 *)to = make_float2(low[0], low[1]);
-                *(float2 *)(values + (place ^ (n + 1) * 8 % 64) + n * 8 / 64 * 64) = make_float2(high[0], high[1]);
+                *to = low;
+                *(values + (place ^ (n * 16 % 32 + 8)) + n * 16 / 32 * 32) = high;
             }
         }
     }
@@ -192,43 +196,39 @@ static __device__ __forceinline__ void store_few_rows(const few_memory<S> *memor
 }
 
 /* A job from its first tile to its results, and the way to the next one. */
-template <class S, bool IS_NARROW>
+template <class S>
 static __device__ __forceinline__ void attend_few_job(few_walk *walk, few_scout *scout, few_memory<S> *memory,
-                                                      const attend_args *args, const few_slot *slot, int32_t slot_state,
-                                                      int32_t warp, int32_t lane)
+                                                      const attend_args *args, const few_slot *slot, int32_t warp,
+                                                      int32_t lane)
 {
     few_state<S> state;
-#pragma unroll
-    for (int n = 0; n < S::VALUE / 8; n++)
-#pragma unroll
-        for (int j = 0; j < 4; j++) state.out[n][j] = 0;
-#pragma unroll
-    for (int j = 0; j < 4; j++) state.rounded[j] = 0;
-    state.max[0] = state.max[1] = -INFINITY;
-    state.sum[0] = state.sum[1] = 0;
-    attend_few_tiles<S, IS_NARROW>(&state, walk, scout, memory, args, slot, slot_state, warp, lane);
+    clear_few_state(&state);
+    attend_few_tiles<S>(&state, walk, scout, memory, args, slot, warp, lane);
     scout->step = FEW_CLAIM;
-    if (slot_state == FEW_JOB) {
-        char *free_stage = memory->ring[warp] + (IS_NARROW ? 0 : (walk->stage ^ 1) * S::WIDE);
-        share_few_state<S, IS_NARROW>(memory, &state, slot, (float *)free_stage, warp, lane);
+    if (slot->state == FEW_JOB) {
+        /* Kept from being found before the loop over tiles, which has no registers for what this needs. */
+        const int32_t own_warp = (int32_t)ptx_keep((uint32_t)warp), own_lane = (int32_t)ptx_keep((uint32_t)lane);
+        char *values = memory->ring[own_warp] + (S::FIRST > 0 ? 0 : (walk->stage ^ 1) * S::STAGE);
+        share_few_state<S>(memory, &state, slot, (float *)values, own_warp, own_lane);
         store_few_rows<S>(memory, args, slot);
     }
     __syncthreads(); /* the next job is known; rows and sums are read to the end */
 }
 
-/* The block's first job by all warps at once: where its item says all of it, each asks for its part of the queries and for its
- * first tile as soon as the item is there, and one writes the slot meanwhile. Else false: the scout finds it. A barrier must follow. */
-template <class S, bool IS_NARROW>
-static __device__ __forceinline__ bool begin_first_job(few_walk *walk, few_scout *scout, few_memory<S> *memory,
+/* The block's first job by all warps at once: where its item says all of it, each asks for its part of the queries and
+ * for its first tile as soon as the item is there, and one writes the slot meanwhile. Else nothing: the scout finds it.
+ * A barrier must follow. */
+template <class S>
+static __device__ __forceinline__ void begin_first_job(few_walk *walk, few_scout *scout, few_memory<S> *memory,
                                                        const attend_args *args, int32_t warp, int32_t lane)
 {
     const fv_attend_params *params = &args->params;
-    if (!walk->own.is_plain || params->window > 0 || params->context_parallel.world > 1) return false;
-    if (has_few_flags(params)) return false;
+    if (!has_whole_tiles<S>(args) || params->window > 0 || params->context_parallel.world > 1) return;
+    if (has_few_flags(params)) return;
     fv_work_item item;
-    if (!find_first_item(&item, &scout->num_jobs, args)) return false;
+    if (!find_first_item(&item, &scout->num_jobs, args)) return;
     const int32_t num_rows = item.num_tokens * (int32_t)args->group.by;
-    if (num_rows <= 0 || num_rows > S::BLOCK_M) return false;
+    if (num_rows <= 0 || num_rows > S::BLOCK_M) return;
     const int32_t first = item.first_key / S::TILE * S::TILE + warp * S::TILE, second = first + S::WARPS * S::TILE;
     const int32_t num_keys = fv_min_i32(item.seq_len, item.end_key); /* all of them have pages */
     const int2 at = split_key(args, first), next = split_key(args, second);
@@ -238,55 +238,49 @@ static __device__ __forceinline__ bool begin_first_job(few_walk *walk, few_scout
     const attend_job job = job_of(args, &item, item.first_kv_head, &lengths);
     const int32_t block = first < num_keys ? job.table[at.x] : -1;
     walk->place = few_place{second < num_keys ? job.table[next.x] : -1, next.y};
-    load_few_queries<S, IS_NARROW>(memory, args, num_rows, [&](int32_t r) { return few_row_of(args, &job, r); });
+    load_few_queries<S>(memory, args, num_rows, [&](int32_t r) { return few_row_of(args, &job, r); });
     walk->asked = FEW_QUERIES;
     const int32_t last_end = job.context + item.first_token + item.num_tokens; /* of the keys that its last row sees */
     if (first >= item.first_key && first + S::TILE <= fv_min_i32(num_keys, last_end)) {
         const few_place place = {block, at.y};
-        copy_whole_tile<S, IS_NARROW>(&walk->own, args, &place, item.first_kv_head, walk->stage);
+        copy_whole_tile<S>(&walk->own, args, &place, item.first_kv_head, walk->stage);
         walk->asked |= FEW_FIRST_TILE;
     } else if (lane < S::TILE) {
         memory->jobs.first_blocks[0][warp * S::TILE + lane] = block;
     }
     if (warp == S::WARPS - 1) {
-        const few_row row = few_row_of_lane(args, &job, 0, lane);
+        const few_row row = few_row_of_lane<S::BLOCK_M>(args, &job, 0, lane);
         const attend_keys keys = few_keys_of(&row, lane < num_rows);
         write_few_slot(&memory->jobs.slots[0], &job, &keys, &row, 0, lane);
     }
     scout->number = (int32_t)blockIdx.x;
     scout->step = FEW_CLAIM;
     walk->n = 0;
-    return true;
 }
 
-template <class S, bool IS_NARROW>
+template <class S>
 static __global__ void __launch_bounds__(S::THREADS, S::BLOCKS)
     attend_few_kernel(const __grid_constant__ attend_args args)
 {
     extern __shared__ __align__(128) char few_shared[];
     few_memory<S> *memory = (few_memory<S> *)few_shared;
     const int32_t warp = threadIdx.x / 32, lane = threadIdx.x % 32;
-    few_walk walk = {-1, 0, 0, {-1, 0}, few_lane_of<S, IS_NARROW>(memory, &args, warp, lane)};
+    few_walk walk = {-1, 0, 0, {-1, 0}, few_lane_of<S>(memory, &args, warp, lane)};
     few_scout scout = begin_few_jobs(&memory->jobs, &args);
     /* Before it waits itself, where the reduction reads no more than items before it waits: not lengths, nor sinks. */
     if (args.params.items && !args.params.sinks) overlap_let_next_start();
     overlap_begin();
-    const bool begins = begin_first_job<S, IS_NARROW>(&walk, &scout, memory, &args, warp, lane);
+    begin_first_job<S>(&walk, &scout, memory, &args, warp, lane);
     __syncthreads();
 #pragma unroll 1
-    for (int32_t slot_state = begins ? FEW_JOB : FEW_NOTHING; slot_state != FEW_NO_JOB; walk.n++) {
-        const few_slot *slot = &memory->jobs.slots[walk.n & 1];
-        attend_few_job<S, IS_NARROW>(&walk, &scout, memory, &args, slot, slot_state, warp, lane);
-        slot_state = memory->jobs.slots[(walk.n + 1) & 1].state;
-    }
+    for (; memory->jobs.slots[walk.n & 1].state != FEW_NO_JOB; walk.n++)
+        attend_few_job<S>(&walk, &scout, memory, &args, &memory->jobs.slots[walk.n & 1], warp, lane);
     ptx_cp_async_wait<0>();
 }
 
-/* For entries of the queries' dtype, S::T, and, of S::T fp16, for entries of one byte with queries of either. */
-template <class S, bool IS_NARROW> constexpr fv_cuda_attend_kernel attend_few_of(void)
+template <class S> constexpr fv_cuda_attend_kernel attend_few_of(void)
 {
-    static_assert(!IS_NARROW || std::is_same<typename S::T, __half>::value, "q and P are fp16 there");
-    return {attend_few_kernel<S, IS_NARROW>, (int32_t)sizeof(few_memory<S>), S::THREADS, S::BLOCK_M, 0, S::BLOCKS};
+    return {attend_few_kernel<S>, (int32_t)sizeof(few_memory<S>), S::THREADS, S::BLOCK_M, 0, S::BLOCKS};
 }
 
 #endif

@@ -1,8 +1,8 @@
 /* The jobs of a block of threads that stays: one after the other, each found while the one before is worked on.
  *
- * A job is 16 rows of an item and one of its KV heads. A block's first one has the block's number; the next one it
- * takes from a counter (fv_attend_params.claims), so that blocks on a fast multiprocessor take more of them. What a
- * job is lies behind trips to memory, one after the other. One warp, the scout, makes them a step at a time, between
+ * A job is up to 8 rows, or up to 16, of an item and one of its KV heads. A block's first one has the block's number;
+ * the next one it takes from a counter (fv_attend_params.claims), so that blocks on a fast multiprocessor take more of
+ * them. What a job is lies behind trips to memory, one after the other. One warp, the scout, makes them a step at a time, between
  * its tiles: what a step asks for, the next one finds there.
  *
  *   step      claim        item           flags               rows                blocks
@@ -21,7 +21,7 @@
 
 #include "kernels/cuda/attend_job.cuh"
 
-enum { FEW_ROWS = 16, FEW_FIRST_KEYS = 96 /* at most */, FEW_ITEM_WORDS = sizeof(fv_work_item) / 4 };
+enum { FEW_MOST_ROWS = 16, FEW_FIRST_KEYS = 96 /* at most */, FEW_ITEM_WORDS = sizeof(fv_work_item) / 4 };
 
 typedef enum few_slot_state {
     FEW_NO_JOB = 0, /* nor any after it */
@@ -34,10 +34,10 @@ typedef struct alignas(16) few_row {
     int32_t first, end, token, head;
 } few_row;
 
-/* Rows row0 to row0 + 15 of a job. */
+/* Rows of a job from row0 on. */
 typedef struct few_slot {
     attend_job job;
-    few_row rows[FEW_ROWS];
+    few_row rows[FEW_MOST_ROWS];
     attend_keys keys;
     int32_t row0;
     int32_t state;
@@ -99,12 +99,13 @@ static __device__ __forceinline__ few_row few_row_of(const attend_args *args, co
     return row;
 }
 
-/* The lane's row of those of `job` from row0 on; all zeros behind the last one. */
+/* The lane's row of the ROWS of `job` from row0 on; all zeros behind the last one. */
+template <int ROWS>
 static __device__ __forceinline__ few_row few_row_of_lane(const attend_args *args, const attend_job *job, int32_t row0,
                                                           int32_t lane)
 {
     const few_row row = few_row_of(args, job, row0 + lane);
-    return lane < FEW_ROWS && row0 + lane < job->num_rows ? row : few_row{0, 0, 0, 0};
+    return lane < ROWS && row0 + lane < job->num_rows ? row : few_row{0, 0, 0, 0};
 }
 
 /* The keys of the lanes' rows. */
@@ -122,7 +123,7 @@ static __device__ __forceinline__ attend_keys few_keys_of(const few_row *row, bo
 static __device__ __forceinline__ void write_few_slot(few_slot *slot, const attend_job *job, const attend_keys *keys,
                                                       const few_row *row, int32_t row0, int32_t lane)
 {
-    if (lane < FEW_ROWS) slot->rows[lane] = *row;
+    if (lane < FEW_MOST_ROWS) slot->rows[lane] = *row;
     if (lane == 0) {
         slot->job = *job;
         slot->keys = *keys;
@@ -133,12 +134,12 @@ static __device__ __forceinline__ void write_few_slot(few_slot *slot, const atte
 }
 
 /* Writes a slot, the rows of `job` from row0 on, and asks for its first blocks. */
-template <int FIRST_KEYS>
+template <int ROWS, int FIRST_KEYS>
 static __device__ __forceinline__ void fill_few_slot(few_slot *slot, few_scout *scout, const attend_args *args,
                                                      const attend_job *job, int32_t row0, int32_t lane)
 {
-    const few_row row = few_row_of_lane(args, job, row0, lane);
-    const attend_keys keys = few_keys_of(&row, lane < FEW_ROWS && row0 + lane < job->num_rows);
+    const few_row row = few_row_of_lane<ROWS>(args, job, row0, lane);
+    const attend_keys keys = few_keys_of(&row, lane < ROWS && row0 + lane < job->num_rows);
     ask_few_blocks<FIRST_KEYS>(scout, args, job, &keys, lane);
     write_few_slot(slot, job, &keys, &row, row0, lane);
 }
@@ -277,7 +278,7 @@ static __device__ __forceinline__ int32_t few_head_of(const few_scout *scout, co
 }
 
 /* Makes a step towards the slot of job `n` + 1 of the block, all lanes of the scout's warp together. */
-template <int FIRST_KEYS>
+template <int ROWS, int FIRST_KEYS>
 static __device__ __forceinline__ void step_few_scout(few_scout *scout, few_jobs *jobs, const attend_args *args,
                                                       int32_t n, int32_t lane)
 {
@@ -286,9 +287,9 @@ static __device__ __forceinline__ void step_few_scout(few_scout *scout, few_jobs
     const int32_t num_heads = args->params.num_kv_heads;
     switch (scout->step) {
     case FEW_CLAIM:
-        if (now->state == FEW_JOB && now->row0 + FEW_ROWS < now->job.num_rows) { /* more rows of this one */
+        if (now->state == FEW_JOB && now->row0 + ROWS < now->job.num_rows) { /* more rows of this one */
             const attend_job job = now->job;
-            fill_few_slot<FIRST_KEYS>(next, scout, args, &job, now->row0 + FEW_ROWS, lane);
+            fill_few_slot<ROWS, FIRST_KEYS>(next, scout, args, &job, now->row0 + ROWS, lane);
             scout->step = FEW_BLOCKS;
             break;
         }
@@ -343,7 +344,7 @@ static __device__ __forceinline__ void step_few_scout(few_scout *scout, few_jobs
         lengths.query_end = item.query_end;
         lengths.seq_len = item.seq_len;
         const attend_job job = job_of(args, &item, item.first_kv_head, &lengths);
-        fill_few_slot<FIRST_KEYS>(next, scout, args, &job, 0, lane);
+        fill_few_slot<ROWS, FIRST_KEYS>(next, scout, args, &job, 0, lane);
         const bool has_head = is_cell ||
                               head < __shfl_sync(~0u, scout->item_word, offsetof(fv_work_item, num_kv_heads) / 4);
         if (!has_head && lane == 0) next->state = FEW_NOTHING;

@@ -3,31 +3,36 @@
 #ifndef FV_KERNELS_CUDA_ATTEND_FEW_TILE_CUH
 #define FV_KERNELS_CUDA_ATTEND_FEW_TILE_CUH
 
+#include <float.h>
+
 #include "kernels/cuda/attend_few_jobs.cuh"
 #include "kernels/cuda/attend_mma.cuh"
 
-template <class Element, int HEAD_, int VALUE_, int WARPS_ = HEAD_ <= 64 ? 4 : 6> struct few_shape {
-    using T = Element;
-    static constexpr int HEAD = HEAD_, VALUE = VALUE_, TILE = 16, BLOCK_M = FEW_ROWS;
+/* IS_NARROW: of entries of one byte. */
+template <int HEAD_, bool IS_NARROW_, int ROWS, int WARPS_ = HEAD_ <= 64 ? 4 : 6> struct few_shape {
+    static constexpr int HEAD = HEAD_, VALUE = HEAD_, TILE = 16, BLOCK_M = ROWS, OCTETS = ROWS / 8;
+    static constexpr bool IS_NARROW = IS_NARROW_, IS_SMALL = IS_NARROW && OCTETS == 1;
     static constexpr int WARPS = WARPS_, THREADS = 32 * WARPS;
-    static constexpr int Q_ROW = HEAD + 8;                                    /* 8 rows lie in different banks */
-    static constexpr int WIDE = TILE * (HEAD + VALUE) * 2, NARROW = WIDE / 2; /* bytes of a tile */
-    static constexpr int RING = 2 * WIDE; /* of one byte: room for a warp's sums, and behind it the two stages */
-    static constexpr int BLOCKS = HEAD <= 64 ? 4 : HEAD <= 128 ? 12 / WARPS : 1; /* on a multiprocessor */
-    static_assert(HEAD == VALUE && HEAD * 2 % 128 == 0, "keys and values lie alike, in whole lines");
-    static_assert(WIDE + 2 * NARROW <= RING, "a ring");
-    static_assert(BLOCK_M * VALUE * 4 <= WIDE && WARPS * TILE <= FEW_FIRST_KEYS, "a warp's sums fit into a stage");
-};
-
-/* A warp's ring: bytes of an entry's row there, of a stage, and before the first one; 16-byte copies of a row. */
-template <class S, bool IS_NARROW> struct few_ring {
-    static constexpr int ROW = S::HEAD * (IS_NARROW ? 1 : 2), BYTES = IS_NARROW ? S::NARROW : S::WIDE;
-    static constexpr int FIRST = IS_NARROW ? S::WIDE : 0, COPIES = ROW / 16;
+    /* Blocks on a multiprocessor. */
+    static constexpr int BLOCKS = WARPS == 4 ? (HEAD <= 64 || IS_NARROW ? 4 : 3) : HEAD <= 128 || IS_SMALL ? 2 : 1;
+    static constexpr int Q_ROW = HEAD + 8; /* 8 rows lie in different banks */
+    /* A warp's ring: bytes of an entry's row there, its 16-byte copies, bytes of a tile and of the warp's sums. They take
+     * the stage that is free at a job's end, or, where they do not fit, room of their own before the first one. */
+    static constexpr int ROW = HEAD * (IS_NARROW ? 1 : 2), COPIES = ROW / 16;
+    static constexpr int STAGE = 2 * TILE * ROW, SUMS = BLOCK_M * VALUE * 4;
+    static constexpr int FIRST = SUMS <= STAGE ? 0 : SUMS, RING = FIRST + 2 * STAGE;
+    /* Is there room for Q^T in registers? */
+    static constexpr bool KEEPS_Q = OCTETS == 1 && (HEAD <= 64 || !IS_NARROW || (WARPS > 4 && HEAD <= 128));
+    /* Sums of products that go on side by side: one product waits for the one before it. */
+    static constexpr int CHAINS = OCTETS > 1 ? 1 : HEAD <= 64 || IS_SMALL ? 2 : 4;
+    static_assert(HEAD * 2 % 128 == 0, "keys and values lie in whole lines");
+    static_assert(WARPS * TILE <= FEW_FIRST_KEYS, "the blocks of each warp's first tile are known");
+    static_assert(ROWS == 8 || ROWS == FEW_MOST_ROWS, "rows are the columns of one instruction, or of two");
 };
 
 template <class S> struct few_memory {
     alignas(128) char ring[S::WARPS][S::RING];
-    alignas(16) typename S::T q[S::BLOCK_M * S::Q_ROW];
+    alignas(16) uint16_t q[S::BLOCK_M * S::Q_ROW];
     float q_factors[S::BLOCK_M];      /* entries of one byte: what scores lack, for q is fp16 */
     const char *k[S::WARPS][S::TILE]; /* of the tile that a warp asks for; NULL: no row sees the key */
     const char *v[S::WARPS][S::TILE];
@@ -37,27 +42,79 @@ template <class S> struct few_memory {
     few_jobs jobs;
 };
 
-/* A warp's state: two rows for each thread, l / 4 and the eighth after it. */
+/* A maximum before the first score: a number, so that any score has a difference to it. */
+#define FEW_LEAST (-FLT_MAX)
+
+/* A warp's state: of each octet of rows two for each lane l, 2 (l % 4) and the next. */
 template <class S> struct few_state {
-    float out[S::VALUE / 8][4];
-    float max[2];
-    float sum[2];     /* of this thread's keys */
-    float rounded[4]; /* sums of P as the tensor cores get it, of all keys: a column of ones behind V */
+    /* [n][octet][2 i + j]: element l / 4 + 8 i of the n-th 16 for row j; next to one byte 2 (l / 4) + i. */
+    float out[S::VALUE / 16][S::OCTETS][4];
+    float max[S::OCTETS][2];
+    float sum[S::OCTETS][2]; /* of this thread's keys */
+    float rounded[4];        /* [2 octet + j]: sums of P as the tensor cores get it, of all keys: ones beside V^T */
 };
 
-/* A warp's tiles of a job: tile n holds the 16 keys from first + 16 W n on (W warps), all of them seen by some row from tile
- * whole_first to the one before whole_end. */
+/* The j-th of a lane's rows. */
+static __device__ __forceinline__ int32_t few_row_of_sum(int j, int32_t lane)
+{
+    return j / 2 * 8 + lane % 4 * 2 + j % 2;
+}
+
+template <class S> static __device__ __forceinline__ void clear_few_state(few_state<S> *state)
+{
+#pragma unroll
+    for (int i = 0; i < S::OCTETS; i++) {
+#pragma unroll
+        for (int n = 0; n < S::VALUE / 16; n++)
+#pragma unroll
+            for (int j = 0; j < 4; j++) state->out[n][i][j] = 0;
+        state->max[i][0] = state->max[i][1] = FEW_LEAST;
+        state->sum[i][0] = state->sum[i][1] = 0;
+    }
+#pragma unroll
+    for (int j = 0; j < 4; j++) state->rounded[j] = 0;
+}
+
+/* What a lane reads, and what it keeps of its rows where those are eight. */
+template <class S> struct few_reads {
+    uint32_t keys, values; /* shared: what it reads first of a tile's keys and values, in the ring's first stage */
+    uint32_t queries;
+    uint32_t q[S::KEEPS_Q ? S::HEAD / 16 : 1][2]; /* of each 16 elements */
+    float scale[S::OCTETS][2]; /* in base 2 */
+};
+
+/* S^T of 16 keys, those of `keys`: the n-th 16 elements. */
+template <class S, class T>
+static __device__ __forceinline__ void multiply_few_elements(float (&s)[S::OCTETS][4], const uint32_t (&keys)[4],
+                                                             const few_reads<S> *reads, int n)
+{
+    if constexpr (S::KEEPS_Q) {
+        ptx_mma_m16n8k16<T>(s[0], keys, reads->q[n][0], reads->q[n][1]);
+    } else if constexpr (S::OCTETS == 1) {
+        uint32_t q[2];
+        ptx_ldmatrix_x2(q, reads->queries + n * 32);
+        ptx_mma_m16n8k16<T>(s[0], keys, q[0], q[1]);
+    } else {
+        uint32_t q[4];
+        ptx_ldmatrix_x4(q, reads->queries + n * 32);
+        ptx_mma_m16n8k16<T>(s[0], keys, q[0], q[2]);
+        ptx_mma_m16n8k16<T>(s[1], keys, q[1], q[3]);
+    }
+}
+
+/* A warp's tiles of a job: tile n holds the 16 keys from first + 16 W n on (W warps), and all
+ * rows see them from tile whole_first to the one before whole_end: rows are up to 16 tokens apart, so that some do not
+ * see all of its first one and of its last one, but of no other. */
 typedef struct few_tiles {
     int32_t first, count;
     int32_t whole_first, whole_end;
 } few_tiles;
 
-/* What a lane copies of a tile that is whole: its 16 bytes of each so many keys, and of values as far from those as all
- * values are from their keys. */
+/* What a lane copies of a whole tile: its 16 bytes of each so many keys, and of values as far from those as all values
+ * are from their keys. */
 typedef struct few_lane {
     const char *from; /* those of its first key, in the cache's first page and for its first head */
-    uint32_t to;      /* shared, in the ring's first stage */
-    int32_t is_plain; /* 1: tiles are copied so where they are whole */
+    int32_t to;       /* shared, in the ring's first stage; negative: tiles are not copied so */
 } few_lane;
 
 /* Where a tile begins, in pages that hold tiles; else the block of the lane's key. */
@@ -65,17 +122,31 @@ typedef struct few_place {
     int32_t block, slot;
 } few_place;
 
-template <class S> static __device__ __forceinline__ few_tiles few_tiles_of(const few_slot *slot, int32_t warp)
+/* Can whole tiles be copied by few_lane? */
+template <class S> static __device__ __forceinline__ bool has_whole_tiles(const attend_args *args)
+{
+    const fv_attend_params *params = &args->params;
+    return (S::HEAD <= 128 || S::OCTETS == 1) && args->pages_hold_tiles && args->planes_alike &&
+           params->head_size == S::HEAD && params->v_head_size == S::VALUE;
+}
+
+template <class S>
+static __device__ __forceinline__ few_tiles few_tiles_of(const few_slot *slot, int32_t warp)
 {
     few_tiles tiles = {0, 0, 0, 0};
     if (slot->keys.first >= slot->keys.end) return tiles;
     const int32_t first = few_first_key(&slot->keys), all = (slot->keys.end - first + S::TILE - 1) / S::TILE;
     tiles.first = first + warp * S::TILE;
     tiles.count = (all - warp + S::WARPS - 1) / S::WARPS;
-    tiles.whole_first = tiles.first < slot->keys.first;
+    tiles.whole_first = tiles.first < slot->keys.full_first;
     const int32_t last_end = tiles.first + (tiles.count - 1) * S::WARPS * S::TILE + S::TILE;
-    tiles.whole_end = tiles.count - (last_end > slot->keys.end);
+    tiles.whole_end = tiles.count - (last_end > slot->keys.full_end);
     return tiles;
+}
+
+static __device__ __forceinline__ bool is_whole_tile(const few_tiles *tiles, int32_t n)
+{
+    return n >= tiles->whole_first && n < tiles->whole_end;
 }
 
 template <class S> static __device__ __forceinline__ int32_t few_tile_key(const few_tiles *tiles, int32_t n)
@@ -147,48 +218,43 @@ static __device__ __forceinline__ void copy_few_run(char *to, const char *rows, 
     }
 }
 
-template <class S, bool IS_NARROW>
+template <class S>
 static __device__ __forceinline__ few_lane few_lane_of(const few_memory<S> *memory, const attend_args *args,
                                                        int32_t warp, int32_t lane)
 {
-    using R = few_ring<S, IS_NARROW>;
-    const fv_attend_params *params = &args->params;
-    const int32_t key = lane / R::COPIES, copy = lane % R::COPIES;
-    const int32_t place = few_chunk_place<R::ROW / S::HEAD, R::COPIES>(key, copy);
+    const int32_t key = lane / S::COPIES, copy = lane % S::COPIES;
+    const int32_t place = few_chunk_place<S::ROW / S::HEAD, S::COPIES>(key, copy);
     few_lane own;
     own.from = ptx_keep((const char *)args->k[0].plane.data + key * args->k[0].plane.slot_stride + copy * 16);
-    own.to = ptx_keep(ptx_shared_address(memory->ring[warp] + R::FIRST + key * R::ROW + place * 16));
-    own.is_plain = S::HEAD <= 128 && args->pages_hold_tiles && args->planes_alike && params->head_size == S::HEAD &&
-                   params->v_head_size == S::VALUE;
+    const uint32_t to = ptx_shared_address(memory->ring[warp] + S::FIRST + key * S::ROW + place * 16);
+    own.to = (int32_t)ptx_keep(has_whole_tiles<S>(args) ? to : ~0u);
     return own;
 }
 
 /* A lane's copies of the keys, or the values, of a whole tile: `from` and `to` are those of its first one. */
-template <class S, bool IS_NARROW>
+template <class S>
 static __device__ __forceinline__ void copy_whole_rows(uint32_t to, const char *from, uint32_t stride)
 {
-    using R = few_ring<S, IS_NARROW>;
-    constexpr int STEP = 32 / R::COPIES;
+    constexpr int STEP = 32 / S::COPIES;
 #pragma unroll
     for (int i = 0; i < S::TILE / STEP; i++) {
         /* As in copy_few_run; rows lie in whole lines. */
-        const int32_t turn = few_chunk_place<R::ROW / S::HEAD, R::COPIES>(i * STEP, 0) * 16;
-        ptx_cp_async_stream_16((to ^ turn) + i * STEP * R::ROW, from + (uint64_t)stride * (uint32_t)(i * STEP));
+        const int32_t turn = few_chunk_place<S::ROW / S::HEAD, S::COPIES>(i * STEP, 0) * 16;
+        ptx_cp_async_stream_16((to ^ turn) + i * STEP * S::ROW, from + (uint64_t)stride * (uint32_t)(i * STEP));
     }
 }
 
-template <class S, bool IS_NARROW>
+template <class S>
 static __device__ __forceinline__ void copy_whole_tile(const few_lane *own, const attend_args *args,
                                                        const few_place *place, int32_t kv_head, int32_t stage)
 {
-    using R = few_ring<S, IS_NARROW>;
     const fv_kv_plane *k = &args->k[0].plane, *v = &args->v[0].plane;
-    const uint32_t to = own->to + stage * R::BYTES, stride = (uint32_t)k->slot_stride;
+    const uint32_t to = (uint32_t)own->to + stage * S::STAGE, stride = (uint32_t)k->slot_stride;
     const char *from = own->from + (uint64_t)(uint32_t)place->block * (uint32_t)k->block_stride +
                        (uint64_t)(uint32_t)kv_head * (uint32_t)k->head_stride +
                        (uint64_t)(uint32_t)place->slot * stride;
-    copy_whole_rows<S, IS_NARROW>(to, from, stride);
-    copy_whole_rows<S, IS_NARROW>(to + S::TILE * R::ROW, from + ((const char *)v->data - (const char *)k->data), stride);
+    copy_whole_rows<S>(to, from, stride);
+    copy_whole_rows<S>(to + S::TILE * S::ROW, from + ((const char *)v->data - (const char *)k->data), stride);
 }
 
 /* Bit k: some row sees key `first` + k. */
@@ -199,28 +265,27 @@ static __device__ __forceinline__ uint32_t seen_few_keys(const attend_keys *keys
 }
 
 /* Asks for tile n, which is in `place`, to come to a stage of the ring. */
-template <class S, bool IS_NARROW>
+template <class S>
 static __device__ __forceinline__ void load_few_tile(few_memory<S> *memory, const attend_args *args,
                                                      const few_slot *slot, const few_tiles *tiles, int32_t n,
                                                      const few_place *place, const few_lane *own, int32_t stage,
                                                      int32_t warp, int32_t lane)
 {
-    using R = few_ring<S, IS_NARROW>;
-    constexpr int ELEMENT = IS_NARROW ? 1 : 2;
+    constexpr int ELEMENT = S::IS_NARROW ? 1 : 2;
     const fv_attend_params *params = &args->params;
     const fv_kv_plane *k = &args->k[0].plane, *v = &args->v[0].plane;
-    char *to = memory->ring[warp] + (R::FIRST + stage * R::BYTES);
+    char *to = memory->ring[warp] + (S::FIRST + stage * S::STAGE);
     const int32_t first = few_tile_key<S>(tiles, n), kv_head = slot->job.kv_head, block = place->block;
-    if (own->is_plain && n >= tiles->whole_first && n < tiles->whole_end) {
-        copy_whole_tile<S, IS_NARROW>(own, args, place, kv_head, stage);
+    if (own->to >= 0 && is_whole_tile(tiles, n)) {
+        copy_whole_tile<S>(own, args, place, kv_head, stage);
         return;
     }
     if (args->pages_hold_tiles) {
         const int32_t at = place->slot;
         const uint32_t seen = seen_few_keys(&slot->keys, first);
-        copy_few_run<S::TILE, S::HEAD, ELEMENT, R::ROW>(to, plain_row(k, block, kv_head, at), (int32_t)k->slot_stride,
+        copy_few_run<S::TILE, S::HEAD, ELEMENT, S::ROW>(to, plain_row(k, block, kv_head, at), (int32_t)k->slot_stride,
                                                          seen, params->head_size, lane);
-        copy_few_run<S::TILE, S::VALUE, ELEMENT, R::ROW>(to + S::TILE * R::ROW, plain_row(v, block, kv_head, at),
+        copy_few_run<S::TILE, S::VALUE, ELEMENT, S::ROW>(to + S::TILE * S::ROW, plain_row(v, block, kv_head, at),
                                                           (int32_t)v->slot_stride, seen, params->v_head_size, lane);
         return;
     }
@@ -230,177 +295,218 @@ static __device__ __forceinline__ void load_few_tile(few_memory<S> *memory, cons
         memory->v[warp][lane] = block < 0 ? NULL : plain_row(v, block, kv_head, at);
     }
     __syncwarp();
-    copy_few_rows<S::TILE, S::HEAD, ELEMENT, R::ROW>(to, memory->k[warp], params->q, params->head_size, lane);
-    copy_few_rows<S::TILE, S::VALUE, ELEMENT, R::ROW>(to + S::TILE * R::ROW, memory->v[warp], params->q,
+    copy_few_rows<S::TILE, S::HEAD, ELEMENT, S::ROW>(to, memory->k[warp], params->q, params->head_size, lane);
+    copy_few_rows<S::TILE, S::VALUE, ELEMENT, S::ROW>(to + S::TILE * S::ROW, memory->v[warp], params->q,
                                                        params->v_head_size, lane);
     __syncwarp(); /* the addresses are read */
 }
 
-/* S of 16 rows x 16 keys. Of long heads the tensor cores add up spans of 64 elements: they cut off what they add. */
+/* All into the first one. */
 template <class S>
-static __device__ __forceinline__ void multiply_few_keys(float (&s)[2][4], uint32_t q_at, uint32_t k_at)
+static __device__ __forceinline__ void add_few_chains(float (&part)[S::CHAINS][S::OCTETS][4])
 {
-    using T = typename S::T;
-    constexpr int SPAN = S::HEAD > 128 ? 64 : S::HEAD;
+#pragma unroll
+    for (int half = S::CHAINS / 2; half > 0; half /= 2)
+#pragma unroll
+        for (int n = 0; n < half; n++)
+#pragma unroll
+            for (int j = 0; j < 4; j++) part[n][0][j] += part[n + half][0][j];
+}
+
+/* S^T of 16 keys. Of long heads the tensor cores add up spans of 64 elements: they cut off what they add. */
+template <class S, class T>
+static __device__ __forceinline__ void multiply_few_keys(float (&s)[S::OCTETS][4], const few_reads<S> *reads,
+                                                         uint32_t k_at)
+{
+    constexpr int SPAN = S::HEAD > 128 ? 64 * S::CHAINS : S::HEAD;
 #pragma unroll
     for (int first = 0; first < S::HEAD; first += SPAN) {
-        float part[2][4] = {};
+        float part[S::CHAINS][S::OCTETS][4] = {};
 #pragma unroll
         for (int d = first; d < first + SPAN; d += 16) {
-            uint32_t k[4], q[4];
+            uint32_t k[4];
             ptx_ldmatrix_x4(k, (k_at ^ d * 2 % 128) + d * 2 / 128 * 128);
-            ptx_ldmatrix_x4(q, q_at + d * 2);
-            ptx_mma_m16n8k16<T>(part[0], q, k[0], k[1]);
-            ptx_mma_m16n8k16<T>(part[1], q, k[2], k[3]);
+            multiply_few_elements<S, T>(part[d / 16 % S::CHAINS], k, reads, d / 16);
         }
+        add_few_chains<S>(part);
 #pragma unroll
-        for (int n = 0; n < 2; n++)
+        for (int i = 0; i < S::OCTETS; i++)
 #pragma unroll
-            for (int j = 0; j < 4; j++) s[n][j] = first == 0 ? part[n][j] : s[n][j] + part[n][j];
+            for (int j = 0; j < 4; j++) s[i][j] = first == 0 ? part[0][i][j] : s[i][j] + part[0][i][j];
     }
 }
 
 /* Scores of keys that their row does not see: -inf. */
-static __device__ __forceinline__ void mask_few_keys(float (&s)[2][4], const few_slot *slot, int32_t tile_first,
+template <class S>
+static __device__ __forceinline__ void mask_few_keys(float (&s)[S::OCTETS][4], const few_slot *slot, int32_t first_key,
                                                      int32_t lane)
 {
+    const int32_t origin = first_key + lane / 4;
 #pragma unroll
-    for (int half = 0; half < 2; half++) {
-        const few_row *row = &slot->rows[lane / 4 + half * 8];
-        const int32_t origin = tile_first + lane % 4 * 2, first = row->first - origin, end = row->end - origin;
+    for (int j = 0; j < 2 * S::OCTETS; j++) {
+        const few_row *row = &slot->rows[few_row_of_sum(j, lane)];
+        const int32_t first = row->first - origin, end = row->end - origin;
 #pragma unroll
-        for (int n = 0; n < 2; n++)
-#pragma unroll
-            for (int j = 0; j < 2; j++) {
-                const int32_t key = n * 8 + j;
-                float *score = &s[n][2 * half + j];
-                *score = key >= first && key < end ? *score : -INFINITY;
-            }
+        for (int key = 0; key < 16; key += 8) {
+            float *score = &s[j / 2][key / 4 + j % 2];
+            *score = key >= first && key < end ? *score : -INFINITY;
+        }
     }
 }
 
-/* From dot products to scores in base 2, and the new maxima; the sums so far follow them. */
+/* New maxima of the rows whose scores, `s` times `scale`, pass them by more than the slack; the sums so far follow them,
+ * and the exponents `x`. */
 template <class S>
-static __device__ __forceinline__ void score_few_keys(float (&s)[2][4], few_state<S> *state, const few_slot *slot,
-                                                      int32_t tile_first, int32_t lane, const float (&scale)[2])
+static __device__ __forceinline__ void raise_few_maxima(float (&x)[S::OCTETS][4], few_state<S> *state,
+                                                        const float (&s)[S::OCTETS][4],
+                                                        const float (&scale)[S::OCTETS][2])
 {
+    bool changes = false; /* else the sums are 0 */
 #pragma unroll
-    for (int n = 0; n < 2; n++)
+    for (int j = 0; j < 2 * S::OCTETS; j++) changes = changes || state->max[j / 2][j % 2] != FEW_LEAST;
+    changes = __any_sync(~0u, changes);
 #pragma unroll
-        for (int j = 0; j < 4; j++) s[n][j] *= scale[j / 2];
-    if (tile_first < slot->keys.full_first || tile_first + S::TILE > slot->keys.full_end)
-        mask_few_keys(s, slot, tile_first, lane);
-    float factor[2] = {1, 1};
-    bool changes = false;
+    for (int i = 0; i < S::OCTETS; i++) {
+        float factor[2];
 #pragma unroll
-    for (int half = 0; half < 2; half++) {
-        float largest = fmaxf(fmaxf(s[0][2 * half], s[0][2 * half + 1]), fmaxf(s[1][2 * half], s[1][2 * half + 1]));
-        largest = fmaxf(largest, __shfl_xor_sync(~0u, largest, 1));
-        largest = fmaxf(largest, __shfl_xor_sync(~0u, largest, 2));
-        const float max = state->max[half];
-        if (!(largest > max + FV_MAX_SLACK)) continue;
-        factor[half] = ptx_ex2(max - largest);
-        changes = changes || max != -INFINITY; /* else its sums are 0 */
-        state->max[half] = largest;
-    }
-    if (!__any_sync(~0u, changes)) return;
+        for (int j = 0; j < 2; j++) {
+            const float max = state->max[i][j];
+            float largest = -INFINITY;
 #pragma unroll
-    for (int half = 0; half < 2; half++) state->sum[half] *= factor[half];
+            for (int k = j; k < 4; k += 2)
+                largest = fmaxf(largest, x[i][k] == -INFINITY ? -INFINITY : s[i][k] * scale[i][j]);
 #pragma unroll
-    for (int j = 0; j < 4; j++) state->rounded[j] *= factor[j / 2];
-#pragma unroll
-    for (int n = 0; n < S::VALUE / 8; n++)
-#pragma unroll
-        for (int j = 0; j < 4; j++) state->out[n][j] *= factor[j / 2];
-}
-
-/* P of the keys as P_T; their sums, too. */
-template <class S, class P_T>
-static __device__ __forceinline__ void weigh_few_keys(uint32_t (&weights)[4], few_state<S> *state,
-                                                      const float (&s)[2][4])
-{
-    float p[2][4];
-#pragma unroll
-    for (int n = 0; n < 2; n++)
-#pragma unroll
-        for (int j = 0; j < 4; j++) {
-            const float max = state->max[j / 2] == -INFINITY ? 0.0f : state->max[j / 2];
-            p[n][j] = ptx_ex2(s[n][j] - max);
-            state->sum[j / 2] += p[n][j];
+            for (int step = 4; step < 32; step *= 2) largest = fmaxf(largest, __shfl_xor_sync(~0u, largest, step));
+            const bool passes = largest > max + FV_MAX_SLACK;
+            factor[j] = passes ? ptx_ex2(max - largest) : 1.0f;
+            state->max[i][j] = passes ? largest : max;
+            state->sum[i][j] *= factor[j];
+            state->rounded[2 * i + j] *= factor[j];
         }
 #pragma unroll
-    for (int i = 0; i < 4; i++) weights[i] = fv_narrow_pair<P_T>(p[i / 2][i % 2 * 2], p[i / 2][i % 2 * 2 + 1]);
-    const uint32_t ones = fv_narrow_pair<P_T>(1, 1);
-    ptx_mma_m16n8k16<P_T>(state->rounded, weights, ones, ones);
+        for (int j = 0; j < 4; j++)
+            x[i][j] = x[i][j] == -INFINITY ? -INFINITY : fmaf(s[i][j], scale[i][j % 2], -state->max[i][j % 2]);
+        if (!changes) continue;
+#pragma unroll
+        for (int n = 0; n < S::VALUE / 16; n++)
+#pragma unroll
+            for (int j = 0; j < 4; j++) state->out[n][i][j] *= factor[j % 2];
+    }
 }
 
-/* O += P V */
+/* P's exponents: from dot products to scores in base 2, relative to the maxima, which follow them. */
 template <class S>
-static __device__ __forceinline__ void add_few_values(few_state<S> *state, const uint32_t (&weights)[4], uint32_t v_at)
+static __device__ __forceinline__ void score_few_keys(float (&x)[S::OCTETS][4], few_state<S> *state,
+                                                      const float (&s)[S::OCTETS][4],
+                                                      const float (&scale)[S::OCTETS][2], const few_slot *slot,
+                                                      bool is_whole, int32_t first_key, int32_t lane)
+{
+    float largest = -INFINITY;
+#pragma unroll
+    for (int i = 0; i < S::OCTETS; i++)
+#pragma unroll
+        for (int j = 0; j < 4; j++) x[i][j] = fmaf(s[i][j], scale[i][j % 2], -state->max[i][j % 2]);
+    if (!is_whole) mask_few_keys<S>(x, slot, first_key, lane);
+#pragma unroll
+    for (int i = 0; i < S::OCTETS; i++)
+#pragma unroll
+        for (int j = 0; j < 4; j++) largest = fmaxf(largest, x[i][j]);
+    if (__any_sync(~0u, largest > FV_MAX_SLACK)) raise_few_maxima<S>(x, state, s, scale);
+}
+
+/* P^T of the keys as T, each octet of rows the second operand of O^T = V^T P^T; their sums, too. */
+template <class S, class T>
+static __device__ __forceinline__ void weigh_few_keys(uint32_t (&weights)[S::OCTETS][2], few_state<S> *state,
+                                                      const float (&x)[S::OCTETS][4])
+{
+    const uint32_t one = fv_narrow_pair<T>(1, 1);
+#pragma unroll
+    for (int i = 0; i < S::OCTETS; i++) {
+        float p[4];
+#pragma unroll
+        for (int j = 0; j < 4; j++) {
+            p[j] = ptx_ex2(x[i][j]);
+            state->sum[i][j % 2] += p[j];
+        }
+#pragma unroll
+        for (int j = 0; j < 2; j++)
+            weights[i][j] = ptx_movmatrix_trans(fv_narrow_pair<T>(p[2 * j], p[2 * j + 1]));
+        const uint32_t ones[4] = {i == 0 ? one : 0, i == 1 ? one : 0, i == 0 ? one : 0, i == 1 ? one : 0};
+        ptx_mma_m16n8k16<T>(state->rounded, ones, weights[i][0], weights[i][1]);
+    }
+}
+
+/* O^T += V^T P^T */
+template <class S, class T>
+static __device__ __forceinline__ void add_few_values(few_state<S> *state, const uint32_t (&weights)[S::OCTETS][2],
+                                                      uint32_t v_at)
 {
 #pragma unroll
-    for (int n = 0; n < S::VALUE / 8; n += 2) {
+    for (int n = 0; n < S::VALUE / 16; n++) {
         uint32_t v[4];
-        ptx_ldmatrix_x4_trans(v, (v_at ^ n * 16 % 128) + n * 16 / 128 * 128);
-        ptx_mma_m16n8k16<typename S::T>(state->out[n], weights, v[0], v[1]);
-        ptx_mma_m16n8k16<typename S::T>(state->out[n + 1], weights, v[2], v[3]);
+        ptx_ldmatrix_x4_trans(v, (v_at ^ n * 32 % 128) + n * 32 / 128 * 128);
+#pragma unroll
+        for (int i = 0; i < S::OCTETS; i++)
+            ptx_mma_m16n8k16<T>(state->out[n][i], v, weights[i][0], weights[i][1]);
     }
 }
 
 /* --- entries of one byte ---------------------------------------------------------------------------------- */
 
-/* S of 16 rows x 16 keys. A lane takes the elements of a key 16 at a time, chunk 4 i + lane % 4 of them, and they are
- * the elements of four instructions: which of them meet is free, where q is in the same order (store_narrow_query). */
-template <class S, fv_dtype DTYPE>
-static __device__ __forceinline__ void multiply_narrow_keys(float (&s)[2][4], uint32_t q_at, const char *keys,
-                                                            int32_t lane)
+/* Four elements to fp16, two and two. */
+template <fv_dtype DTYPE> static __device__ __forceinline__ uint2 widen_four(uint32_t four)
 {
-    const int32_t key = lane / 4, place = few_chunk_place<1, S::HEAD / 16>(key, lane % 4);
-#pragma unroll
-    for (int i = 0; i < S::HEAD / 64; i++) {
-        float part[2][4] = {};
-        uint4 k[2];
-#pragma unroll
-        for (int n = 0; n < 2; n++) k[n] = *(const uint4 *)(keys + (n * 8 + key) * S::HEAD + (place ^ i * 4) * 16);
-#pragma unroll
-        for (int step = 0; step < 4; step++) {
-            uint32_t q[4];
-            ptx_ldmatrix_x4(q, q_at + (i * 4 + step) * 32);
-#pragma unroll
-            for (int n = 0; n < 2; n++) {
-                const uint32_t four = (&k[n].x)[step];
-                ptx_mma_m16n8k16<__half>(part[n], q, widen_two<__half, DTYPE>((uint16_t)four),
-                                         widen_two<__half, DTYPE>((uint16_t)(four >> 16)));
-            }
-        }
-#pragma unroll
-        for (int n = 0; n < 2; n++)
-#pragma unroll
-            for (int j = 0; j < 4; j++) s[n][j] = i == 0 ? part[n][j] : s[n][j] + part[n][j];
-    }
+#if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 890
+    if constexpr (DTYPE == FV_DTYPE_F8_E4M3) return ptx_widen_e4m3(four);
+    if constexpr (DTYPE == FV_DTYPE_F8_E5M2) return ptx_widen_e5m2(four);
+#endif
+    return make_uint2(widen_two<__half, DTYPE>((uint16_t)four), widen_two<__half, DTYPE>((uint16_t)(four >> 16)));
 }
 
-/* O += P V. Two neighbouring elements of a value are one 16-bit number to the load; the even ones and the odd ones of
- * a chunk are two instructions: out[2 c] and out[2 c + 1] of chunk c. */
+/* S^T of 16 keys. A lane takes the elements of a key 16 at a time, chunk 4 i + lane % 4 of them, and they are
+ * the elements of four instructions: which of them meet is free, where q is in the same order (store_narrow_query). */
 template <class S, fv_dtype DTYPE>
-static __device__ __forceinline__ void add_narrow_values(few_state<S> *state, const uint32_t (&weights)[4],
-                                                         const char *values, int32_t lane)
+static __device__ __forceinline__ void multiply_narrow_keys(float (&s)[S::OCTETS][4], const few_reads<S> *reads,
+                                                            uint32_t keys)
 {
-    const int32_t matrix = lane / 8, key = matrix % 2 * 8 + lane % 8;
-    const int32_t place = few_chunk_place<1, S::VALUE / 16>(key, matrix / 2);
-    const uint32_t row_at = ptx_shared_address(values + key * S::VALUE);
+    float part[S::CHAINS][S::OCTETS][4] = {};
+#pragma unroll
+    for (int n = 0; n < S::HEAD / 64; n++) {
+        uint4 k[2];
+#pragma unroll
+        for (int i = 0; i < 2; i++) k[i] = ptx_ld_shared_v4((keys ^ n * 64) + i * 8 * S::HEAD);
+#pragma unroll
+        for (int step = 0; step < 4; step++) {
+            const uint2 low = widen_four<DTYPE>((&k[0].x)[step]), high = widen_four<DTYPE>((&k[1].x)[step]);
+            const uint32_t wide[4] = {low.x, high.x, low.y, high.y};
+            multiply_few_elements<S, __half>(part[step % S::CHAINS], wide, reads, n * 4 + step);
+        }
+    }
+    add_few_chains<S>(part);
+#pragma unroll
+    for (int i = 0; i < S::OCTETS; i++)
+#pragma unroll
+        for (int j = 0; j < 4; j++) s[i][j] = part[0][i][j];
+}
+
+/* O^T += V^T P^T. Two neighbouring elements of a value are one 16-bit number to the load; of a chunk's 16 elements the
+ * even ones are the first eight of the instruction, the odd ones the others. */
+template <class S, fv_dtype DTYPE>
+static __device__ __forceinline__ void add_narrow_values(few_state<S> *state, const uint32_t (&weights)[S::OCTETS][2],
+                                                         uint32_t values)
+{
 #pragma unroll
     for (int chunk = 0; chunk < S::VALUE / 16; chunk += 2) {
         uint32_t v[4];
-        ptx_ldmatrix_x4_trans(v, row_at + (place ^ chunk) * 16);
+        ptx_ldmatrix_x4_trans(v, values ^ chunk * 16);
 #pragma unroll
-        for (int i = 0; i < 2; i++) {
-            const uint32_t low = __byte_perm(v[2 * i], 0, 0x3120), high = __byte_perm(v[2 * i + 1], 0, 0x3120);
-            ptx_mma_m16n8k16<__half>(state->out[2 * (chunk + i)], weights, widen_two<__half, DTYPE>((uint16_t)low),
-                                     widen_two<__half, DTYPE>((uint16_t)high));
-            ptx_mma_m16n8k16<__half>(state->out[2 * (chunk + i) + 1], weights,
-                                     widen_two<__half, DTYPE>((uint16_t)(low >> 16)),
-                                     widen_two<__half, DTYPE>((uint16_t)(high >> 16)));
+        for (int n = 0; n < 2; n++) {
+            const uint2 low = widen_four<DTYPE>(__byte_perm(v[2 * n], 0, 0x3120));
+            const uint2 high = widen_four<DTYPE>(__byte_perm(v[2 * n + 1], 0, 0x3120));
+            const uint32_t wide[4] = {low.x, low.y, high.x, high.y};
+#pragma unroll
+            for (int i = 0; i < S::OCTETS; i++)
+                ptx_mma_m16n8k16<__half>(state->out[chunk + n][i], wide, weights[i][0], weights[i][1]);
         }
     }
 }
@@ -441,7 +547,7 @@ static __device__ __forceinline__ void store_narrow_query(few_memory<S> *memory,
 
 /* The rows of q: asked for, or, next to entries of one byte, there. A barrier must follow. `row_of`(r): row r, of which the
  * token and the head are read. */
-template <class S, bool IS_NARROW, class RowOf>
+template <class S, class RowOf>
 static __device__ __forceinline__ void load_few_queries(few_memory<S> *memory, const attend_args *args,
                                                         int32_t num_rows, RowOf row_of)
 {
@@ -455,7 +561,7 @@ static __device__ __forceinline__ void load_few_queries(few_memory<S> *memory, c
         const few_row row = row_of(r);
         const char *from = (const char *)params->q;
         if (is_there) from += row.token * params->q_token_stride + row.head * params->q_head_stride + chunk * 16;
-        if constexpr (IS_NARROW)
+        if constexpr (S::IS_NARROW)
             store_narrow_query<S>(memory, params->q_dtype, is_there ? *(const uint4 *)from : make_uint4(0, 0, 0, 0), r,
                                   chunk);
         else
@@ -463,61 +569,104 @@ static __device__ __forceinline__ void load_few_queries(few_memory<S> *memory, c
     }
 }
 
+/* Where a lane begins to read: rows of ldmatrix, but of keys of one byte chunks of 16. */
 template <class S>
-static __device__ __forceinline__ void attend_few_tile(few_state<S> *state, const few_slot *slot, const char *tile,
-                                                       uint32_t q_at, int32_t first_key, float scale, int32_t lane)
+static __device__ __forceinline__ void place_few_reads(few_reads<S> *reads, const few_memory<S> *memory, int32_t warp,
+                                                       int32_t lane)
 {
-    const int32_t in_matrix = lane % 8, matrix = lane / 8;
-    constexpr int ROW = S::HEAD * 2, CHUNKS = ROW / 16;
-    const int32_t key = matrix / 2 * 8 + in_matrix, value = matrix % 2 * 8 + in_matrix;
-    const uint32_t k_at = ptx_shared_address(tile + key * ROW + few_chunk_place<2, CHUNKS>(key, matrix % 2) * 16);
-    const uint32_t v_at = ptx_shared_address(tile + (S::TILE + value) * ROW +
-                                             few_chunk_place<2, CHUNKS>(value, matrix / 2) * 16);
-    const float scales[2] = {scale, scale};
-    float s[2][4];
-    uint32_t weights[4];
-    multiply_few_keys<S>(s, q_at, k_at);
-    score_few_keys<S>(s, state, slot, first_key, lane, scales);
-    weigh_few_keys<S, typename S::T>(weights, state, s);
-    add_few_values<S>(state, weights, v_at);
-    __syncwarp(); /* the tile is read to the end */
+    constexpr int ELEMENT = S::IS_NARROW ? 1 : 2;
+    const uint32_t ring = ptx_shared_address(memory->ring[warp] + S::FIRST);
+    const int32_t key = S::IS_NARROW ? lane / 4 : lane % 16, key_chunk = S::IS_NARROW ? lane % 4 : lane / 16;
+    const int32_t value = S::IS_NARROW ? lane % 16 : lane / 16 * 8 + lane % 8;
+    const int32_t value_chunk = S::IS_NARROW ? lane / 16 : lane / 8 % 2;
+    const uint32_t k = key * S::ROW + few_chunk_place<ELEMENT, S::COPIES>(key, key_chunk) * 16;
+    const uint32_t v = (S::TILE + value) * S::ROW + few_chunk_place<ELEMENT, S::COPIES>(value, value_chunk) * 16;
+    const int32_t row = S::OCTETS == 1 ? lane % 8 : lane % 16, chunk = S::OCTETS == 1 ? lane / 8 : lane / 16;
+    reads->queries = ptx_shared_address(memory->q + row * S::Q_ROW + chunk * 8);
+    reads->keys = ring + k;
+    reads->values = ring + v;
+    /* Else there is no register for them. */
+    if constexpr (S::OCTETS == 1) reads->keys = ptx_keep(reads->keys);
+    if constexpr (S::KEEPS_Q) reads->values = ptx_keep(reads->values);
 }
 
-template <class S, fv_dtype DTYPE>
-static __device__ __forceinline__ void attend_narrow_tile(few_state<S> *state, const few_memory<S> *memory,
-                                                          const few_slot *slot, const char *tile, uint32_t q_at,
-                                                          int32_t first_key, float scale, int32_t lane)
+/* What scores are multiplied by: of one byte each row's own. */
+template <class S>
+static __device__ __forceinline__ void find_few_scales(float (&scales)[S::OCTETS][2], const few_memory<S> *memory,
+                                                       float scale, int32_t lane)
 {
-    const float scales[2] = {scale * memory->q_factors[lane / 4], scale * memory->q_factors[lane / 4 + 8]};
-    float s[2][4];
-    uint32_t weights[4];
-    multiply_narrow_keys<S, DTYPE>(s, q_at, tile, lane);
-    score_few_keys<S>(s, state, slot, first_key, lane, scales);
-    weigh_few_keys<S, __half>(weights, state, s);
-    add_narrow_values<S, DTYPE>(state, weights, tile + S::TILE * S::HEAD, lane);
-    __syncwarp(); /* the tile is read to the end */
+#pragma unroll
+    for (int j = 0; j < 2 * S::OCTETS; j++) {
+        const float factor = S::IS_NARROW ? memory->q_factors[few_row_of_sum(j, lane)] : 1.0f;
+        scales[j / 2][j % 2] = scale * factor;
+    }
 }
 
-/* The tile of a stage. */
-template <class S, bool IS_NARROW>
-static __device__ __forceinline__ void attend_few_stage(few_state<S> *state, const few_memory<S> *memory,
-                                                        const attend_args *args, const few_slot *slot, int32_t stage,
-                                                        uint32_t q_at, int32_t first_key, float scale, int32_t warp,
+/* The queries are there: those that stay come to registers. */
+template <class S>
+static __device__ __forceinline__ void take_few_queries(few_reads<S> *reads, const few_memory<S> *memory, float scale,
                                                         int32_t lane)
 {
-    using R = few_ring<S, IS_NARROW>;
-    const char *tile = memory->ring[warp] + R::FIRST + stage * R::BYTES;
-    if constexpr (!IS_NARROW) {
-        attend_few_tile<S>(state, slot, tile, q_at, first_key, scale, lane);
-        return;
+    if constexpr (S::KEEPS_Q) {
+#pragma unroll
+        for (int n = 0; n < S::HEAD / 16; n += 2) {
+            uint32_t two[4];
+            ptx_ldmatrix_x4(two, reads->queries + n * 32);
+#pragma unroll
+            for (int j = 0; j < 4; j++) reads->q[n + j / 2][j % 2] = two[j];
+        }
     }
-    const fv_dtype dtype = args->params.cache.dtype;
-    if (dtype == FV_DTYPE_F8_E4M3)
-        attend_narrow_tile<S, FV_DTYPE_F8_E4M3>(state, memory, slot, tile, q_at, first_key, scale, lane);
-    else if (dtype == FV_DTYPE_F8_E5M2)
-        attend_narrow_tile<S, FV_DTYPE_F8_E5M2>(state, memory, slot, tile, q_at, first_key, scale, lane);
+    if constexpr (S::OCTETS == 1) find_few_scales<S>(reads->scale, memory, scale, lane);
+}
+
+/* The tile of a stage, of entries of DTYPE. */
+template <class S, fv_dtype DTYPE>
+static __device__ __forceinline__ void attend_few_tile(few_state<S> *state, const few_memory<S> *memory,
+                                                       const few_slot *slot, const few_reads<S> *reads, int32_t stage,
+                                                       bool is_whole, int32_t first_key, float scale, int32_t lane)
+{
+    using T = std::conditional_t<DTYPE == FV_DTYPE_BF16, __nv_bfloat16, __half>; /* of q and P */
+    const uint32_t tile = stage * S::STAGE;
+    float s[S::OCTETS][4], x[S::OCTETS][4];
+    uint32_t weights[S::OCTETS][2];
+    if constexpr (S::IS_NARROW)
+        multiply_narrow_keys<S, DTYPE>(s, reads, reads->keys + tile);
     else
-        attend_narrow_tile<S, FV_DTYPE_I8>(state, memory, slot, tile, q_at, first_key, scale, lane);
+        multiply_few_keys<S, T>(s, reads, reads->keys + tile);
+    if constexpr (S::OCTETS == 1) {
+        score_few_keys<S>(x, state, s, reads->scale, slot, is_whole, first_key, lane);
+    } else {
+        float scales[S::OCTETS][2];
+        find_few_scales<S>(scales, memory, scale, lane);
+        score_few_keys<S>(x, state, s, scales, slot, is_whole, first_key, lane);
+    }
+    weigh_few_keys<S, T>(weights, state, x);
+    if constexpr (S::IS_NARROW)
+        add_narrow_values<S, DTYPE>(state, weights, reads->values + tile);
+    else
+        add_few_values<S, T>(state, weights, reads->values + tile);
+    __syncwarp(); /* the tile is read to the end */
+}
+
+template <class S>
+static __device__ __forceinline__ void attend_few_stage(few_state<S> *state, const few_memory<S> *memory,
+                                                        const attend_args *args, const few_slot *slot,
+                                                        const few_reads<S> *reads, int32_t stage, bool is_whole,
+                                                        int32_t first_key, float scale, int32_t lane)
+{
+    const fv_dtype dtype = args->params.cache.dtype;
+    if constexpr (!S::IS_NARROW) {
+        if (dtype == FV_DTYPE_BF16)
+            attend_few_tile<S, FV_DTYPE_BF16>(state, memory, slot, reads, stage, is_whole, first_key, scale, lane);
+        else
+            attend_few_tile<S, FV_DTYPE_F16>(state, memory, slot, reads, stage, is_whole, first_key, scale, lane);
+    } else if (dtype == FV_DTYPE_F8_E4M3) {
+        attend_few_tile<S, FV_DTYPE_F8_E4M3>(state, memory, slot, reads, stage, is_whole, first_key, scale, lane);
+    } else if (dtype == FV_DTYPE_F8_E5M2) {
+        attend_few_tile<S, FV_DTYPE_F8_E5M2>(state, memory, slot, reads, stage, is_whole, first_key, scale, lane);
+    } else {
+        attend_few_tile<S, FV_DTYPE_I8>(state, memory, slot, reads, stage, is_whole, first_key, scale, lane);
+    }
 }
 
 #endif

@@ -133,7 +133,7 @@ template <bool IS_HOPPER> static int32_t few_at_once(const fv_problem *problem)
     const int32_t size = largest_head(problem);
     if (IS_HOPPER && takes_mma(problem)) return size <= 128 ? 4 : 2;
     if (problem->kind == FV_ATTENTION_MLA) return 1;
-    return size <= 64 ? 4 : size <= 128 ? 2 : 1;
+    return size <= 64 ? 4 : size <= 128 || fv_dtype_bytes(problem->kv_dtype) == 1 ? 2 : 1;
 }
 
 /* Those of attend_mma.cuh wait for their own arithmetic. */

@@ -120,13 +120,42 @@ __device__ __forceinline__ void ptx_ldmatrix_x4(uint32_t (&r)[4], uint32_t addre
                  : "memory");
 }
 
-/* The same, each matrix transposed. */
+/* Two matrices, of which lanes 0 to 15 give the rows. */
+__device__ __forceinline__ void ptx_ldmatrix_x2(uint32_t (&r)[2], uint32_t address)
+{
+    asm volatile("ldmatrix.sync.aligned.m8n8.x2.shared.b16 {%0, %1}, [%2];"
+                 : "=r"(r[0]), "=r"(r[1])
+                 : "r"(address)
+                 : "memory");
+}
+
+/* Four matrices, each transposed. */
 __device__ __forceinline__ void ptx_ldmatrix_x4_trans(uint32_t (&r)[4], uint32_t address)
 {
     asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
                  : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
                  : "r"(address)
                  : "memory");
+}
+
+/* "ld": 16 bytes of shared memory, at a multiple of 16. */
+__device__ __forceinline__ uint4 ptx_ld_shared_v4(uint32_t address)
+{
+    uint4 words;
+    asm volatile("ld.shared.v4.u32 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(words.x), "=r"(words.y), "=r"(words.z), "=r"(words.w)
+                 : "r"(address)
+                 : "memory");
+    return words;
+}
+
+/* "movmatrix": an 8x8 matrix of 16-bit elements across a warp, transposed; lane l gives and gets elements 2 (l % 4) and
+ * the next of row l / 4. */
+__device__ __forceinline__ uint32_t ptx_movmatrix_trans(uint32_t two)
+{
+    uint32_t of_columns;
+    asm volatile("movmatrix.sync.aligned.m8n8.trans.b16 %0, %1;" : "=r"(of_columns) : "r"(two));
+    return of_columns;
 }
 
 /* "Warp-level matrix multiply-accumulate: mma.m16n8k16": d += a b, fp32 sums. Lane l, row l / 4 and the
@@ -185,6 +214,27 @@ __device__ __forceinline__ int32_t ptx_redux_max(int32_t number)
     int32_t largest;
     asm volatile("redux.sync.max.s32 %0, %1, 0xffffffff;" : "=r"(largest) : "r"(number));
     return largest;
+}
+
+/* "Data Movement and Conversion: cvt": four bytes of e4m3 as fp16, exactly; compute capability 8.9 and later. */
+__device__ __forceinline__ uint2 ptx_widen_e4m3(uint32_t four)
+{
+    uint2 wide;
+    asm("{\n.reg .b16 low, high;\nmov.b32 {low, high}, %2;\ncvt.rn.f16x2.e4m3x2 %0, low;\n"
+        "cvt.rn.f16x2.e4m3x2 %1, high;\n}"
+        : "=r"(wide.x), "=r"(wide.y)
+        : "r"(four));
+    return wide;
+}
+
+__device__ __forceinline__ uint2 ptx_widen_e5m2(uint32_t four)
+{
+    uint2 wide;
+    asm("{\n.reg .b16 low, high;\nmov.b32 {low, high}, %2;\ncvt.rn.f16x2.e5m2x2 %0, low;\n"
+        "cvt.rn.f16x2.e5m2x2 %1, high;\n}"
+        : "=r"(wide.x), "=r"(wide.y)
+        : "r"(four));
+    return wide;
 }
 
 /* Loads under a condition, issued where they stand: a compiler puts them off to a branch of their own. */

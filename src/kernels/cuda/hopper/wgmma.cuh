@@ -61,17 +61,6 @@ __device__ __forceinline__ void ptx_fence_proxy_async(void)
     asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
 }
 
-/* "Data Movement and Conversion: cvt": four bytes of e4m3 as fp16, exactly. An instruction for each two. */
-__device__ __forceinline__ uint2 ptx_widen_e4m3(uint32_t four)
-{
-    uint2 wide;
-    asm("{\n.reg .b16 low, high;\nmov.b32 {low, high}, %2;\ncvt.rn.f16x2.e4m3x2 %0, low;\n"
-        "cvt.rn.f16x2.e4m3x2 %1, high;\n}"
-        : "=r"(wide.x), "=r"(wide.y)
-        : "r"(four));
-    return wide;
-}
-
 /* The registers of a sum: their names in the instruction, and as operands. */
 #define PTX_NAMES_8 "%0, %1, %2, %3, %4, %5, %6, %7"
 #define PTX_NAMES_16 "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15"
