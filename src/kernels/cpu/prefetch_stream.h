@@ -134,6 +134,13 @@ FV_ALWAYS_INLINE void fv_prefetch_bytes(const char *at, const int64_t bytes)
     for (int64_t i = FV_CACHE_LINE; i < bytes; i += FV_CACHE_LINE) __builtin_prefetch(at + i, 0, 2);
 }
 
+/* The same, to be written: without a copy in another core's caches. */
+FV_ALWAYS_INLINE void fv_prefetch_to_write(const char *at, const int64_t bytes)
+{
+    FV_UNROLL
+    for (int64_t i = 0; i < bytes; i += FV_CACHE_LINE) __builtin_prefetch(at + i, 1, 2);
+}
+
 /* The next line of the stream, whatever the length of its runs. */
 FV_ALWAYS_INLINE void fv_prefetch_line(fv_prefetch_cursor *cursor)
 {

@@ -1,49 +1,89 @@
 /* The order of products for 2 to 8 strips over large values: MLA's decode of 32 to 128 heads, where K of 256 keys is
  * 288 KB, and pairs of V as large.
  *
- *   block i      weights of all strips, step by step; between them the scores of block i + 1
- *                for each step of 32 keys, half of the depth (18 KB of K) and pair of strips: 9 x 4 products, then the
- *                exponentials of one strip
- *                sums of all strips, 32 columns at a time (pairs of V: 16 KB)
- *                for each pair of strips: its rescaling, then 8 x 4 products
+ *   block   for each step of 32 keys, whose K (36 KB) stays in L1:
+ *             for each pair of strips: 18 x 4 products; between them the weights of the pair before, and V's pairs
+ *           for each 32 columns, whose pairs of V (16 KB) stay in L1:
+ *             for each pair of strips: 8 x 4 products
  *
- * So K comes from L2 once for all strips and not once for each pair of them, and pairs of V are written to L1 and read
- * there. What streams from L2 instead are queries and weights, whose tiles are whole. The partial scores of the first
- * half of the depth pass through memory.
+ * What binds it is the way from L2 to L1. Queries and weights, which stream past K and V, are loaded without a stay in
+ * L1; four tiles of sums make room one after the other, so that the products of the next ones begin before the last of
+ * these are stored; scores live for 8 KB.
  *
- * It is the preload pipeline of AMLA (arXiv 2509.25224, section 4.1): C1 of the next block stands beside V1 of this one,
- * and V2 beside C2. */
+ * So scores are gone before the maximum of their block is known, as in attend_many_tiles.c: weights are taken against a
+ * reference, the maximum of the first keys that a row saw. Where the weights of a block add up to more than LIMIT (or to
+ * no number), or the sums follow their maxima in another way (tile_scale.h), the pair's scores of the block are kept and
+ * its maxima found first. */
 #include "kernels/cpu/amx/attend_shared_tiles.h"
 
-#include "kernels/cpu/amx/tile_strips.h"
+#include "kernels/cpu/amx/tile_products.h"
 
 enum {
     MAX_PAIRS = FV_TILE_SHARED_STRIPS / 2,
     MIN_STRIPS = 2,
     MIN_V_SIZE = 256,
-    SPLIT_PAIRS = 2, /* from here on the depth is split: one pair meets K once anyway */
-    COLUMNS = 32,    /* of V, paired for all strips */
+    DEPTH = 18,   /* of 576 elements: what has its own code */
+    COLUMNS = 32, /* of sums that are in tiles at a time */
+    MOST_SLICES = 4,
+    TILE_FLOATS = FV_TILE_ROWS * FV_TILE_COLUMNS,
+    STEP_SCORES = FV_STEP_KEYS * FV_TILE_STRIP_ROWS,
     STEP_PAIRS_BYTES = FV_STEP_KEYS * COLUMNS * FV_BF16_BYTES,
 };
 
-/* A block, and what each pair of strips sees of it. */
-typedef struct shared_block {
-    fv_key_block keys;
-    fv_strip_pair pairs[MAX_PAIRS];
-    int32_t first_step, end_step; /* that some pair sees */
-} shared_block;
+/* What the weights of a row and a block may add up to: references stay near to maxima, far from overflow. */
+#define LIMIT 65536.0f
 
-/* The weights of a block in the making. */
-typedef struct shared_weigher {
-    fv_weigher strips[MAX_PAIRS][2];
-    int32_t begun[MAX_PAIRS][2];
-} shared_weigher;
+/* Tiles 0 to 3 hold two tiles of each strip of a pair, which lie at `at`. */
+typedef struct held_tiles {
+    float *at[2];
+    int32_t num; /* of strips; 0: nothing is held */
+} held_tiles;
 
-/* Lanes of a pair whose sums are to be rescaled: 0 to 15 of its first strip, 16 to 31 of its second. */
-typedef struct moved_lanes {
-    int32_t num;
-    int32_t lanes[2 * FV_TILE_STRIP_ROWS];
-} moved_lanes;
+/* What turns a strip's scores into weights 2^(dot * factor - base), and the sums of the block's. */
+typedef struct strip_weigher {
+    fv_lanes factor, base;
+    fv_lanes sum, other_sum;
+    fv_lanes rounded_sum; /* of the weights as they are multiplied */
+} strip_weigher;
+
+/* A pair and a block. */
+typedef struct pair_work {
+    fv_strip_pair pair;
+    strip_weigher weigh[2];
+    int32_t is_exact;   /* the weights need the block's maxima */
+    int32_t has_scores; /* its scores of the block are kept */
+} pair_work;
+
+/* The scores of a pair and a step. */
+typedef struct pair_step {
+    pair_work *work; /* NULL: none */
+    int32_t step;
+    held_tiles scores;
+} pair_step;
+
+/* V's pairs of a step in the making, some columns of two keys at a time. */
+typedef struct pair_maker {
+    const char *const *rows; /* of the step's keys */
+    char *to;
+    int64_t slice_bytes; /* from one run of columns to the next */
+    int32_t key, column; /* the next */
+    int32_t size;        /* columns */
+    int32_t run, share;  /* how many times 32 are made at a time; and times after four products */
+    int32_t looks, not_finite;
+} pair_maker;
+
+typedef struct shared_item {
+    fv_tile_item *item;
+    held_tiles held; /* in tiles, not in memory yet */
+    pair_maker pairs;
+    pair_work works[MAX_PAIRS];
+    fv_score_scale scale;
+    fv_lanes rounded_sums[FV_TILE_SHARED_STRIPS]; /* of each row's weights as they are multiplied */
+    int32_t num_pairs;
+    int32_t is_last;                       /* no key is asked for ahead, but room for the results */
+    int32_t is_plain;                      /* weights may be taken against a reference */
+    const char *values[FV_TILE_MANY_KEYS]; /* rows of the block's */
+} shared_item;
 
 int32_t FV_ISA_SYMBOL(fv_shared_strips)(const fv_attend_params *params, int32_t num_strips)
 {
@@ -51,242 +91,421 @@ int32_t FV_ISA_SYMBOL(fv_shared_strips)(const fv_attend_params *params, int32_t 
     return num_strips <= FV_TILE_SHARED_STRIPS ? num_strips : 0;
 }
 
-static int32_t num_pairs_of(const fv_tile_item *item) { return (item->num_strips + 1) / 2; }
-
-/* `turn`: which of the two buffers of scores. */
-static shared_block shared_block_of(const fv_tile_item *item, const fv_key_block *keys, int32_t turn)
-{
-    const int64_t strip_scores = (int64_t)item->block_keys * FV_TILE_STRIP_ROWS;
-    shared_block block = {.keys = *keys, .first_step = INT32_MAX};
-    for (int32_t p = 0; p < num_pairs_of(item); p++) {
-        fv_strip_pair *pair = &block.pairs[p];
-        pair->num = fv_min_i32(2, item->num_strips - 2 * p);
-        for (int32_t i = 0; i < pair->num; i++) {
-            pair->strips[i] = &item->scratch.strips[2 * p + i];
-            pair->scores[i] = item->scratch.scores + (turn * item->num_strips + 2 * p + i) * strip_scores;
-        }
-        fv_pair_find_steps(pair, keys);
-        if (pair->first_step >= pair->end_step) continue;
-        block.first_step = fv_min_i32(block.first_step, pair->first_step);
-        block.end_step = fv_max_i32(block.end_step, pair->end_step);
-    }
-    return block;
-}
+static int32_t has_steps(const fv_strip_pair *pair) { return pair->first_step < pair->end_step; }
 
 static int32_t pair_sees(const fv_strip_pair *pair, int32_t step)
 {
     return step >= pair->first_step && step < pair->end_step;
 }
 
-/* --- scores of one block beside the weights of another ------------------------------------------------------------- */
+/* --- tiles that change hands ---------------------------------------------------------------------------------------- */
 
-/* Exponentials of strip `i` of a pair, where there are some to make. */
-FV_ALWAYS_INLINE void weigh_strip(fv_tile_item *item, shared_weigher *weigh, const shared_block *block, int32_t p,
-                                  int32_t i, int32_t step)
+/* What tile t of 0 to 3 holds goes to memory. */
+#define LEAVE_TILE(tiles, t, held)                                                                   \
+    do {                                                                                             \
+        if ((held)->num > (t) / 2)                                                                   \
+            fv_tile_store(tiles, t, (held)->at[(t) / 2] + (t) % 2 * TILE_FLOATS, FV_TILE_ROW_BYTES); \
+    } while (0)
+
+/* And what it is to hold comes from there, or is 0. */
+#define SWITCH_TILE(tiles, t, held, next, is_zero)                                                  \
+    do {                                                                                            \
+        LEAVE_TILE(tiles, t, held);                                                                 \
+        if (is_zero)                                                                                \
+            fv_tile_zero(tiles, t);                                                                 \
+        else                                                                                        \
+            fv_tile_load(tiles, t, (next)->at[(t) / 2] + (t) % 2 * TILE_FLOATS, FV_TILE_ROW_BYTES); \
+    } while (0)
+
+static void store_held(shared_item *shared)
 {
-    const fv_strip_pair *pair = &block->pairs[p];
-    if (!weigh->begun[p][i] || !pair_sees(pair, step)) return;
-    fv_weigher_step(&weigh->strips[p][i], fv_tile_weights(item, 2 * p + i) + step * FV_TILE_BYTES,
-                    pair->scores[i] + step * FV_STEP_KEYS * FV_TILE_STRIP_ROWS);
+    fv_tiles *tiles = &shared->item->tiles;
+    LEAVE_TILE(tiles, 0, &shared->held);
+    LEAVE_TILE(tiles, 1, &shared->held);
+    LEAVE_TILE(tiles, 2, &shared->held);
+    LEAVE_TILE(tiles, 3, &shared->held);
+    shared->held.num = 0;
 }
 
-/* Half of the depth of a pair's scores. */
-FV_ALWAYS_INLINE void score_half(fv_tile_item *item, const fv_strip_pair *pair, const fv_step_keys *keys, int32_t half)
+/* --- pairs of V ------------------------------------------------------------------------------------------------------ */
+
+/* A run of columns lies a little further than the keys of a block take, so that those of one key are not all of the same
+ * lines of L1. */
+static int64_t slice_bytes_of(const fv_tile_item *item)
 {
-    const int32_t depth = item->job->params->head_size / FV_TILE_DEPTH, middle = (depth + 1) / 2;
-    const int32_t first = half ? middle : 0, end = half ? depth : middle;
-    if (pair->num == 2)
-        fv_pair_dot_part(item, pair, keys, first, end, 2);
+    return (int64_t)item->block_keys * COLUMNS * FV_BF16_BYTES + FV_TILE_SLICE_PAD;
+}
+
+static void find_values(shared_item *shared, const fv_key_block *keys)
+{
+    const fv_tile_item *item = shared->item;
+    const int64_t head = item->first_head * item->job->cache.v.head_stride;
+    for (int32_t key = 0; key < fv_key_block_steps(keys) * FV_STEP_KEYS; key++) {
+        const int32_t is_inside = key >= keys->first && key < keys->end;
+        shared->values[key] = is_inside ? keys->v_rows[key] + head : item->scratch.zeros;
+    }
+}
+
+static void begin_pairs(shared_item *shared, int32_t step)
+{
+    pair_maker *pairs = &shared->pairs;
+    pairs->rows = shared->values + step * FV_STEP_KEYS;
+    pairs->to = shared->item->scratch.pairs + step * STEP_PAIRS_BYTES;
+    pairs->key = pairs->column = 0;
+}
+
+FV_ALWAYS_INLINE void make_pairs_of(pair_maker *pairs, const int32_t num_slices)
+{
+    const int64_t offset = pairs->column * FV_BF16_BYTES;
+    const char *even = pairs->rows[pairs->key] + offset, *odd = pairs->rows[pairs->key + 1] + offset;
+    char *to = pairs->to + pairs->column / COLUMNS * pairs->slice_bytes + pairs->key / 2 * FV_TILE_ROW_BYTES;
+    FV_UNROLL
+    for (int32_t i = 0; i < num_slices; i++, to += pairs->slice_bytes) {
+        const int64_t at = i * COLUMNS * FV_BF16_BYTES;
+        fv_words_store_pairs(to, to + FV_TILE_BYTES, even + at, odd + at);
+        if (FV_UNLIKELY(pairs->looks))
+            pairs->not_finite |= fv_words_not_finite(even + at) | fv_words_not_finite(odd + at);
+    }
+    pairs->column += num_slices * COLUMNS;
+    if (pairs->column < pairs->size) return;
+    pairs->column = 0;
+    pairs->key += 2;
+}
+
+/* Two keys, `run` of 32 columns. */
+FV_ALWAYS_INLINE void make_pairs(pair_maker *pairs)
+{
+    if (pairs->key >= FV_STEP_KEYS) return;
+    if (FV_LIKELY(pairs->run == MOST_SLICES))
+        make_pairs_of(pairs, MOST_SLICES);
     else
-        fv_pair_dot_part(item, pair, keys, first, end, 1);
+        make_pairs_of(pairs, 1);
 }
 
-static void begin_scores(fv_tile_item *item, const fv_strip_pair *pair) { fv_pair_dot_begin(item, pair->num); }
-
-static void load_scores(fv_tile_item *item, const fv_strip_pair *pair, int32_t step)
+static void make_rest(pair_maker *pairs)
 {
-    const int32_t at = step * FV_STEP_KEYS * FV_TILE_STRIP_ROWS, next = at + FV_TILE_ROWS * FV_TILE_STRIP_ROWS;
-    fv_tile_load(&item->tiles, 0, pair->scores[0] + at, FV_TILE_ROW_BYTES);
-    fv_tile_load(&item->tiles, 1, pair->scores[0] + next, FV_TILE_ROW_BYTES);
-    if (pair->num == 1) return;
-    fv_tile_load(&item->tiles, 2, pair->scores[1] + at, FV_TILE_ROW_BYTES);
-    fv_tile_load(&item->tiles, 3, pair->scores[1] + next, FV_TILE_ROW_BYTES);
+    while (pairs->key < FV_STEP_KEYS) make_pairs(pairs);
 }
 
-static void end_scores(fv_tile_item *item, const fv_strip_pair *pair, int32_t step)
+/* --- scores beside weights ------------------------------------------------------------------------------------------- */
+
+/* Four products of a pair's scores; of the first elements: tile after tile is taken over from the pair before. */
+FV_ALWAYS_INLINE void score_products(shared_item *shared, const pair_step *next, const fv_step_keys *keys, int32_t d,
+                                     const int32_t is_first, const int32_t num)
 {
-    fv_pair_dot_end(item, pair, step, pair->num);
+    fv_tile_item *item = shared->item;
+    fv_tiles *tiles = &item->tiles;
+    const held_tiles *held = &shared->held, *scores = &next->scores;
+    const fv_strip_pair *pair = &next->work->pair;
+    fv_tile_load_past(tiles, 6, pair->strips[0]->q + d * FV_TILE_BYTES, FV_TILE_ROW_BYTES);
+    fv_tile_load(tiles, 4, keys->tiles[0] + d * keys->depths[0], keys->strides[0]);
+    if (is_first) SWITCH_TILE(tiles, 0, held, scores, 1);
+    fv_tile_dot(tiles, 0, 4, 6);
+    fv_tile_load(tiles, 5, keys->tiles[1] + d * keys->depths[1], keys->strides[1]);
+    if (is_first) SWITCH_TILE(tiles, 1, held, scores, 1);
+    fv_tile_dot(tiles, 1, 5, 6);
+    if (num == 2) {
+        fv_tile_load_past(tiles, 7, pair->strips[1]->q + d * FV_TILE_BYTES, FV_TILE_ROW_BYTES);
+        if (is_first) SWITCH_TILE(tiles, 2, held, scores, 1);
+        fv_tile_dot(tiles, 2, 4, 7);
+        if (is_first) SWITCH_TILE(tiles, 3, held, scores, 1);
+        fv_tile_dot(tiles, 3, 5, 7);
+    }
+    if (is_first) shared->held = *scores;
+    for (int32_t i = 0; i < shared->pairs.share; i++) make_pairs(&shared->pairs);
+    fv_tile_call_ahead(item);
 }
 
-/* A step of all pairs, the depth in halves: K of a half stays in L1 for all of them. */
-static void weigh_and_score_split(fv_tile_item *item, shared_weigher *weigh, const shared_block *block,
-                                  const shared_block *next, int32_t step)
+static char *step_weights_of(const pair_step *at, int32_t i)
 {
-    const fv_step_keys keys = fv_step_keys_of(&item->scratch, step);
-    for (int32_t half = 0; half < 2; half++) {
-        for (int32_t p = 0; p < num_pairs_of(item); p++) {
-            const fv_strip_pair *pair = &next->pairs[p];
-            const int32_t scores = pair_sees(pair, step);
-            if (scores && half == 0) begin_scores(item, pair);
-            if (scores && half == 1) load_scores(item, pair, step);
-            if (scores) score_half(item, pair, &keys, half);
-            weigh_strip(item, weigh, block, p, half, step);
-            if (scores) end_scores(item, pair, step);
-        }
+    return at->work->pair.weights[i] + at->step * FV_TILE_BYTES;
+}
+
+/* A quarter of a step: eight of its keys, to words[4 * quarter] and the next three. */
+FV_ALWAYS_INLINE void weigh_quarter(strip_weigher *weigh, fv_words words[16], const float *scores,
+                                    const int32_t quarter)
+{
+    FV_UNROLL
+    for (int32_t p = 4 * quarter; p < 4 * quarter + 4; p++) {
+        const float *at = scores + fv_words_key(p, 0) * FV_TILE_STRIP_ROWS;
+        const float *other = scores + fv_words_key(p, 1) * FV_TILE_STRIP_ROWS;
+        fv_lanes low = fv_lanes_exp2(fv_lanes_load(at) * weigh->factor - weigh->base);
+        fv_lanes high = fv_lanes_exp2(fv_lanes_load(other) * weigh->factor - weigh->base);
+        weigh->sum += low;
+        weigh->other_sum += high;
+        low = fv_lanes_rounded(low);
+        high = fv_lanes_rounded(high);
+        weigh->rounded_sum += low + high;
+        words[p] = fv_words_of(low, high);
     }
 }
 
-static void weigh_and_score_whole(fv_tile_item *item, shared_weigher *weigh, const shared_block *block,
-                                  const shared_block *next, int32_t step)
+static void weigh_strip(strip_weigher *weigh, char *weights, const float *scores)
 {
-    const fv_step_keys keys = fv_step_keys_of(&item->scratch, step);
-    for (int32_t p = 0; p < num_pairs_of(item); p++) {
-        const fv_strip_pair *pair = &next->pairs[p];
-        const int32_t scores = pair_sees(pair, step);
-        if (scores) begin_scores(item, pair);
-        for (int32_t half = 0; half < 2; half++) {
-            if (scores) score_half(item, pair, &keys, half);
-            weigh_strip(item, weigh, block, p, half, step);
+    strip_weigher weigher = *weigh;
+    fv_words words[16];
+    FV_UNROLL
+    for (int32_t quarter = 0; quarter < 4; quarter++) weigh_quarter(&weigher, words, scores, quarter);
+    fv_words_store_transposed(weights, words);
+    *weigh = weigher;
+}
+
+/* The scores of two strips and the weights of two others, for 576 elements. */
+static void score_and_weigh_latents(shared_item *shared, const pair_step *next, const pair_step *last,
+                                    const fv_step_keys *keys)
+{
+    strip_weigher weigh = last->work->weigh[0];
+    fv_words words[16];
+    FV_UNROLL
+    for (int32_t strip = 0; strip < 2; strip++) {
+        FV_UNROLL
+        for (int32_t i = 0; i < DEPTH / 2; i++) {
+            score_products(shared, next, keys, strip * (DEPTH / 2) + i, strip == 0 && i == 0, 2);
+            if (i % 2) weigh_quarter(&weigh, words, last->scores.at[strip], i / 2);
         }
-        if (scores) end_scores(item, pair, step);
+        fv_words_store_transposed(step_weights_of(last, strip), words);
+        last->work->weigh[strip] = weigh;
+        if (strip == 0) weigh = last->work->weigh[1];
     }
 }
 
-/* The weights of a block, and the scores of the next; either may be empty. */
-static void weigh_and_score(fv_tile_item *item, const shared_block *block, const shared_block *next)
+static void weigh(const pair_step *last)
 {
-    const fv_score_scale scale = fv_attend_score_scale(item->job, item->first_head);
-    shared_weigher weigh = {.begun = {{0}}};
-    for (int32_t p = 0; p < num_pairs_of(item); p++) {
-        const fv_strip_pair *pair = &block->pairs[p];
-        for (int32_t i = 0; i < pair->num && pair->first_step < pair->end_step; i++) {
-            weigh.begun[p][i] = fv_strip_weigh_begin(&weigh.strips[p][i], item, pair, i, &block->keys, scale,
-                                                     fv_tile_weights(item, 2 * p + i));
-        }
+    for (int32_t i = 0; i < last->work->pair.num; i++)
+        weigh_strip(&last->work->weigh[i], step_weights_of(last, i), last->scores.at[i]);
+}
+
+/* `last` is none where it is not to be weighed. */
+static void score_and_weigh(shared_item *shared, const pair_step *next, const pair_step *last)
+{
+    const fv_step_keys keys = fv_step_keys_of(&shared->item->scratch, next->step);
+    const int32_t depth = shared->item->job->params->head_size / FV_TILE_DEPTH, num = next->work->pair.num;
+    if (depth == DEPTH && num == 2 && last->work && last->work->pair.num == 2) {
+        score_and_weigh_latents(shared, next, last, &keys);
+        return;
     }
-    const int32_t end = fv_max_i32(block->end_step, next->end_step);
-    for (int32_t step = fv_min_i32(block->first_step, next->first_step); step < end; step++) {
-        if (num_pairs_of(item) >= SPLIT_PAIRS)
-            weigh_and_score_split(item, &weigh, block, next, step);
+    if (shared->held.num > num) store_held(shared);
+    for (int32_t d = 0; d < depth; d++) {
+        if (num == 2 && d == 0)
+            score_products(shared, next, &keys, d, 1, 2);
+        else if (num == 2)
+            score_products(shared, next, &keys, d, 0, 2);
+        else if (d == 0)
+            score_products(shared, next, &keys, d, 1, 1);
         else
-            weigh_and_score_whole(item, &weigh, block, next, step);
+            score_products(shared, next, &keys, d, 0, 1);
     }
-    for (int32_t i = 0; i < item->num_strips; i++) {
-        if (weigh.begun[i / 2][i % 2]) fv_weigher_end(&weigh.strips[i / 2][i % 2], &item->scratch.strips[i]);
+    if (last->work) weigh(last);
+}
+
+static int32_t has_reference(const fv_row_strip *rows)
+{
+    return fv_lanes_all_below(-fv_lanes_load(rows->max), FV_MAX_PLAIN_DOT);
+}
+
+/* The references of a strip's rows: of those that have none, the maximum of the step. 0: some row sees no key there, or
+ * an overflow is near. */
+static int32_t find_reference(fv_row_strip *rows, const float *scores, fv_lanes factor)
+{
+    if (has_reference(rows)) return 1;
+    const fv_lanes top = fv_max_of_keys(scores, 0, FV_STEP_KEYS);
+    if (!fv_lanes_all_below(top, FV_MAX_PLAIN_DOT) || !fv_lanes_all_below(-top, FV_MAX_PLAIN_DOT)) return 0;
+    const fv_lanes max = fv_lanes_load(rows->max); /* stays where there is one, as the row's sums do */
+    fv_lanes_store(rows->max, fv_lanes_select(max == -INFINITY, top * factor, max));
+    return 1;
+}
+
+/* The scores of a step are there, or in tiles: hides those that their rows do not see, and readies the weigher. 0: no
+ * weights. */
+static int32_t begin_weights(shared_item *shared, const pair_step *at, const fv_key_block *keys)
+{
+    pair_work *work = at->work;
+    if (!work || work->is_exact) return 0;
+    const fv_lanes factor = fv_lanes_splat(shared->scale.dot);
+    const int32_t local = keys->first_key + at->step * FV_STEP_KEYS;
+    for (int32_t i = 0; i < work->pair.num; i++) {
+        fv_row_strip *rows = &work->pair.strips[i]->rows;
+        float *scores = at->scores.at[i];
+        const int32_t is_edge = local < rows->all.first || local + FV_STEP_KEYS > rows->all.end;
+        if (is_edge || !has_reference(rows)) store_held(shared);
+        if (is_edge) fv_weigher_hide(rows, scores, local, 0, 1);
+        if (at->step > work->pair.first_step) continue;
+        if (!find_reference(rows, scores, factor)) work->is_exact = 1;
+        work->weigh[i] = (strip_weigher){.factor = factor, .base = fv_lanes_load(rows->max)};
+    }
+    return !work->is_exact;
+}
+
+/* Scores that live until the next pair's are stored, or are kept. */
+static held_tiles scores_of(const shared_item *shared, const pair_work *work, int32_t step, int32_t turn)
+{
+    held_tiles scores = {.num = work->pair.num};
+    for (int32_t i = 0; i < scores.num; i++) {
+        scores.at[i] = work->has_scores ? work->pair.scores[i] + step * STEP_SCORES
+                                        : shared->item->scratch.step_scores + (2 * turn + i) * STEP_SCORES;
+    }
+    return scores;
+}
+
+/* Scores of a block and, but for the exact, weights; pairs of its values. */
+static void weigh_block(shared_item *shared, const fv_key_block *keys)
+{
+    int32_t first = INT32_MAX, end = 0;
+    for (int32_t p = 0; p < shared->num_pairs; p++) {
+        const fv_strip_pair *pair = &shared->works[p].pair;
+        if (!has_steps(pair)) continue;
+        first = fv_min_i32(first, pair->first_step);
+        end = fv_max_i32(end, pair->end_step);
+    }
+    pair_step last = {0};
+    int32_t turn = 0;
+    for (int32_t step = first; step < end; step++) {
+        begin_pairs(shared, step);
+        for (int32_t p = 0; p < shared->num_pairs; p++) {
+            pair_work *work = &shared->works[p];
+            if (!pair_sees(&work->pair, step) || (work->is_exact && !work->has_scores)) continue;
+            if (!begin_weights(shared, &last, keys)) last.work = NULL;
+            if (work->is_exact && !work->has_scores) continue; /* since now */
+            const pair_step next = {work, step, scores_of(shared, work, step, turn)};
+            score_and_weigh(shared, &next, &last);
+            last = next;
+            turn = !turn;
+        }
+        make_rest(&shared->pairs);
+    }
+    if (begin_weights(shared, &last, keys)) {
+        store_held(shared);
+        weigh(&last);
+    }
+    store_held(shared);
+}
+
+/* A pair's weights by its maxima over the block. */
+static void weigh_exactly(shared_item *shared, pair_work *work, const fv_key_block *keys)
+{
+    fv_tile_item *item = shared->item;
+    const fv_strip_pair *pair = &work->pair;
+    const pair_step none = {0};
+    if (!work->has_scores) {
+        work->has_scores = 1;
+        for (int32_t step = pair->first_step; step < pair->end_step; step++) {
+            const pair_step next = {work, step, scores_of(shared, work, step, 0)};
+            score_and_weigh(shared, &next, &none);
+        }
+        store_held(shared);
+    }
+    for (int32_t i = 0; i < pair->num; i++) {
+        fv_row_strip *rows = &pair->strips[i]->rows;
+        fv_lanes *rounded_sum = &shared->rounded_sums[pair->strips[i] - item->scratch.strips];
+        const fv_lanes old_sum = fv_lanes_load(rows->sum);
+        fv_weigher weigher;
+        if (fv_strip_weigh_begin(&weigher, item, pair, i, keys, shared->scale, pair->weights[i])) {
+            for (int32_t step = pair->first_step; step < pair->end_step; step++)
+                fv_weigher_step(&weigher, pair->weights[i] + step * FV_TILE_BYTES,
+                                pair->scores[i] + step * STEP_SCORES);
+            fv_weigher_end(&weigher, pair->strips[i]);
+        }
+        const fv_lanes shrink = fv_lanes_load(rows->rescale);
+        *rounded_sum = *rounded_sum * shrink + (fv_lanes_load(rows->sum) - old_sum * shrink);
+        if (pair->strips[i]->has_sums)
+            fv_strip_rescale_sums(pair->strips[i], item->job->params->v_head_size, item->rescaling);
+    }
+}
+
+/* Takes over the sums of the weights, or makes the weights again. */
+static void end_weights(shared_item *shared, pair_work *work, const fv_key_block *keys)
+{
+    const fv_strip_pair *pair = &work->pair;
+    fv_lanes sums[2];
+    for (int32_t i = 0; i < pair->num && !work->is_exact; i++) {
+        sums[i] = work->weigh[i].sum + work->weigh[i].other_sum;
+        work->is_exact = !fv_lanes_all_below(sums[i], LIMIT);
+    }
+    if (work->is_exact) {
+        weigh_exactly(shared, work, keys);
+        return;
+    }
+    for (int32_t i = 0; i < pair->num; i++) {
+        float *sum = pair->strips[i]->rows.sum;
+        fv_lanes_store(sum, fv_lanes_load(sum) + sums[i]);
+        shared->rounded_sums[pair->strips[i] - shared->item->scratch.strips] += work->weigh[i].rounded_sum;
     }
 }
 
 /* --- sums ------------------------------------------------------------------------------------------------------------ */
 
-static moved_lanes moved_lanes_of(const fv_tile_item *item, const fv_strip_pair *pair)
+/* Asks for the next lines of the next block, or of the results. */
+FV_ALWAYS_INLINE void call_ahead(shared_item *shared)
 {
-    moved_lanes moved = {.num = 0};
-    for (int32_t i = 0; i < pair->num; i++) {
-        for (int32_t lane = 0; lane < FV_TILE_STRIP_ROWS; lane++) {
-            if (!fv_tile_keeps_row(pair->strips[i], lane, item->rescaling))
-                moved.lanes[moved.num++] = i * FV_TILE_STRIP_ROWS + lane;
-        }
-    }
-    return moved;
-}
-
-static void rescale_columns(const fv_tile_item *item, const fv_strip_pair *pair, const moved_lanes *moved,
-                            int32_t column)
-{
-    for (int32_t i = 0; i < moved->num; i++) {
-        const fv_tile_strip *strip = pair->strips[moved->lanes[i] / FV_TILE_STRIP_ROWS];
-        const int32_t lane = moved->lanes[i] % FV_TILE_STRIP_ROWS;
-        fv_tile_rescale_row(strip->sums + column * FV_TILE_STRIP_ROWS + lane * FV_TILE_COLUMNS,
-                            FV_TILE_ROWS * FV_TILE_COLUMNS, COLUMNS / FV_TILE_COLUMNS, strip, lane, item->rescaling);
-    }
-}
-
-/* Pairs of V, 32 columns of the block's steps. Returns 1 if `looks` and some value is infinite or NaN. */
-static int32_t pair_columns(fv_tile_item *item, const char *const *rows, const shared_block *block, int32_t column,
-                            int32_t looks)
-{
-    const int64_t offset = column * FV_BF16_BYTES;
-    int32_t not_finite = 0;
-    for (int32_t step = block->first_step; step < block->end_step; step++) {
-        const char *const *of_step = rows + step * FV_STEP_KEYS;
-        char *to = item->scratch.pairs + step * STEP_PAIRS_BYTES;
-        for (int32_t i = 0; i < FV_STEP_KEYS; i += 2, to += FV_TILE_ROW_BYTES)
-            fv_words_store_pairs(to, to + FV_TILE_BYTES, of_step[i] + offset, of_step[i + 1] + offset);
-        for (int32_t i = 0; looks && i < FV_STEP_KEYS; i++) not_finite |= fv_words_not_finite(of_step[i] + offset);
+    fv_tile_item *item = shared->item;
+    if (FV_LIKELY(!shared->is_last)) {
         fv_tile_call_ahead(item);
+        return;
     }
-    return not_finite;
+    for (int32_t i = 0; i < item->ahead_portions; i++)
+        fv_prefetch_to_write(fv_prefetch_take(&item->ahead, FV_AHEAD_BYTES), FV_AHEAD_BYTES);
 }
 
-FV_ALWAYS_INLINE void add_columns_as(fv_tile_item *item, const shared_block *block, int32_t p, int32_t column,
-                                     const int32_t num)
+/* The products of 32 columns of a pair with a step; in the first, tile after tile is taken over from those before. */
+FV_ALWAYS_INLINE void add_step(shared_item *shared, const held_tiles *next, const char *weights, const char *others,
+                               const char *pairs, const int32_t is_first, int32_t is_zero, const int32_t num)
 {
-    fv_tiles *tiles = &item->tiles;
-    const fv_strip_pair *pair = &block->pairs[p];
-    const char *weights = fv_tile_weights(item, 2 * p), *others = fv_tile_weights(item, 2 * p + num - 1);
-    float *low = pair->strips[0]->sums + column * FV_TILE_STRIP_ROWS, *high = low + FV_TILE_ROWS * FV_TILE_COLUMNS;
-    float *other_low = pair->strips[num - 1]->sums + column * FV_TILE_STRIP_ROWS;
-    float *other_high = other_low + FV_TILE_ROWS * FV_TILE_COLUMNS;
-    fv_tile_load(tiles, 0, low, FV_TILE_ROW_BYTES);
-    fv_tile_load(tiles, 1, high, FV_TILE_ROW_BYTES);
+    fv_tiles *tiles = &shared->item->tiles;
+    const held_tiles *held = &shared->held;
+    fv_tile_load(tiles, 6, pairs, FV_TILE_ROW_BYTES);
+    fv_tile_load_past(tiles, 4, weights, FV_TILE_ROW_BYTES);
+    if (is_first) SWITCH_TILE(tiles, 0, held, next, is_zero);
+    fv_tile_dot(tiles, 0, 4, 6);
+    fv_tile_load(tiles, 7, pairs + FV_TILE_BYTES, FV_TILE_ROW_BYTES);
+    if (is_first) SWITCH_TILE(tiles, 1, held, next, is_zero);
+    fv_tile_dot(tiles, 1, 4, 7);
     if (num == 2) {
-        fv_tile_load(tiles, 2, other_low, FV_TILE_ROW_BYTES);
-        fv_tile_load(tiles, 3, other_high, FV_TILE_ROW_BYTES);
+        fv_tile_load_past(tiles, 5, others, FV_TILE_ROW_BYTES);
+        if (is_first) SWITCH_TILE(tiles, 2, held, next, is_zero);
+        fv_tile_dot(tiles, 2, 5, 6);
+        if (is_first) SWITCH_TILE(tiles, 3, held, next, is_zero);
+        fv_tile_dot(tiles, 3, 5, 7);
     }
-    for (int32_t step = pair->first_step; step < pair->end_step; step++) {
-        const char *pairs = item->scratch.pairs + step * STEP_PAIRS_BYTES;
-        fv_tile_load(tiles, 6, pairs, FV_TILE_ROW_BYTES);
-        fv_tile_load(tiles, 4, weights + step * FV_TILE_BYTES, FV_TILE_ROW_BYTES);
-        fv_tile_dot(tiles, 0, 4, 6);
-        fv_tile_load(tiles, 7, pairs + FV_TILE_BYTES, FV_TILE_ROW_BYTES);
-        fv_tile_dot(tiles, 1, 4, 7);
-        if (num == 2) {
-            fv_tile_load(tiles, 5, others + step * FV_TILE_BYTES, FV_TILE_ROW_BYTES);
-            fv_tile_dot(tiles, 2, 5, 6);
-            fv_tile_dot(tiles, 3, 5, 7);
-        }
-    }
-    fv_tile_store(tiles, 0, low, FV_TILE_ROW_BYTES);
-    fv_tile_store(tiles, 1, high, FV_TILE_ROW_BYTES);
-    if (num == 2) {
-        fv_tile_store(tiles, 2, other_low, FV_TILE_ROW_BYTES);
-        fv_tile_store(tiles, 3, other_high, FV_TILE_ROW_BYTES);
-    }
+    if (is_first) shared->held = *next;
+    call_ahead(shared);
 }
 
-static void add_columns(fv_tile_item *item, const shared_block *block, int32_t p, int32_t column)
+FV_ALWAYS_INLINE void add_columns(shared_item *shared, const fv_strip_pair *pair, int32_t column, const char *slice,
+                                  const int32_t num)
 {
-    if (block->pairs[p].num == 2)
-        add_columns_as(item, block, p, column, 2);
-    else
-        add_columns_as(item, block, p, column, 1);
+    const char *weights = pair->weights[0], *others = pair->weights[num - 1];
+    const int32_t is_zero = !pair->strips[0]->has_sums;
+    held_tiles sums = {.num = num};
+    for (int32_t i = 0; i < num; i++) sums.at[i] = pair->strips[i]->sums + column * FV_TILE_STRIP_ROWS;
+    if (shared->held.num > num) store_held(shared);
+    int32_t step = pair->first_step;
+    add_step(shared, &sums, weights + step * FV_TILE_BYTES, others + step * FV_TILE_BYTES,
+             slice + step * STEP_PAIRS_BYTES, 1, is_zero, num);
+    for (step++; step < pair->end_step; step++)
+        add_step(shared, &sums, weights + step * FV_TILE_BYTES, others + step * FV_TILE_BYTES,
+                 slice + step * STEP_PAIRS_BYTES, 0, 0, num);
+    call_ahead(shared);
 }
 
-/* Returns 0 where a value that some rows must not see is infinite or NaN. */
-static int32_t add_values(fv_tile_item *item, const shared_block *block)
+static void add_values(shared_item *shared)
 {
-    const int32_t size = item->job->params->v_head_size, num_pairs = num_pairs_of(item);
-    const int32_t looks = !fv_strips_all_seen(item, item->scratch.strips, &block->keys);
-    const int64_t head = item->first_head * item->job->cache.v.head_stride;
-    const char *rows[FV_TILE_MANY_KEYS];
-    for (int32_t key = block->first_step * FV_STEP_KEYS; key < block->end_step * FV_STEP_KEYS; key++) {
-        const int32_t is_inside = key >= block->keys.first && key < block->keys.end;
-        rows[key] = is_inside ? block->keys.v_rows[key] + head : item->scratch.zeros;
-    }
-    moved_lanes moved[MAX_PAIRS];
-    for (int32_t p = 0; p < num_pairs; p++) {
-        const int32_t has_work = block->pairs[p].first_step < block->pairs[p].end_step;
-        moved[p] = has_work ? moved_lanes_of(item, &block->pairs[p]) : (moved_lanes){.num = 0};
-    }
-    for (int32_t column = 0; column < size; column += COLUMNS) {
-        rescale_columns(item, &block->pairs[0], &moved[0], column);
-        if (pair_columns(item, rows, block, column, looks)) return 0;
-        for (int32_t p = 0; p < num_pairs; p++) {
-            if (p + 1 < num_pairs) rescale_columns(item, &block->pairs[p + 1], &moved[p + 1], column);
-            if (block->pairs[p].first_step < block->pairs[p].end_step) add_columns(item, block, p, column);
+    const fv_tile_item *item = shared->item;
+    const char *slice = item->scratch.pairs;
+    for (int32_t column = 0; column < item->job->params->v_head_size; column += COLUMNS) {
+        for (int32_t p = 0; p < shared->num_pairs; p++) {
+            const fv_strip_pair *pair = &shared->works[p].pair;
+            if (has_steps(pair) && pair->num == 2)
+                add_columns(shared, pair, column, slice, 2);
+            else if (has_steps(pair))
+                add_columns(shared, pair, column, slice, 1);
         }
+        slice += shared->pairs.slice_bytes;
     }
-    return 1;
+    store_held(shared);
+    for (int32_t p = 0; p < shared->num_pairs; p++) {
+        const fv_strip_pair *pair = &shared->works[p].pair;
+        for (int32_t i = 0; i < pair->num && has_steps(pair); i++) pair->strips[i]->has_sums = 1;
+    }
 }
 
 /* --- the item -------------------------------------------------------------------------------------------------------- */
@@ -298,36 +517,133 @@ static fv_key_block keys_at(const fv_tile_item *item, int32_t index)
     return fv_key_block_at(item, first_key + index * item->block_keys, index % 3);
 }
 
-/* Makes the tiles of K those of the block. */
-static void find_keys(const fv_tile_item *item, const fv_key_block *keys)
+static pair_work pair_work_of(const shared_item *shared, int32_t p, const fv_key_block *keys)
 {
-    if (keys->first >= keys->end) return;
+    const fv_tile_item *item = shared->item;
+    pair_work work = {.pair.num = fv_min_i32(2, item->num_strips - 2 * p)};
+    fv_strip_pair *pair = &work.pair;
+    for (int32_t i = 0; i < pair->num; i++) {
+        pair->strips[i] = &item->scratch.strips[2 * p + i];
+        pair->scores[i] = item->scratch.scores + (int64_t)(2 * p + i) * item->block_keys * FV_TILE_STRIP_ROWS;
+        pair->weights[i] = fv_tile_weights(item, 2 * p + i);
+    }
+    fv_pair_find_steps(pair, keys);
+    work.is_exact = work.has_scores = !shared->is_plain;
+    return work;
+}
+
+/* Weights of a block, and pairs of its values. Returns 0 where a value that some rows must not see is infinite or NaN. */
+static int32_t begin_block(shared_item *shared, const fv_key_block *keys)
+{
+    const fv_tile_item *item = shared->item;
     fv_tile_find_strides(item, keys);
     fv_tile_find_keys(item, keys, item->first_head);
+    find_values(shared, keys);
+    for (int32_t p = 0; p < shared->num_pairs; p++) shared->works[p] = pair_work_of(shared, p, keys);
+    shared->pairs.looks = !fv_strips_all_seen(item, item->scratch.strips, keys);
+    weigh_block(shared, keys);
+    if (shared->pairs.not_finite) return 0;
+    for (int32_t p = 0; p < shared->num_pairs; p++)
+        if (has_steps(&shared->works[p].pair)) end_weights(shared, &shared->works[p], keys);
+    return 1;
+}
+
+/* Aims at the rows of the item's results, which another CPU may hold: with as many sites as the last block's values have. */
+static void aim_at_results(shared_item *shared, int32_t num_sites)
+{
+    fv_tile_item *item = shared->item;
+    const fv_attend_job *job = item->job;
+    const fv_attend_params *params = job->params;
+    const int64_t head = (int64_t)item->first_head * job->group;
+    const int32_t is_part = job->item->partial >= 0;
+    const int64_t head_bytes = params->v_head_size *
+                               (int64_t)(is_part ? sizeof(float) : fv_dtype_bytes(params->out_dtype));
+    const char **rows = item->scratch.token_rows;
+    shared->is_last = 1;
+    if (!is_part && params->out_head_stride != head_bytes) return;
+    for (int32_t token = 0; token < job->item->num_tokens; token++) {
+        const int64_t slot = (int64_t)job->item->partial + token;
+        const int64_t out_row = (int64_t)job->batch_token + token - params->out_first_token;
+        rows[token] = is_part ? (const char *)params->partial_out + (slot * params->num_heads + head) * head_bytes
+                              : (const char *)params->out + out_row * params->out_token_stride + head * head_bytes;
+    }
+    item->ahead = (fv_prefetch_stream){
+        .rows = {rows, rows},
+        .num_planes = 1,
+        .num_heads = 1,
+        .row_bytes = job->group * head_bytes,
+        .end = job->item->num_tokens,
+    };
+    item->ahead_portions = (int32_t)fv_ceil_div(job->num_rows * head_bytes, (int64_t)num_sites * FV_AHEAD_BYTES);
+    fv_prefetch_next_run(&item->ahead);
+}
+
+static void begin(shared_item *shared, fv_tile_item *item)
+{
+    const fv_attend_params *params = item->job->params;
+    const int32_t depth = params->head_size / FV_TILE_DEPTH, num_pairs = (item->num_strips + 1) / 2;
+    const int32_t slices = params->v_head_size / COLUMNS, run = slices % MOST_SLICES ? 1 : MOST_SLICES;
+    *shared = (shared_item){
+        .item = item,
+        .scale = fv_attend_score_scale(item->job, item->first_head),
+        .num_pairs = num_pairs,
+        .pairs.slice_bytes = slice_bytes_of(item),
+        .pairs.size = params->v_head_size,
+        .pairs.run = run,
+        .pairs.share = (int32_t)fv_ceil_div(FV_STEP_KEYS / 2 * slices, num_pairs * depth * run),
+        .pairs.key = FV_STEP_KEYS,
+    };
+    shared->is_plain = fv_scores_are_plain(params, shared->scale) && item->rescaling == FV_RESCALING_MULTIPLY;
+    for (int32_t i = 0; i < item->num_strips; i++) item->scratch.strips[i].has_sums = 0;
+}
+
+/* Makes the sums of a row those of weights that add up to its sum, rounded as they were. */
+static void fit_row(float *row, const shared_item *shared, int32_t strip, int32_t lane)
+{
+    const float sum = shared->item->scratch.strips[strip].rows.sum[lane];
+    const fv_lanes factor = fv_lanes_splat(sum / shared->rounded_sums[strip][lane]);
+    for (int32_t d = 0; d < shared->item->job->params->v_head_size; d += FV_TILE_COLUMNS)
+        fv_lanes_store(row + d, fv_lanes_load(row + d) * factor);
+}
+
+static void finish(const shared_item *shared)
+{
+    const fv_tile_item *item = shared->item;
+    const int32_t size = item->job->params->v_head_size;
+    for (int32_t i = 0; i < item->num_strips; i++) {
+        const fv_tile_strip *strip = &item->scratch.strips[i];
+        if (!strip->has_sums) fv_strip_zero_sums(strip, size); /* its rows saw no key */
+    }
+    for (int32_t row = 0; row < item->job->num_rows; row++) {
+        const int32_t i = row / FV_TILE_STRIP_ROWS, lane = row % FV_TILE_STRIP_ROWS;
+        const fv_tile_strip *strip = &item->scratch.strips[i];
+        fv_strip_natural_row(item, strip, lane);
+        if (shared->is_plain && strip->rows.max[lane] != -INFINITY) fit_row(item->scratch.row, shared, i, lane);
+        fv_attend_finish_row(&item->natural, item->first_head, row, item->scratch.row, strip->rows.max[lane],
+                             strip->rows.sum[lane]);
+    }
 }
 
 int32_t FV_ISA_SYMBOL(fv_attend_shared_tiles)(fv_tile_item *item)
 {
     const fv_attend_params *params = item->job->params;
     const int32_t steps = item->block_keys / FV_STEP_KEYS, columns = params->v_head_size / COLUMNS;
-    const int32_t num_sites = steps * (num_pairs_of(item) * (params->head_size / FV_TILE_DEPTH) + columns);
+    shared_item shared;
+    begin(&shared, item);
+    const int32_t score_sites = shared.num_pairs * steps * (params->head_size / FV_TILE_DEPTH);
+    const int32_t value_sites = shared.num_pairs * columns * (steps + 1);
+    fv_key_block keys = keys_at(item, 0);
+    fv_tile_aim_ahead(item, &keys, score_sites);
     fv_strips_begin(item, 0);
-    for (int32_t i = 0; i < item->num_heads * item->num_strips; i++)
-        fv_strip_zero_sums(&item->scratch.strips[i], item->job->params->v_head_size);
-    fv_key_block keys = keys_at(item, 0), next_keys = keys_at(item, 1);
-    shared_block block = {.first_step = INT32_MAX}, next = shared_block_of(item, &keys, 0);
-    fv_tile_aim_ahead(item, &next_keys, num_sites);
-    find_keys(item, &keys);
-    weigh_and_score(item, &block, &next);
-    for (int32_t index = 1; next.keys.first < next.keys.end; index++) {
-        block = next;
-        next = shared_block_of(item, &next_keys, index % 2);
-        find_keys(item, &next.keys);
-        next_keys = keys_at(item, index + 1);
-        fv_tile_aim_ahead(item, &next_keys, num_sites);
-        weigh_and_score(item, &block, &next);
-        if (!add_values(item, &block)) return 0;
+    for (int32_t index = 1; keys.first < keys.end; index++) {
+        const fv_key_block next = keys_at(item, index);
+        if (index > 1) fv_tile_aim_ahead(item, &next, score_sites + value_sites);
+        if (!begin_block(&shared, &keys)) return 0;
+        if (index == 1) fv_tile_aim_ahead(item, &next, value_sites);
+        if (next.first >= next.end) aim_at_results(&shared, value_sites);
+        add_values(&shared);
+        keys = next;
     }
-    fv_strips_finish(item);
+    finish(&shared);
     return 1;
 }

@@ -75,6 +75,16 @@ static inline void fv_tiles_release(fv_tiles *tiles)
                          : "memory");                                      \
     } while (0)
 
+/* The same for lines that pass L1 by: a hint, which keeps what else is there. */
+#define fv_tile_load_past(tiles, t, at, stride)                            \
+    do {                                                                   \
+        (void)(tiles);                                                     \
+        __asm__ volatile("tileloaddt1 (%0,%1,1), %%tmm" #t                 \
+                         :                                                 \
+                         : "r"((const void *)(at)), "r"((int64_t)(stride)) \
+                         : "memory");                                      \
+    } while (0)
+
 #define fv_tile_store(tiles, t, at, stride)                          \
     do {                                                             \
         (void)(tiles);                                               \
@@ -115,6 +125,11 @@ static inline void fv_tile_load(fv_tiles *tiles, int32_t t, const void *at, int6
 {
     for (int32_t row = 0; row < tiles->num_rows[t]; row++)
         memcpy(tiles->rows[t][row], (const char *)at + row * stride, FV_TILE_ROW_BYTES);
+}
+
+static inline void fv_tile_load_past(fv_tiles *tiles, int32_t t, const void *at, int64_t stride)
+{
+    fv_tile_load(tiles, t, at, stride);
 }
 
 static inline void fv_tile_store(const fv_tiles *tiles, int32_t t, void *at, int64_t stride)

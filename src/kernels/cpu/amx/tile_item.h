@@ -21,6 +21,7 @@ enum {
     FV_TILE_MAX_SIZE = 576,    /* of a head */
     FV_BF16_BYTES = 2,
     FV_AHEAD_BYTES = 256,
+    FV_TILE_SLICE_PAD = 256, /* bytes between runs of columns of V that share a block */
 };
 
 /* Where tile kernels start: a strip with its tiles. */
@@ -47,8 +48,9 @@ typedef struct fv_tile_scratch {
     float *sums;
     float *weight_sums;      /* [strips][16][16]: of a row's weights as bf16, in 16 parts; many strips only */
     float *row_sums;         /* the same of its weights in fp32 */
-    float *scores;           /* of two pairs of strips, or of all that share a block, in turn: [2][2][block_keys][16] */
+    float *scores;           /* of two pairs of strips, in turn, or of all that share a block: [2][2][block_keys][16] */
     char *weights;           /* of two pairs in turn, or of all: [2][2][block_keys / 32] A tiles */
+    float *step_scores;      /* [2][2][32][16]: a step of two pairs in turn, of strips that share a block */
     char *pairs;             /* [block_keys / 32][Dv / 16] B tiles of V */
     char *k_copies;          /* [block_keys / 16][D / 32] A tiles */
     char *v_copies;          /* [FV_STEP_KEYS][Dv] */
@@ -85,8 +87,8 @@ static inline fv_tile_scratch fv_tile_scratch_of(const fv_attend_params *params,
                                                  int32_t shared_strips, int32_t block_keys, void *memory)
 {
     const size_t strips = (size_t)all_strips, keys = (size_t)block_keys;
-    const size_t kept = (size_t)fv_max_i32(2, shared_strips), strip_scores = keys * FV_TILE_STRIP_ROWS;
     const size_t weighed = (size_t)fv_max_i32(2 * FV_TILE_GROUP_PAIRS, shared_strips);
+    const size_t strip_scores = keys * FV_TILE_STRIP_ROWS;
     const size_t many = all_strips >= FV_TILE_COPY_STRIPS ? strips : 0;
     const size_t k_bytes = (size_t)params->head_size * FV_BF16_BYTES;
     const size_t v_bytes = (size_t)params->v_head_size * FV_BF16_BYTES;
@@ -97,9 +99,11 @@ static inline fv_tile_scratch fv_tile_scratch_of(const fv_attend_params *params,
                                    strips * FV_TILE_STRIP_ROWS * (size_t)params->v_head_size * sizeof(float));
     scratch.weight_sums = fv_scratch_take(memory, &scratch.bytes, many * FV_TILE_BYTES);
     scratch.row_sums = fv_scratch_take(memory, &scratch.bytes, many * FV_TILE_BYTES);
-    scratch.scores = fv_scratch_take(memory, &scratch.bytes, 2 * kept * strip_scores * sizeof(float));
+    scratch.scores = fv_scratch_take(memory, &scratch.bytes, weighed * strip_scores * sizeof(float));
     scratch.weights = fv_scratch_take(memory, &scratch.bytes, weighed * strip_scores * FV_BF16_BYTES);
-    scratch.pairs = fv_scratch_take(memory, &scratch.bytes, keys * v_bytes);
+    const size_t slices = shared_strips ? (size_t)params->v_head_size / (2 * FV_TILE_COLUMNS) : 0;
+    scratch.step_scores = fv_scratch_take(memory, &scratch.bytes, (shared_strips ? 8 : 0) * (size_t)FV_TILE_BYTES);
+    scratch.pairs = fv_scratch_take(memory, &scratch.bytes, keys * v_bytes + slices * FV_TILE_SLICE_PAD);
     scratch.k_copies = fv_scratch_take(memory, &scratch.bytes, keys * k_bytes);
     scratch.v_copies = fv_scratch_take(memory, &scratch.bytes, FV_STEP_KEYS * v_bytes);
     scratch.key_rows = fv_scratch_take(memory, &scratch.bytes, FV_TILE_ROWS * k_bytes);

@@ -224,17 +224,24 @@ static inline int32_t fv_strip_weigh_begin(fv_weigher *weigh, const fv_tile_item
 
 /* --- the end ------------------------------------------------------------------------------------------------------- */
 
+/* A row of the sums in natural order and units, to item->scratch.row. */
+static inline void fv_strip_natural_row(const fv_tile_item *item, const fv_tile_strip *strip, int32_t in_strip)
+{
+    const int32_t size = item->job->params->v_head_size;
+    for (int32_t column = 0; column < size; column += 32) {
+        const float *low = strip->sums + column * FV_TILE_STRIP_ROWS + in_strip * FV_TILE_COLUMNS;
+        fv_lanes_store_natural(item->scratch.row + column, low, low + FV_TILE_ROWS * FV_TILE_COLUMNS);
+    }
+    fv_tile_unscale_row(item->scratch.row, size, strip, in_strip, item->rescaling);
+}
+
 static inline void fv_strips_finish(const fv_tile_item *item)
 {
-    const int32_t size = item->job->params->v_head_size, num_rows = item->job->num_rows;
+    const int32_t num_rows = item->job->num_rows;
     for (int32_t i = 0; i < item->num_heads * num_rows; i++) {
         const int32_t head = i / num_rows, row = i % num_rows, in_strip = row % FV_TILE_STRIP_ROWS;
         const fv_tile_strip *strip = &item->scratch.strips[head * item->num_strips + row / FV_TILE_STRIP_ROWS];
-        for (int32_t column = 0; column < size; column += 32) {
-            const float *low = strip->sums + column * FV_TILE_STRIP_ROWS + in_strip * FV_TILE_COLUMNS;
-            fv_lanes_store_natural(item->scratch.row + column, low, low + FV_TILE_ROWS * FV_TILE_COLUMNS);
-        }
-        fv_tile_unscale_row(item->scratch.row, size, strip, in_strip, item->rescaling);
+        fv_strip_natural_row(item, strip, in_strip);
         fv_attend_finish_row(&item->natural, item->first_head + head, row, item->scratch.row, strip->rows.max[in_strip],
                              strip->rows.sum[in_strip]);
     }

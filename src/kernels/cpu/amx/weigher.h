@@ -37,6 +37,17 @@ typedef struct fv_weigher {
     fv_lanes sum, other_sum;
 } fv_weigher;
 
+/* The same for those of the steps [first_step, end_step) of a block that starts at first_key. */
+static inline void fv_weigher_hide(const fv_row_strip *rows, float *scores, int32_t first_key, int32_t first_step,
+                                   int32_t end_step)
+{
+    const int32_t first = first_step * FV_STEP_KEYS, end = end_step * FV_STEP_KEYS;
+    const int32_t all_first = fv_min_i32(rows->all.first - first_key, end);
+    const int32_t all_end = rows->all.end - first_key;
+    fv_hide_keys(rows, scores, first_key, first, all_first);
+    fv_hide_keys(rows, scores, first_key, fv_max_i32(all_end, fv_max_i32(first, all_first)), end);
+}
+
 /* Where a score is a multiple of its dot product and no overflow is near: the new maxima over the steps [first_step,
  * end_step) of a block that starts at first_key. Returns 0 where an overflow is near: nothing has changed but hidden
  * scores. */
@@ -44,12 +55,8 @@ static inline int32_t fv_weigher_begin(fv_weigher *weigh, fv_tile_strip *strip, 
                                        int32_t first_step, int32_t end_step, fv_lanes factor, fv_rescaling rescaling)
 {
     fv_row_strip *rows = &strip->rows;
-    const int32_t first = first_step * FV_STEP_KEYS, end = end_step * FV_STEP_KEYS;
-    const int32_t all_first = fv_min_i32(rows->all.first - first_key, end);
-    const int32_t all_end = rows->all.end - first_key;
-    fv_hide_keys(rows, scores, first_key, first, all_first);
-    fv_hide_keys(rows, scores, first_key, fv_max_i32(all_end, fv_max_i32(first, all_first)), end);
-    const fv_lanes top = fv_max_of_keys(scores, first, end);
+    fv_weigher_hide(rows, scores, first_key, first_step, end_step);
+    const fv_lanes top = fv_max_of_keys(scores, first_step * FV_STEP_KEYS, end_step * FV_STEP_KEYS);
     if (!fv_lanes_all_below(top, FV_MAX_PLAIN_DOT)) return 0;
 
     const fv_lanes old_max = fv_lanes_load(rows->max);
