@@ -177,6 +177,9 @@ FV_ALWAYS_INLINE fv_words fv_words_of(fv_lanes low, fv_lanes high)
 /* The bits of numbers as bf16, half a unit rounded away from 0; not for denormal numbers. */
 FV_ALWAYS_INLINE fv_lane_bits fv_lanes_rounded(fv_lanes value) { return ((fv_lane_bits)value + 0x8000u) >> 16; }
 
+/* The numbers that these are. */
+FV_ALWAYS_INLINE fv_lanes fv_lanes_as_bf16(fv_lanes value) { return (fv_lanes)(fv_lanes_rounded(value) << 16); }
+
 /* Bounded to 16 bits without a sign, in the order in which 32 bits are packed to 16: words 8 i to 8 i + 3 are low[4 i] to
  * low[4 i + 3], the next four are of `high`. */
 FV_ALWAYS_INLINE fv_words fv_words_packed(fv_lane_bits low, fv_lane_bits high)

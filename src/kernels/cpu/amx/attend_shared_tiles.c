@@ -233,8 +233,8 @@ FV_ALWAYS_INLINE void weigh_quarter(strip_weigher *weigh, fv_words words[16], co
         fv_lanes high = fv_lanes_exp2(fv_lanes_load(other) * weigh->factor - weigh->base);
         weigh->sum += low;
         weigh->other_sum += high;
-        low = fv_lanes_rounded(low);
-        high = fv_lanes_rounded(high);
+        low = fv_lanes_as_bf16(low);
+        high = fv_lanes_as_bf16(high);
         weigh->rounded_sum += low + high;
         words[p] = fv_words_of(low, high);
     }
