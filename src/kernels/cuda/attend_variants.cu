@@ -133,7 +133,9 @@ template <bool IS_HOPPER> static int32_t few_at_once(const fv_problem *problem)
     const int32_t size = largest_head(problem);
     if (IS_HOPPER && takes_mma(problem)) return size <= 128 ? 4 : 2;
     if (problem->kind == FV_ATTENTION_MLA) return 1;
-    return size <= 64 ? 4 : size <= 128 || fv_dtype_bytes(problem->kv_dtype) == 1 ? 2 : 1;
+    const int32_t is_narrow = fv_dtype_bytes(problem->kv_dtype) == 1;
+    const int32_t is_small = is_narrow && problem->mha.num_heads <= 8 * problem->mha.num_kv_heads;
+    return size <= 64 ? 4 : size <= 128 || is_small ? 2 : 1;
 }
 
 /* Those of attend_mma.cuh wait for their own arithmetic. */
