@@ -158,7 +158,8 @@ fetch_cuobjdump() {
     for wheel in "$download"/*.whl; do python3 -m zipfile -e "$wheel" "$download/wheels"; done
     mkdir "$download/bin"
     mv "$download"/wheels/nvidia/cu13/bin/* "$download/bin"
-    chmod +x "$download"/bin/*
+    chmod +x "$download"/bin/{cuobjdump,nvdisasm} || fail "the wheels are not laid out as expected"
+    rm -rf "$1"
     mv -T "$download/bin" "$1"
 }
 

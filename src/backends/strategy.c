@@ -534,6 +534,7 @@ fv_status fv_strategy_create(fv_plan *plan, const fv_strategy *strategy)
         plan->dense_rule.block_q = plan->dense->block_m;
         plan->dense_rule.tile_keys = plan->dense->tile_keys;
         plan->dense_rule.num_lanes = num_lanes(plan, plan->dense, 1);
+        plan->dense_rule.num_workers = num_workers(plan, plan->dense, plan->dense_rule.num_lanes);
         plan->dense_rule.splits_items = 0;
         plan->dense_rule.path = FV_PATH_2D;
         plan->dense_rule.cascade = 0;

@@ -89,7 +89,9 @@ static void weights_are_packed(void **state)
         high[i] = 0x1.8p-9f * (float)(i * i);
         ordered[i] = (uint16_t)(fv_lanes_rounded(low)[i]);
         ordered[16 + i] = (uint16_t)(fv_lanes_rounded(high)[i]);
+        assert_true(fv_lanes_as_bf16(low)[i] == fv_f32_of_bf16(ordered[i]));
     }
+    assert_true(fv_lanes_as_bf16(fv_lanes_splat(INFINITY))[3] == INFINITY);
     const fv_words made = fv_words_packed(fv_lanes_rounded(low), fv_lanes_rounded(high));
     memcpy(words, &made, sizeof(words));
     const fv_lanes sums = fv_words_add_to(fv_lanes_splat(3.0f), made);
@@ -175,10 +177,10 @@ static void powers_in_fixed_point_are_near(void **state)
         if (x < -126) break;
         assert_true(fabs(fixed_power(x) / exp2(x) - 1) <= 5.3e-3);
     }
-    static const float zeros[] = {-127, -128, -1000, -32000, -1e6f, -0x1p120f, -INFINITY};
+    static const float zeros[] = {-127, -128, -1000, -32000, -40000, -99000, -1e6f, -0x1p120f, -INFINITY};
     for (int32_t i = 0; i < FV_ARRAY_LEN(zeros); i++) assert_true(fixed_power(zeros[i]) == 0);
     assert_true(fixed_power(0) == 1 && fixed_power(-3) == 0.125f);
-    static const float overflows[] = {128, 129, 1e6f, 1e30f, INFINITY};
+    static const float overflows[] = {128, 129, 1e6f, 1e30f, INFINITY, -49300, -60000, -98000};
     for (int32_t i = 0; i < FV_ARRAY_LEN(overflows); i++) assert_false(fixed_power(overflows[i]) < FLT_MAX);
 }
 

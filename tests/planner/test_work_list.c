@@ -267,9 +267,13 @@ static void test_no_more_pieces_than_needed(void **state)
     static const batch_part eight = {8, 1, 4096};
     for (int32_t num_workers = 2; num_workers <= 16; num_workers *= 2) {
         fixture *f = make_batch(1, num_workers, &eight, 1);
-        assert_in_range(f->list.num_items, 8, num_workers <= 4 ? 8 : 2 * num_workers);
+        assert_int_equal(f->list.num_items, fv_max_i32(8, num_workers));
         destroy(f);
     }
+    static const batch_part one = {1, 1, 4096};
+    fixture *f = make_batch(1, 2, &one, 1);
+    assert_int_equal(f->list.num_items, 2);
+    destroy(f);
 }
 
 /* Verification of up to 16 tokens is cut as well as single tokens. */

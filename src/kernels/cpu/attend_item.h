@@ -147,8 +147,7 @@ static inline fv_attend_job fv_attend_job_of(const fv_attend_params *params, con
     return job;
 }
 
-/* Keys of the item that row `row` sees, before a tree mask. */
-/* Of a token of the item. */
+/* Keys of the item that its token `token` sees, before a tree mask. */
 static inline fv_key_range fv_attend_token_keys(const fv_attend_job *job, int32_t token)
 {
     const int64_t position = job->context + job->item->first_token + token;
@@ -159,6 +158,7 @@ static inline fv_key_range fv_attend_token_keys(const fv_attend_job *job, int32_
     return keys;
 }
 
+/* The same for row `row`. */
 static inline fv_key_range fv_attend_row_keys(const fv_attend_job *job, int32_t row)
 {
     return fv_attend_token_keys(job, row / job->group);

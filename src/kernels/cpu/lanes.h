@@ -235,8 +235,8 @@ FV_ALWAYS_INLINE fv_exp2_constants fv_exp2_constants_make(void)
 }
 
 /* 2^x as bf16, packed: relative error at most 5.3e-3 and 1.84e-3 of standard deviation, where rounding alone has 3.9e-3
- * and 1.66e-3; a common factor is not counted. 0 for x of -127 and below, at least 2^128 or NaN, as words, from 128 on and
- * for some x between -2^16 and -2^15. NaN may give anything.
+ * and 1.66e-3; a common factor is not counted. At least 2^128 or NaN, as words, from 128 on and where x + FV_FIXED_ONE is
+ * between -FV_FIXED_ZERO and 0 (x of -98431 to -49279); 0 for all others of -127 and below. NaN may give anything.
  *
  * The bits of FV_FIXED_ONE + x are a fixed-point number, 8 bits of fraction f, which is the logarithm that bf16's bits
  * would be if 2^f were 1 + f. What it is less, f (1 - f) (0.305 + 0.074 f), is taken off, and the number halved: 13

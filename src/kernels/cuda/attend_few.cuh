@@ -23,10 +23,10 @@ enum { FEW_FIRST_TILE = 1, FEW_QUERIES = 2 };
 
 /* A warp on its way through the block's jobs. */
 typedef struct few_walk {
-    int32_t n;        /* job */
-    int32_t stage;    /* of the tile to work on next */
-    int32_t asked;    /* of the job, before it begins: FEW_FIRST_TILE, FEW_QUERIES */
-    few_place place;  /* of the tile to ask for next */
+    int32_t n;       /* job */
+    int32_t stage;   /* of the tile to work on next */
+    int32_t asked;   /* of the job, before it begins: FEW_FIRST_TILE, FEW_QUERIES */
+    few_place place; /* of the tile to ask for next */
     few_lane own;
 } few_walk;
 
@@ -55,8 +55,8 @@ static __device__ __forceinline__ void ask_few_tile(few_walk *walk, few_memory<S
         place.slot = split_key(args, of.first).y;
     }
     walk->place = find_few_tile<S>(from, args, &of, asked + 1, lane);
-    load_few_tile<S>(memory, args, from, &of, asked, &place, &walk->own,
-                                n < 0 ? walk->stage : walk->stage ^ 1, warp, lane);
+    load_few_tile<S>(memory, args, from, &of, asked, &place, &walk->own, n < 0 ? walk->stage : walk->stage ^ 1, warp,
+                     lane);
 }
 
 /* All tiles of a warp, and for the scout's warp the rest of its steps. One barrier where there is a job. */
@@ -79,7 +79,7 @@ static __device__ __forceinline__ void attend_few_tiles(few_state<S> *state, few
         if (n < 0 && end > 0) { /* the first keys are on their way */
             if (!(walk->asked & FEW_QUERIES))
                 load_few_queries<S>(memory, args, slot->job.num_rows - slot->row0,
-                                               [=](int32_t r) { return slot->rows[r]; });
+                                    [=](int32_t r) { return slot->rows[r]; });
             walk->asked = 0;
         }
         ptx_cp_async_commit();
@@ -94,7 +94,7 @@ static __device__ __forceinline__ void attend_few_tiles(few_state<S> *state, few
         }
         if (n >= tiles.count) continue;
         attend_few_stage<S>(state, memory, args, slot, &reads, walk->stage, is_whole_tile(&tiles, n),
-                                       few_tile_key<S>(&tiles, n), scale, lane);
+                            few_tile_key<S>(&tiles, n), scale, lane);
         walk->stage ^= 1;
     }
 }
@@ -262,7 +262,7 @@ template <class S>
 static __global__ void __launch_bounds__(S::THREADS, S::BLOCKS)
     attend_few_kernel(const __grid_constant__ attend_args args)
 {
-    extern __shared__ __align__(128) char few_shared[];
+    extern __shared__ __align__(256) char few_shared[];
     few_memory<S> *memory = (few_memory<S> *)few_shared;
     const int32_t warp = threadIdx.x / 32, lane = threadIdx.x % 32;
     few_walk walk = {-1, 0, 0, {-1, 0}, few_lane_of<S>(memory, &args, warp, lane)};

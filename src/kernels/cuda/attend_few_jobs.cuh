@@ -56,10 +56,10 @@ typedef enum few_step { FEW_CLAIM = 0, FEW_ITEM, FEW_FLAGS, FEW_FIND_ROWS, FEW_B
 /* The scout's registers: what it has asked for. */
 typedef struct few_scout {
     int32_t step;
-    int32_t number;    /* of the job in the list, or of the cell */
-    int32_t num_jobs;  /* -1: not known yet (whole queries) */
-    int32_t word;      /* a lane's part of what the last step asked for: FEW_QUERY_START .. */
-    int32_t item_word; /* word `lane` of the item */
+    int32_t number;                      /* of the job in the list, or of the cell */
+    int32_t num_jobs;                    /* -1: not known yet (whole queries) */
+    int32_t word;                        /* a lane's part of what the last step asked for: FEW_QUERY_START .. */
+    int32_t item_word;                   /* word `lane` of the item */
     int32_t blocks[FEW_FIRST_KEYS / 32]; /* of the first keys lane, lane + 32 ... */
 } few_scout;
 

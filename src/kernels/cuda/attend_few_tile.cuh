@@ -24,14 +24,15 @@ template <int HEAD_, bool IS_NARROW_, int ROWS, int WARPS_ = HEAD_ <= 64 ? 4 : 6
     /* Is there room for Q^T in registers? */
     static constexpr bool KEEPS_Q = OCTETS == 1 && (HEAD <= 64 || !IS_NARROW || (WARPS > 4 && HEAD <= 128));
     /* Sums of products that go on side by side: one product waits for the one before it. */
-    static constexpr int CHAINS = OCTETS > 1 ? 1 : HEAD <= 64 || IS_SMALL ? 2 : 4;
+    static constexpr int CHAINS = OCTETS > 1 ? 1 : IS_SMALL ? 2 : 4;
     static_assert(HEAD * 2 % 128 == 0, "keys and values lie in whole lines");
+    static_assert(!IS_NARROW || (ROW <= 256 && RING % 256 == 0 && FIRST % 256 == 0), "rows of one byte are aligned");
     static_assert(WARPS * TILE <= FEW_FIRST_KEYS, "the blocks of each warp's first tile are known");
     static_assert(ROWS == 8 || ROWS == FEW_MOST_ROWS, "rows are the columns of one instruction, or of two");
 };
 
 template <class S> struct few_memory {
-    alignas(128) char ring[S::WARPS][S::RING];
+    alignas(256) char ring[S::WARPS][S::RING]; /* places of a row, of up to 256 bytes, are flipped in its address */
     alignas(16) uint16_t q[S::BLOCK_M * S::Q_ROW];
     float q_factors[S::BLOCK_M];      /* entries of one byte: what scores lack, for q is fp16 */
     const char *k[S::WARPS][S::TILE]; /* of the tile that a warp asks for; NULL: no row sees the key */
@@ -80,7 +81,7 @@ template <class S> struct few_reads {
     uint32_t keys, values; /* shared: what it reads first of a tile's keys and values, in the ring's first stage */
     uint32_t queries;
     uint32_t q[S::KEEPS_Q ? S::HEAD / 16 : 1][2]; /* of each 16 elements */
-    float scale[S::OCTETS][2]; /* in base 2 */
+    float scale[S::OCTETS][2];                    /* in base 2 */
 };
 
 /* S^T of 16 keys, those of `keys`: the n-th 16 elements. */
@@ -130,8 +131,7 @@ template <class S> static __device__ __forceinline__ bool has_whole_tiles(const 
            params->head_size == S::HEAD && params->v_head_size == S::VALUE;
 }
 
-template <class S>
-static __device__ __forceinline__ few_tiles few_tiles_of(const few_slot *slot, int32_t warp)
+template <class S> static __device__ __forceinline__ few_tiles few_tiles_of(const few_slot *slot, int32_t warp)
 {
     few_tiles tiles = {0, 0, 0, 0};
     if (slot->keys.first >= slot->keys.end) return tiles;
@@ -284,9 +284,9 @@ static __device__ __forceinline__ void load_few_tile(few_memory<S> *memory, cons
         const int32_t at = place->slot;
         const uint32_t seen = seen_few_keys(&slot->keys, first);
         copy_few_run<S::TILE, S::HEAD, ELEMENT, S::ROW>(to, plain_row(k, block, kv_head, at), (int32_t)k->slot_stride,
-                                                         seen, params->head_size, lane);
+                                                        seen, params->head_size, lane);
         copy_few_run<S::TILE, S::VALUE, ELEMENT, S::ROW>(to + S::TILE * S::ROW, plain_row(v, block, kv_head, at),
-                                                          (int32_t)v->slot_stride, seen, params->v_head_size, lane);
+                                                         (int32_t)v->slot_stride, seen, params->v_head_size, lane);
         return;
     }
     if (lane < S::TILE) {
@@ -297,13 +297,12 @@ static __device__ __forceinline__ void load_few_tile(few_memory<S> *memory, cons
     __syncwarp();
     copy_few_rows<S::TILE, S::HEAD, ELEMENT, S::ROW>(to, memory->k[warp], params->q, params->head_size, lane);
     copy_few_rows<S::TILE, S::VALUE, ELEMENT, S::ROW>(to + S::TILE * S::ROW, memory->v[warp], params->q,
-                                                       params->v_head_size, lane);
+                                                      params->v_head_size, lane);
     __syncwarp(); /* the addresses are read */
 }
 
 /* All into the first one. */
-template <class S>
-static __device__ __forceinline__ void add_few_chains(float (&part)[S::CHAINS][S::OCTETS][4])
+template <class S> static __device__ __forceinline__ void add_few_chains(float (&part)[S::CHAINS][S::OCTETS][4])
 {
 #pragma unroll
     for (int half = S::CHAINS / 2; half > 0; half /= 2)
@@ -429,8 +428,7 @@ static __device__ __forceinline__ void weigh_few_keys(uint32_t (&weights)[S::OCT
             state->sum[i][j % 2] += p[j];
         }
 #pragma unroll
-        for (int j = 0; j < 2; j++)
-            weights[i][j] = ptx_movmatrix_trans(fv_narrow_pair<T>(p[2 * j], p[2 * j + 1]));
+        for (int j = 0; j < 2; j++) weights[i][j] = ptx_movmatrix_trans(fv_narrow_pair<T>(p[2 * j], p[2 * j + 1]));
         const uint32_t ones[4] = {i == 0 ? one : 0, i == 1 ? one : 0, i == 0 ? one : 0, i == 1 ? one : 0};
         ptx_mma_m16n8k16<T>(state->rounded, ones, weights[i][0], weights[i][1]);
     }
@@ -446,8 +444,7 @@ static __device__ __forceinline__ void add_few_values(few_state<S> *state, const
         uint32_t v[4];
         ptx_ldmatrix_x4_trans(v, (v_at ^ n * 32 % 128) + n * 32 / 128 * 128);
 #pragma unroll
-        for (int i = 0; i < S::OCTETS; i++)
-            ptx_mma_m16n8k16<T>(state->out[n][i], v, weights[i][0], weights[i][1]);
+        for (int i = 0; i < S::OCTETS; i++) ptx_mma_m16n8k16<T>(state->out[n][i], v, weights[i][0], weights[i][1]);
     }
 }
 

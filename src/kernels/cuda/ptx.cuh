@@ -227,6 +227,7 @@ __device__ __forceinline__ uint2 ptx_widen_e4m3(uint32_t four)
     return wide;
 }
 
+/* The same of e5m2. */
 __device__ __forceinline__ uint2 ptx_widen_e5m2(uint32_t four)
 {
     uint2 wide;

@@ -406,6 +406,7 @@ static void weigh_exactly(shared_item *shared, pair_work *work, const fv_key_blo
             fv_weigher_end(&weigher, pair->strips[i]);
         }
         const fv_lanes shrink = fv_lanes_load(rows->rescale);
+        /* Unrounded: the largest of these weights is 1, which bf16 holds. */
         *rounded_sum = *rounded_sum * shrink + (fv_lanes_load(rows->sum) - old_sum * shrink);
         if (pair->strips[i]->has_sums)
             fv_strip_rescale_sums(pair->strips[i], item->job->params->v_head_size, item->rescaling);

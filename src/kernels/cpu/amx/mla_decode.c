@@ -1,8 +1,8 @@
 /* mla_decode with tiles: the values of a latent are the first of its elements. The 656-byte entry and rotation at
  * reading go to the level below.
  *
- * Variants differ in how sums are rescaled (tile_scale.h): "tiles128" multiplies the rows whose maximum grew, "amla"
- * adds to their bits, "amla_multiply" multiplies all rows at each block. */
+ * Variants differ in how sums are rescaled (tile_scale.h): "tiles128" multiplies the rows whose maximum or reference moves,
+ * "amla" adds to their bits, "amla_multiply" multiplies all rows at each block. */
 #include "kernels/cpu/amx/item_loop.h"
 
 #define BASE(i) (&FV_BASE_SYMBOL(fv_mla_decode)[i])

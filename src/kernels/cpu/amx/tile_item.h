@@ -28,7 +28,7 @@ enum {
 typedef struct fv_tile_strip {
     fv_row_strip rows; /* its q and sums are unused */
     char *q;           /* [D / 32] B tiles, or A tiles (attend_many_tiles.c) */
-    int32_t has_sums;  /* 0: they are 0, and not in memory yet (attend_many_tiles.c) */
+    int32_t has_sums;  /* 0: they are 0, and not in memory yet */
     float *sums;       /* [Dv / 16] C tiles; pairs of columns as fv_words_store_pairs leaves them */
     fv_amla_scale scale[FV_TILE_STRIP_ROWS / FV_LANES]; /* of the sums, where they are rescaled by addition */
     int32_t addend[FV_TILE_STRIP_ROWS];                 /* of the block at hand, to the bits of each row's sums */
