@@ -191,7 +191,7 @@ static const fv_cuda_attend_kernel *find_few_kernel(const attend_args *args, int
     const fv_attend_params *params = &args->params;
     if (args->is_latent || params->dense.k || params->v_head_size % 4 != 0 || !is_plain_work(args)) return NULL;
     const int32_t rows = params->item_tokens * (params->num_heads / params->num_kv_heads); /* 0: not known */
-    const int32_t is_more = rows <= 0 || rows > 8, num_jobs = count_jobs(params);
+    const int32_t is_more = rows <= 0 || rows > FV_CUDA_FEWEST_ROWS, num_jobs = count_jobs(params);
     const bool are_two = num_jobs > num_workers && num_jobs <= 2 * num_workers;
     const bool are_three = num_jobs > 2 * num_workers && num_jobs <= 3 * num_workers && !params->batch_invariant;
     for (const fv_cuda_attend_few_kernels &kernels : fv_cuda_attend_few) {

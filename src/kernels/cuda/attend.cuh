@@ -7,6 +7,7 @@
 #include "ops/kernel_table.h"
 
 enum {
+    FV_CUDA_FEWEST_ROWS = 8, /* kernels of few rows have a form for so many */
     FV_CUDA_FEW_ROWS = 16,
     FV_CUDA_FEW_LATENT_ROWS = 32, /* of the 656-byte entry */
     FV_CUDA_MANY_ROWS = 64,       /* head sizes above 128 */

@@ -135,7 +135,7 @@ template <bool IS_HOPPER> static int32_t few_at_once(const fv_problem *problem)
     if (IS_HOPPER && takes_mma(problem)) return size <= 128 ? 4 : 2;
     if (problem->kind == FV_ATTENTION_MLA) return 1;
     const int32_t is_narrow = fv_dtype_bytes(problem->kv_dtype) == 1;
-    const int32_t is_small = is_narrow && problem->mha.num_heads <= 8 * problem->mha.num_kv_heads;
+    const int32_t is_small = is_narrow && problem->mha.num_heads <= FV_CUDA_FEWEST_ROWS * problem->mha.num_kv_heads;
     return size <= 64 ? 4 : size <= 128 || is_small ? 2 : 1;
 }
 
@@ -184,17 +184,11 @@ static constexpr fv_attend_variant dense(const char *name, const char *(*reason)
 template <fv_rescaling RESCALING, bool IS_HOPPER>
 static constexpr fv_attend_variant amla(const char *name, const char *(*reason)(const fv_problem *))
 {
-    return {
-        .name = name,
-        .block_m = FV_CUDA_MANY_ROWS,
-        .tile_keys = 64,
-        .why_not = reason,
-        .scratch_bytes = scratch_bytes,
-        .launch = launch_paged<FV_CUDA_MANY_ROWS, RESCALING, IS_HOPPER>,
-        .rescaling = RESCALING,
-        .items_at_once = one_at_once,
-        .narrows_partials = IS_HOPPER ? narrows_latents<RESCALING> : NULL,
-    };
+    fv_attend_variant variant = paged<FV_CUDA_MANY_ROWS, IS_HOPPER>(name, reason, one_at_once);
+    variant.launch = launch_paged<FV_CUDA_MANY_ROWS, RESCALING, IS_HOPPER>;
+    variant.rescaling = RESCALING;
+    variant.narrows_partials = IS_HOPPER ? narrows_latents<RESCALING> : NULL;
+    return variant;
 }
 
 /* "amla_multiply" is the paper's Base, to compare with, chosen by name only. */

@@ -78,12 +78,6 @@ __device__ __forceinline__ void ptx_prefetch_l2(const void *global)
     asm volatile("prefetch.global.L2 [%0];" ::"l"(global));
 }
 
-/* The same to L1. */
-__device__ __forceinline__ void ptx_prefetch_l1(const void *global)
-{
-    asm volatile("prefetch.global.L1 [%0];" ::"l"(global));
-}
-
 /* A number that has to stay in its registers, for the compiler cannot find it again. */
 __device__ __forceinline__ uint32_t ptx_keep(uint32_t number)
 {

@@ -408,11 +408,6 @@ static void score_and_weigh(const many_item *many, const pair_step *next, pair_s
         score_and_weigh_any(many, next, last, 1, 1, 0);
 }
 
-static int32_t has_reference(const fv_row_strip *rows)
-{
-    return fv_lanes_all_below(-fv_lanes_load(rows->max), FV_MAX_PLAIN_DOT);
-}
-
 /* To 2^-8, which exponents in fixed point take in as it is. */
 static fv_lanes rounded_reference(fv_lanes max) { return (max + FV_FIXED_ZERO) - FV_FIXED_ZERO; }
 
@@ -445,14 +440,11 @@ static void hide_keys(const fv_row_strip *rows, float *scores, int32_t first_key
  * an overflow is near. */
 static int32_t find_reference(fv_row_strip *rows, const float *scores, fv_lanes factor)
 {
-    if (has_reference(rows)) return 1;
+    if (fv_strip_has_reference(rows)) return 1;
     float by_key[STEP_SCORES];
     turn_scores(by_key, scores);
     const fv_lanes top = fv_max_of_keys(by_key, 0, FV_STEP_KEYS);
-    if (!fv_lanes_all_below(top, FV_MAX_PLAIN_DOT) || !fv_lanes_all_below(-top, FV_MAX_PLAIN_DOT)) return 0;
-    const fv_lanes max = fv_lanes_load(rows->max); /* stays where there is one, as the row's sums do */
-    fv_lanes_store(rows->max, fv_lanes_select(max == -INFINITY, rounded_reference(top * factor), max));
-    return 1;
+    return fv_strip_take_reference(rows, top, rounded_reference(top * factor));
 }
 
 static float *weight_sums_of(const fv_tile_item *item, const fv_tile_strip *strip)
@@ -492,7 +484,7 @@ static int32_t begin_weights(const many_item *many, pair_step *at)
         fv_row_strip *rows = &work->pair.strips[i]->rows;
         float *scores = many->scores + i * STEP_SCORES;
         const int32_t is_edge = local < rows->all.first || local + FV_STEP_KEYS > rows->all.end;
-        if (is_edge || !has_reference(rows)) store_scores(many, at);
+        if (is_edge || !fv_strip_has_reference(rows)) store_scores(many, at);
         if (is_edge) hide_keys(rows, scores, local);
         if (at->step > work->pair.first_step) continue;
         row_weigher *weigh = &work->weigh[i];
@@ -714,7 +706,7 @@ static void pair_work_begin(pair_work *work, const many_item *many, int32_t firs
     for (int32_t i = 0; i < pair->num; i++) {
         const fv_row_strip *rows = &pair->strips[i]->rows;
         const int32_t ends = rows->some.end - many->keys->block.first_key <= FEW_KEYS;
-        if (ends && !has_reference(rows)) work->is_exact = 1;
+        if (ends && !fv_strip_has_reference(rows)) work->is_exact = 1;
     }
 }
 

@@ -298,21 +298,13 @@ static void score_and_weigh(shared_item *shared, const pair_step *next, const pa
     if (last->work) weigh(last);
 }
 
-static int32_t has_reference(const fv_row_strip *rows)
-{
-    return fv_lanes_all_below(-fv_lanes_load(rows->max), FV_MAX_PLAIN_DOT);
-}
-
 /* The references of a strip's rows: of those that have none, the maximum of the step. 0: some row sees no key there, or
  * an overflow is near. */
 static int32_t find_reference(fv_row_strip *rows, const float *scores, fv_lanes factor)
 {
-    if (has_reference(rows)) return 1;
+    if (fv_strip_has_reference(rows)) return 1;
     const fv_lanes top = fv_max_of_keys(scores, 0, FV_STEP_KEYS);
-    if (!fv_lanes_all_below(top, FV_MAX_PLAIN_DOT) || !fv_lanes_all_below(-top, FV_MAX_PLAIN_DOT)) return 0;
-    const fv_lanes max = fv_lanes_load(rows->max); /* stays where there is one, as the row's sums do */
-    fv_lanes_store(rows->max, fv_lanes_select(max == -INFINITY, top * factor, max));
-    return 1;
+    return fv_strip_take_reference(rows, top, top * factor);
 }
 
 /* The scores of a step are there, or in tiles: hides those that their rows do not see, and readies the weigher. 0: no
@@ -327,7 +319,7 @@ static int32_t begin_weights(shared_item *shared, const pair_step *at, const fv_
         fv_row_strip *rows = &work->pair.strips[i]->rows;
         float *scores = at->scores.at[i];
         const int32_t is_edge = local < rows->all.first || local + FV_STEP_KEYS > rows->all.end;
-        if (is_edge || !has_reference(rows)) store_held(shared);
+        if (is_edge || !fv_strip_has_reference(rows)) store_held(shared);
         if (is_edge) fv_weigher_hide(rows, scores, local, 0, 1);
         if (at->step > work->pair.first_step) continue;
         if (!find_reference(rows, scores, factor)) work->is_exact = 1;

@@ -19,6 +19,17 @@ static inline void fv_hide_keys(const fv_row_strip *rows, float *scores, int32_t
     }
 }
 
+/* The same for those of the steps [first_step, end_step) of a block that starts at first_key. */
+static inline void fv_weigher_hide(const fv_row_strip *rows, float *scores, int32_t first_key, int32_t first_step,
+                                   int32_t end_step)
+{
+    const int32_t first = first_step * FV_STEP_KEYS, end = end_step * FV_STEP_KEYS;
+    const int32_t all_first = fv_min_i32(rows->all.first - first_key, end);
+    const int32_t all_end = rows->all.end - first_key;
+    fv_hide_keys(rows, scores, first_key, first, all_first);
+    fv_hide_keys(rows, scores, first_key, fv_max_i32(all_end, fv_max_i32(first, all_first)), end);
+}
+
 static inline fv_lanes fv_max_of_keys(const float *scores, int32_t first, int32_t end)
 {
     fv_lanes max[4];
@@ -31,22 +42,27 @@ static inline fv_lanes fv_max_of_keys(const float *scores, int32_t first, int32_
     return fv_lanes_max(fv_lanes_max(max[0], max[1]), fv_lanes_max(max[2], max[3]));
 }
 
+/* Have all rows of a strip a reference, a number near their scores that weights are taken against? */
+static inline int32_t fv_strip_has_reference(const fv_row_strip *rows)
+{
+    return fv_lanes_all_below(-fv_lanes_load(rows->max), FV_MAX_PLAIN_DOT);
+}
+
+/* `reference` for those that have none, where `top` is the largest of their dot products. 0: a row sees no key, or an
+ * overflow is near; nothing has changed. */
+static inline int32_t fv_strip_take_reference(fv_row_strip *rows, fv_lanes top, fv_lanes reference)
+{
+    if (!fv_lanes_all_below(top, FV_MAX_PLAIN_DOT) || !fv_lanes_all_below(-top, FV_MAX_PLAIN_DOT)) return 0;
+    const fv_lanes max = fv_lanes_load(rows->max); /* stays where there is one, as the row's sums do */
+    fv_lanes_store(rows->max, fv_lanes_select(max == -INFINITY, reference, max));
+    return 1;
+}
+
 /* What turns dot products into weights: 2^(dot * factor - base), which are `scale` times what the row sum counts. */
 typedef struct fv_weigher {
     fv_lanes factor, base, scale;
     fv_lanes sum, other_sum;
 } fv_weigher;
-
-/* The same for those of the steps [first_step, end_step) of a block that starts at first_key. */
-static inline void fv_weigher_hide(const fv_row_strip *rows, float *scores, int32_t first_key, int32_t first_step,
-                                   int32_t end_step)
-{
-    const int32_t first = first_step * FV_STEP_KEYS, end = end_step * FV_STEP_KEYS;
-    const int32_t all_first = fv_min_i32(rows->all.first - first_key, end);
-    const int32_t all_end = rows->all.end - first_key;
-    fv_hide_keys(rows, scores, first_key, first, all_first);
-    fv_hide_keys(rows, scores, first_key, fv_max_i32(all_end, fv_max_i32(first, all_first)), end);
-}
 
 /* Where a score is a multiple of its dot product and no overflow is near: the new maxima over the steps [first_step,
  * end_step) of a block that starts at first_key. Returns 0 where an overflow is near: nothing has changed but hidden
