@@ -1,0 +1,127 @@
+/* K and V of a block as B tiles, for many strips (attend_many_tiles.c): found among those that the worker has kept
+ * (made_keys.h), or made beside the products of the block before. */
+#ifndef FV_KERNELS_CPU_AMX_KEY_TILES_H
+#define FV_KERNELS_CPU_AMX_KEY_TILES_H
+
+#include "kernels/cpu/amx/made_keys.h"
+
+enum {
+    FV_SLICE_COLUMNS = 32, /* of V, and of the sums that are in tiles at a time */
+    FV_SLICE_STEP_BYTES = FV_STEP_KEYS * FV_SLICE_COLUMNS * FV_BF16_BYTES,
+};
+
+/* 2^59 as bf16: elements below make scores that are numbers, products of keys and queries of 2^8 elements. */
+#define FV_HUGE_WORD 0x5d00
+
+/* K and V of a block in the making: a tile of K, or two keys of V, at a time. */
+typedef struct fv_key_tiles {
+    fv_key_block block;
+    fv_made_block *made; /* where others find them when they are made */
+    int32_t index, is_made;
+    char *k, *v;                    /* k: [block_keys / 16][D / 32] B tiles; v: [Dv / 32][block_keys / 32][2] B tiles */
+    const char *rows[FV_TILE_ROWS]; /* of the 16 keys at hand, from the elements of their next tile on */
+    int32_t first_step;
+    int32_t next, num_k_tiles, end;
+    int32_t not_finite; /* some value is infinite or NaN */
+    fv_words top;       /* of the magnitudes of keys */
+} fv_key_tiles;
+
+static fv_key_tiles fv_key_tiles_of(const fv_tile_item *item, int32_t index)
+{
+    const fv_attend_params *params = item->job->params;
+    fv_made_keys *made = fv_made_keys_of(params);
+    const int32_t slot = fv_made_slot(params, index);
+    fv_key_tiles keys = {
+        .block = fv_key_block_of(item, index * item->block_keys, index % 3),
+        .made = &made->blocks[slot],
+        .index = index,
+        .k = fv_made_tiles(made, params, slot),
+    };
+    keys.v = keys.k + (int64_t)item->block_keys * params->head_size * FV_BF16_BYTES;
+    const fv_key_block *block = &keys.block;
+    if (block->first >= block->end) return keys;
+    keys.is_made = keys.made->is_made && keys.made->index == index && keys.made->first <= block->first &&
+                   keys.made->end >= block->end;
+    if (keys.is_made) return keys;
+    fv_key_block_find_rows(item, block);
+    keys.first_step = block->first / FV_STEP_KEYS;
+    const int32_t num_keys = (fv_key_block_steps(block) - keys.first_step) * FV_STEP_KEYS;
+    keys.num_k_tiles = num_keys / FV_TILE_ROWS * (params->head_size / FV_TILE_DEPTH);
+    keys.end = keys.num_k_tiles + num_keys / 2;
+    return keys;
+}
+
+/* Aims at the lines that the block will be made of, or at its tiles. */
+static void fv_key_tiles_aim(fv_tile_item *item, const fv_key_tiles *keys, int32_t num_sites)
+{
+    if (!keys->is_made) {
+        fv_tile_aim_ahead(item, &keys->block, num_sites);
+        return;
+    }
+    const int64_t bytes = (int64_t)fv_made_block_bytes(item->job->params);
+    item->ahead = fv_prefetch_nothing(keys->k);
+    item->ahead.run_end = keys->k + bytes;
+    item->ahead_portions = (int32_t)fv_ceil_div(bytes, (int64_t)num_sites * FV_AHEAD_BYTES);
+}
+
+/* Tile `t` of K; they come in order. */
+static void fv_key_tiles_make_keys(const fv_tile_item *item, fv_key_tiles *keys, int32_t t)
+{
+    const int32_t depth = item->job->params->head_size / FV_TILE_DEPTH;
+    for (int32_t i = 0; i < FV_TILE_ROWS; i++) {
+        keys->rows[i] = t % depth == 0
+                            ? fv_tile_find_key(item, &keys->block, item->first_head, t / depth * FV_TILE_ROWS + i, i)
+                            : keys->rows[i] + FV_TILE_ROW_BYTES;
+        keys->top = fv_words_max(keys->top, fv_words_magnitudes(keys->rows[i]));
+    }
+    fv_lanes_store_transposed(keys->k + (int64_t)t * FV_TILE_BYTES, keys->rows);
+}
+
+/* Pair `row` of a step: two keys whose weights lie side by side. Returns 1 if some value is infinite or NaN. */
+static int32_t fv_key_tiles_make_values(const fv_tile_item *item, const fv_key_tiles *keys, int32_t step, int32_t row)
+{
+    const int32_t size = item->job->params->v_head_size;
+    const int64_t slice_bytes = (int64_t)item->block_keys * FV_SLICE_COLUMNS * FV_BF16_BYTES;
+    const int32_t first = step * FV_STEP_KEYS + fv_words_packed_key(row);
+    const char *even = fv_tile_find_value(item, &keys->block, item->first_head, first, 0);
+    const char *odd = fv_tile_find_value(item, &keys->block, item->first_head, first + 1, 1);
+    char *to = keys->v + step * FV_SLICE_STEP_BYTES + row * FV_TILE_ROW_BYTES;
+    int32_t not_finite = 0;
+    for (int32_t d = 0; d < size * FV_BF16_BYTES; d += FV_SLICE_COLUMNS * FV_BF16_BYTES, to += slice_bytes) {
+        fv_words_store_pairs(to, to + FV_TILE_BYTES, even + d, odd + d);
+        not_finite |= fv_words_not_finite(even + d) | fv_words_not_finite(odd + d);
+    }
+    return not_finite;
+}
+
+/* The next tile of K, or two values. */
+static void fv_key_tiles_make_next(const fv_tile_item *item, fv_key_tiles *keys)
+{
+    if (keys->next >= keys->end) return;
+    const int32_t at = keys->next++, pair = at - keys->num_k_tiles;
+    if (pair < 0)
+        fv_key_tiles_make_keys(item, keys, keys->first_step * 2 * (item->job->params->head_size / FV_TILE_DEPTH) + at);
+    else
+        keys->not_finite |= fv_key_tiles_make_values(item, keys, keys->first_step + pair / FV_TILE_ROWS,
+                                                     pair % FV_TILE_ROWS);
+}
+
+/* The slot is from now on the block's. */
+static void fv_key_tiles_begin(const fv_key_tiles *keys)
+{
+    if (keys->end > 0) keys->made->is_made = 0;
+}
+
+/* The rest. A block of plain numbers is kept for other items, whatever their rows see of it. */
+static void fv_key_tiles_end(fv_tile_item *item, fv_key_tiles *keys)
+{
+    if (keys->end == 0) return;
+    while (keys->next < keys->end) {
+        fv_key_tiles_make_next(item, keys);
+        if (keys->next % 2) fv_tile_call_ahead(item);
+    }
+    const int32_t is_plain = !keys->not_finite && fv_words_all_below(keys->top, FV_HUGE_WORD);
+    *keys->made = (fv_made_block){is_plain, keys->index, keys->block.first, keys->block.end};
+}
+
+#endif

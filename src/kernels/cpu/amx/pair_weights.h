@@ -1,0 +1,187 @@
+/* Weights of the pairs of a group and a block (attend_many_tiles.c): against references as the scores come, or by the
+ * maxima of the block where references do not serve. */
+#ifndef FV_KERNELS_CPU_AMX_PAIR_WEIGHTS_H
+#define FV_KERNELS_CPU_AMX_PAIR_WEIGHTS_H
+
+#include "kernels/cpu/amx/pair_step.h"
+#include "kernels/cpu/amx/weigher.h"
+#include "kernels/cpu/amx/weight_sums.h"
+
+/* 2^10 as bf16, above which no weight may be: references stay near to maxima, far from overflow. */
+#define FV_MAX_WEIGHT_WORD 0x4480
+
+/* Up to here references keep eight bits behind the point when they go into exponents in fixed point. */
+#define FV_MAX_REFERENCE 16000.0f
+
+/* What hides a score: no row's maximum, weight 0, and no infinity in between. */
+#define FV_HIDDEN_SCORE -0x1p120f
+
+/* --- references --------------------------------------------------------------------------------------------------- */
+
+/* To 2^-8, which exponents in fixed point take in as it is. */
+static fv_lanes fv_rounded_reference(fv_lanes max) { return (max + FV_FIXED_ZERO) - FV_FIXED_ZERO; }
+
+/* A strip's scores of a step as [key][row]. */
+static void fv_step_turn_scores(float *to, const float *scores)
+{
+    const char *rows[FV_TILE_ROWS];
+    for (int32_t half = 0; half < 2; half++) {
+        for (int32_t i = 0; i < FV_TILE_ROWS; i++)
+            rows[i] = (const char *)(scores + half * FV_HALF_SCORES + i * FV_TILE_COLUMNS);
+        fv_lanes_store_transposed((char *)(to + half * FV_HALF_SCORES), rows);
+    }
+}
+
+/* Hides the keys of a step, from number first_key on, from the rows that do not see them. */
+static void fv_step_hide_keys(const fv_row_strip *rows, float *scores, int32_t first_key)
+{
+    fv_lane_ints key;
+    for (int32_t i = 0; i < FV_TILE_COLUMNS; i++) key[i] = first_key + i;
+    for (int32_t half = 0; half < 2; half++, key += FV_TILE_COLUMNS) {
+        for (int32_t row = 0; row < FV_TILE_STRIP_ROWS; row++) {
+            float *at = scores + half * FV_HALF_SCORES + row * FV_TILE_COLUMNS;
+            const fv_lane_ints seen = (key >= rows->first[row]) & (key < rows->end[row]);
+            fv_lanes_store(at, fv_lanes_select(seen, fv_lanes_load(at), fv_lanes_splat(FV_HIDDEN_SCORE)));
+        }
+    }
+}
+
+/* The references of a strip's rows: of those that have none, the maximum of the step. 0: some row sees no key there, or
+ * an overflow is near. */
+static int32_t fv_step_find_reference(fv_row_strip *rows, const float *scores, fv_lanes factor)
+{
+    if (fv_strip_has_reference(rows)) return 1;
+    float by_key[FV_STEP_SCORES];
+    fv_step_turn_scores(by_key, scores);
+    const fv_lanes top = fv_max_of_keys(by_key, 0, FV_STEP_KEYS);
+    return fv_strip_take_reference(rows, top, fv_rounded_reference(top * factor));
+}
+
+/* Sums of a strip to the maxima that have just moved. */
+static void fv_strip_rescale_all(const fv_tile_item *item, const fv_tile_strip *strip)
+{
+    if (strip->has_sums) fv_strip_rescale_sums(strip, item->job->params->v_head_size, item->rescaling);
+    float *weight_sums = fv_weight_sums_of(item, strip);
+    for (int32_t row = 0; row < FV_TILE_STRIP_ROWS; row++)
+        fv_tile_rescale_row(weight_sums + row * FV_TILE_COLUMNS, 0, 1, strip, row, item->rescaling);
+}
+
+/* Moves references to numbers that exponents in fixed point take in; maxima of exact weights are none. 0: too large. */
+static int32_t fv_strip_fit_references(const fv_tile_item *item, fv_tile_strip *strip)
+{
+    const fv_lanes max = fv_lanes_load(strip->rows.max), moved = fv_rounded_reference(max), less = max - moved;
+    const float least = 0x1p-60f;
+    if (!fv_lanes_all_below(max, FV_MAX_REFERENCE) || !fv_lanes_all_below(-max, FV_MAX_REFERENCE)) return 0;
+    if (fv_lanes_all_below(less, least) && fv_lanes_all_below(-less, least)) return 1;
+    fv_lanes_store(strip->rows.max, moved);
+    fv_lanes_store(strip->rows.rescale, fv_lanes_exp2(less));
+    fv_strip_rescale_all(item, strip);
+    return 1;
+}
+
+/* --- as scores come ----------------------------------------------------------------------------------------------- */
+
+/* Scores of a step are there: hides those that their rows do not see, and readies the weigher. 0: no weights. */
+static int32_t fv_step_begin_weights(const fv_many_item *many, fv_pair_step *at)
+{
+    fv_pair_work *work = at->work;
+    if (!work || work->is_exact) return 0;
+    const int32_t first = at->step * FV_STEP_KEYS, local = many->keys->block.first_key + first;
+    for (int32_t i = 0; i < 2; i++) {
+        fv_row_strip *rows = &work->pair.strips[i]->rows;
+        float *scores = many->scores + i * FV_STEP_SCORES;
+        const int32_t is_edge = local < rows->all.first || local + FV_STEP_KEYS > rows->all.end;
+        if (is_edge || !fv_strip_has_reference(rows)) fv_step_store_scores(many, at);
+        if (is_edge) fv_step_hide_keys(rows, scores, local);
+        if (at->step > work->pair.first_step) continue;
+        fv_row_weigher *weigh = &work->weigh[i];
+        if (many->is_fine) memset(weigh->fine_sums, 0, sizeof(weigh->fine_sums));
+        if (!fv_step_find_reference(rows, scores, fv_lanes_splat(many->scale.dot)) ||
+            (!many->is_fine && !fv_strip_fit_references(many->item, work->pair.strips[i])))
+            work->is_exact = 1;
+        fv_lanes_store(weigh->base, fv_lanes_splat(many->is_fine ? 0 : FV_FIXED_ONE) - fv_lanes_load(rows->max));
+    }
+    return !work->is_exact;
+}
+
+/* Weights of a group of pairs. */
+static void fv_group_weigh(const fv_many_item *many, fv_pair_work *works, int32_t num)
+{
+    int32_t first = INT32_MAX, end = 0;
+    for (int32_t p = 0; p < num; p++) {
+        if (works[p].pair.first_step >= works[p].pair.end_step) continue;
+        first = fv_min_i32(first, works[p].pair.first_step);
+        end = fv_max_i32(end, works[p].pair.end_step);
+    }
+    fv_pair_step last = {0};
+    for (int32_t step = first; step < end; step++) {
+        for (int32_t p = 0; p < num; p++) {
+            fv_pair_work *work = &works[p];
+            if (step < work->pair.first_step || step >= work->pair.end_step || work->is_exact) continue;
+            const fv_pair_step next = {work, step, 1};
+            if (fv_step_begin_weights(many, &last))
+                fv_step_score_and_weigh(many, &next, &last);
+            else
+                fv_step_score(many, &next, &last);
+            last = next;
+        }
+    }
+    if (fv_step_begin_weights(many, &last)) fv_step_weigh(many, &last);
+}
+
+/* --- by the maxima of the block ---------------------------------------------------------------------------------- */
+
+/* A pair's scores of the block, as [key][row]. */
+static void fv_pair_score_block(const fv_many_item *many, fv_pair_work *work)
+{
+    const fv_strip_pair *pair = &work->pair;
+    for (int32_t step = pair->first_step; step < pair->end_step; step++) {
+        fv_pair_step none = {0}, at = {work, step, 1};
+        fv_step_score(many, &at, &none);
+        fv_step_store_scores(many, &at);
+        for (int32_t i = 0; i < pair->num; i++)
+            fv_step_turn_scores(pair->scores[i] + step * FV_STEP_SCORES, many->scores + i * FV_STEP_SCORES);
+    }
+}
+
+/* A strip's weights of a block with keys in order to the order of fv_row_weigh. */
+static void fv_pair_pack_ordered(const fv_strip_pair *pair, int32_t i)
+{
+    char *at = pair->weights[i] + pair->first_step * FV_TILE_BYTES;
+    for (int32_t row = 0; row < (pair->end_step - pair->first_step) * FV_TILE_ROWS; row++, at += FV_TILE_ROW_BYTES)
+        fv_words_pack_order(at);
+}
+
+/* A pair's weights by its maxima over the block. */
+static void fv_pair_weigh_exactly(const fv_many_item *many, fv_pair_work *work)
+{
+    fv_tile_item *item = many->item;
+    fv_strip_pair *pair = &work->pair;
+    fv_pair_score_block(many, work);
+    for (int32_t i = 0; i < pair->num; i++) {
+        fv_weigher weigher;
+        if (many->is_fine) fv_row_sums_gather(item, pair->strips[i]);
+        if (fv_strip_weigh_begin(&weigher, item, pair, i, &many->keys->block, many->scale, pair->weights[i])) {
+            for (int32_t step = pair->first_step; step < pair->end_step; step++)
+                fv_weigher_step(&weigher, pair->weights[i] + step * FV_TILE_BYTES,
+                                pair->scores[i] + step * FV_STEP_SCORES);
+            fv_weigher_end(&weigher, pair->strips[i]);
+        }
+        fv_strip_rescale_all(item, pair->strips[i]);
+        fv_pair_pack_ordered(pair, i);
+    }
+}
+
+/* Takes over the parts of the row sums, or makes the weights again. */
+static void fv_pair_end_weights(const fv_many_item *many, fv_pair_work *work)
+{
+    if (!work->is_exact) work->is_exact = !fv_words_all_below(work->top, FV_MAX_WEIGHT_WORD);
+    if (work->is_exact) {
+        fv_pair_weigh_exactly(many, work);
+        return;
+    }
+    for (int32_t i = 0; many->is_fine && i < work->pair.num; i++)
+        fv_parts_add(fv_row_sums_of(many->item, work->pair.strips[i]), work->weigh[i].fine_sums);
+}
+
+#endif
