@@ -4,6 +4,7 @@
 #define FV_KERNELS_CUDA_HOPPER_FEW_LATENT_END_CUH
 
 #include "kernels/cuda/hopper/few_latent_block.cuh"
+#include "kernels/cuda/hopper/latent_end.cuh"
 #include "kernels/cuda/narrow_partial.cuh"
 
 /* Maximum, sum, and sum of P as rounded, of a row, from the scorers. */
