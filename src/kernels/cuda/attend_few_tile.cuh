@@ -5,8 +5,8 @@
 
 #include <float.h>
 
+#include "kernels/cuda/attend.cuh"
 #include "kernels/cuda/attend_few_jobs.cuh"
-#include "kernels/cuda/attend_mma.cuh"
 
 /* IS_NARROW: of entries of one byte. */
 template <int HEAD_, bool IS_NARROW_, int ROWS, int WARPS_ = HEAD_ <= 64 ? 4 : 6> struct few_shape {
@@ -457,7 +457,7 @@ template <fv_dtype DTYPE> static __device__ __forceinline__ uint2 widen_four(uin
     if constexpr (DTYPE == FV_DTYPE_F8_E4M3) return ptx_widen_e4m3(four);
     if constexpr (DTYPE == FV_DTYPE_F8_E5M2) return ptx_widen_e5m2(four);
 #endif
-    return make_uint2(widen_two<__half, DTYPE>((uint16_t)four), widen_two<__half, DTYPE>((uint16_t)(four >> 16)));
+    return make_uint2(fv_widen_two<__half, DTYPE>((uint16_t)four), fv_widen_two<__half, DTYPE>((uint16_t)(four >> 16)));
 }
 
 /* S^T of 16 keys. A lane takes the elements of a key 16 at a time, chunk 4 i + lane % 4 of them, and they are

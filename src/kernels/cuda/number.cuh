@@ -6,6 +6,8 @@
 #include <cuda_fp16.h>
 #include <cuda_fp8.h>
 
+#include <type_traits>
+
 #include "fovea/dtype.h"
 
 /* log2(e) and its inverse: scores are kept in base 2. */
@@ -94,6 +96,19 @@ template <> __device__ __forceinline__ uint32_t fv_narrow_pair<__nv_bfloat16>(fl
 {
     const __nv_bfloat162 pair = __floats2bfloat162_rn(low, high);
     return *(const uint32_t *)&pair;
+}
+
+/* Two elements of a 1-byte dtype to a 16-bit type, in which all of their numbers are exact. */
+template <class T, fv_dtype DTYPE> __device__ __forceinline__ uint32_t fv_widen_two(uint16_t two)
+{
+    if constexpr (DTYPE == FV_DTYPE_I8) {
+        return fv_narrow_pair<T>((float)(int8_t)(two & 0xff), (float)(int8_t)(two >> 8));
+    } else {
+        const __half2_raw halves = __nv_cvt_fp8x2_to_halfraw2(two, DTYPE == FV_DTYPE_F8_E4M3 ? __NV_E4M3 : __NV_E5M2);
+        if constexpr (std::is_same<T, __half>::value) return (uint32_t)halves.x | (uint32_t)halves.y << 16;
+        const float2 real = __half22float2(__half2(halves));
+        return fv_narrow_pair<T>(real.x, real.y);
+    }
 }
 
 /* The scale of a head: scales[0] where there is one for all, 1 where there is none. */
