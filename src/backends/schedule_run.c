@@ -445,6 +445,7 @@ static fv_status merge_states(const layer_run *run, const fv_call *call)
         .num_tokens = call->num_tokens,
         .num_heads = plan->problem.mha.num_heads,
         .head_size = plan->dense_problem.mha.v_head_size,
+        .nan_stays = 1, /* both sides are our own: without keys their LSE is -inf */
     };
     return plan->kernels->merge_states(&run->launch, &params);
 }

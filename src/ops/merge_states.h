@@ -9,7 +9,7 @@
 typedef struct fv_merge_side {
     const void *out; /* [T, H, D] dtype; strides in bytes, last dimension dense */
     int64_t token_stride, head_stride;
-    const float *lse; /* [T, H]; -inf, +inf or NaN: no keys */
+    const float *lse; /* [T, H]; -inf, +inf or, but for nan_stays, NaN: no keys */
     int64_t lse_token_stride, lse_head_stride;
 } fv_merge_side;
 
@@ -23,6 +23,7 @@ typedef struct fv_merge_params {
     fv_dtype out_dtype; /* of out */
     const float *sinks; /* [H] or NULL: enters the denominator here, so that no side has to know it */
     int32_t num_tokens, num_heads, head_size;
+    int32_t nan_stays; /* 1: an LSE of NaN is that of a row with NaN in its scores, which stays one */
 } fv_merge_params;
 
 typedef fv_status (*fv_merge_states_fn)(const fv_launch *launch, const fv_merge_params *params);

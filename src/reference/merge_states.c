@@ -17,6 +17,14 @@ static double side_lse(const fv_merge_side *side, int32_t token, int32_t head)
     return load_lse(side->lse, side->lse_token_stride, side->lse_head_stride, token, head);
 }
 
+static int32_t side_is_nan(const fv_merge_side *side, int32_t token, int32_t head)
+{
+    float value;
+    memcpy(&value, (const char *)side->lse + token * side->lse_token_stride + head * side->lse_head_stride,
+           sizeof(value));
+    return isnan(value);
+}
+
 /* ln(e^a + e^b) */
 static double add_lse(double a, double b)
 {
@@ -43,16 +51,19 @@ static double weighed_element(const fv_merge_side *side, fv_dtype dtype, int32_t
 
 static void merge_row(const fv_merge_params *params, int32_t token, int32_t head)
 {
+    const int32_t is_nan = params->nan_stays &&
+                           (side_is_nan(&params->a, token, head) || side_is_nan(&params->b, token, head));
     const double lse_a = side_lse(&params->a, token, head);
     const double lse_b = side_lse(&params->b, token, head);
-    const double lse = with_sink(add_lse(lse_a, lse_b), params->sinks, head);
+    const double lse = is_nan ? NAN : with_sink(add_lse(lse_a, lse_b), params->sinks, head);
     const double weight_a = weight_of(lse_a, lse), weight_b = weight_of(lse_b, lse);
 
     /* Element by element, since out may be a or b. */
     char *row = (char *)params->out + token * params->token_stride + head * params->head_stride;
     for (int32_t d = 0; d < params->head_size; d++) {
-        const double value = weighed_element(&params->a, params->dtype, token, head, weight_a, d) +
-                             weighed_element(&params->b, params->dtype, token, head, weight_b, d);
+        double value = weighed_element(&params->a, params->dtype, token, head, weight_a, d) +
+                       weighed_element(&params->b, params->dtype, token, head, weight_b, d);
+        if (is_nan) value = NAN;
         fv_row_store(row + (size_t)d * fv_dtype_bytes(params->out_dtype), &value, 1, params->out_dtype);
     }
     if (!params->lse) return;

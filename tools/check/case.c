@@ -70,6 +70,7 @@ void check_case_describe(char *text, size_t text_bytes, const check_case *test)
     if (p->soft_cap > 0) used = print(text, text_bytes, used, ", cap %lld", (int64_t)p->soft_cap);
     if (p->sinks) used = print(text, text_bytes, used, ", sinks", 0);
     if (p->tree_mask) used = print(text, text_bytes, used, ", tree", 0);
+    if (test->nan_queries) used = print(text, text_bytes, used, ", NaN in queries", 0);
     if (p->type) used = print(text, text_bytes, used, ", type %lld", p->type);
     if (test->shared_keys) used = print(text, text_bytes, used, ", %lld shared keys", test->shared_keys);
     if (test->tight_workspace) used = print(text, text_bytes, used, ", tight workspace", 0);

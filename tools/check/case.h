@@ -39,6 +39,7 @@ typedef struct check_case {
     int32_t min_groups;      /* prefix groups that every backend must find */
     int32_t scales_inside;   /* 1: per-token-head scales lie inside the blocks; plain cases of layout STRIDED */
     int32_t tight_workspace; /* 1: plans get the least workspace that they take */
+    int32_t nan_queries;     /* 1: some rows of queries hold a NaN: their results are NaN, no others are */
     int32_t plain;           /* 1: dense tensors, no padding rows: what other projects' tests have */
     fv_plan_options options; /* of the schedule: batch_invariant, path, cascade, ... */
 } check_case;

@@ -123,6 +123,24 @@ static double load_lse(const check_scene *scene, const fv_attend_row *row)
     return fv_float_load(at, FV_DTYPE_F32);
 }
 
+/* A row whose query holds a NaN and that sees a key: all of it is NaN. */
+static int32_t compare_nan(char *text, size_t text_bytes, const fv_oracle_row *expected, const check_scene *scene)
+{
+    const fv_attend_row *row = &expected->row;
+    const char *at = (const char *)scene->out.data + row->token * scene->out.stride_bytes[0] +
+                     row->head * scene->out.stride_bytes[1];
+    for (int32_t d = 0; d < scene->out.shape[2]; d++) {
+        const float value = fv_float_load(at + d * scene->out.stride_bytes[2], scene->out.dtype);
+        if (isnan(value)) continue;
+        snprintf(text, text_bytes, "the query holds a NaN, but element %d is %g", d, value);
+        return 0;
+    }
+    const double lse = scene->lse.data ? load_lse(scene, row) : NAN;
+    if (isnan(lse)) return 1;
+    snprintf(text, text_bytes, "the query holds a NaN, but the lse is %g", lse);
+    return 0;
+}
+
 static int32_t compare_lse(double *share, char *text, size_t text_bytes, const fv_oracle_row *expected, double lse)
 {
     if (expected->lse == -INFINITY) {
@@ -159,11 +177,12 @@ static int32_t compare_out(double *share, char *text, size_t text_bytes, const f
     return 0;
 }
 
-/* Rows that were not sampled must be numbers at least. */
+/* Rows that were not sampled must be numbers at least, but for those whose query is none. */
 static int32_t all_finite(char *text, size_t text_bytes, const check_scene *scene)
 {
     for (int32_t token = 0; token < scene->num_tokens; token++) {
         for (int32_t head = 0; head < scene->out.shape[1]; head++) {
+            if (check_scene_query_is_nan(scene, token, head)) continue;
             const char *at = (const char *)scene->out.data + token * scene->out.stride_bytes[0] +
                              head * scene->out.stride_bytes[1];
             for (int32_t d = 0; d < scene->out.shape[2]; d++) {
@@ -200,9 +219,13 @@ int32_t check_expected_compare(double *worst, char *text, size_t text_bytes, con
     for (int32_t r = 0; r < expected->num_rows; r++) {
         const fv_oracle_row *row = &expected->rows[r];
         double share = 0, lse_share = 0;
-        int32_t good = compare_out(&share, finding, sizeof(finding), row, scene);
-        if (good && scene->lse.data) {
-            good = compare_lse(&lse_share, finding, sizeof(finding), row, load_lse(scene, &row->row));
+        int32_t good;
+        if (row->lse != -INFINITY && check_scene_query_is_nan(scene, row->row.token, row->row.head)) {
+            good = compare_nan(finding, sizeof(finding), row, scene);
+        } else {
+            good = compare_out(&share, finding, sizeof(finding), row, scene);
+            if (good && scene->lse.data)
+                good = compare_lse(&lse_share, finding, sizeof(finding), row, load_lse(scene, &row->row));
         }
         if (!good) {
             snprintf(text, text_bytes, "sequence %d, position %lld, token %d, head %d, %d keys: %s", row->row.seq,

@@ -95,6 +95,7 @@ static void build_merge(merge_case *test, check_random *random)
         p->lse_head_stride = 4;
     }
     if (check_random_chance(random, 40)) p->sinks = build_sinks(&test->arena, random, p->num_heads);
+    p->nan_stays = check_random_chance(random, 30);
 }
 
 /* The exact row in double. Returns its LSE and, for the floor, the size of what was added. */
@@ -124,14 +125,32 @@ static double exact_merge(double *exact, double *size, const merge_case *test, i
     return max + log(sum);
 }
 
+static int32_t stays_nan(const merge_case *test, int32_t token, int32_t head)
+{
+    const int32_t at = head * test->params.num_tokens + token;
+    return test->params.nan_stays && (isnan(test->lse_a[at]) || isnan(test->lse_b[at]));
+}
+
+static int32_t row_is_nan(const fv_merge_params *p, const char *row)
+{
+    for (int32_t d = 0; d < p->head_size; d++)
+        if (!isnan(fv_float_load(row + (size_t)d * fv_dtype_bytes(p->out_dtype), p->out_dtype))) return 0;
+    return 1;
+}
+
 static void judge_merge(check_result *result, const merge_case *test)
 {
     const fv_merge_params *p = &test->params;
     double exact[512], size;
     for (int32_t token = 0; token < p->num_tokens; token++) {
         for (int32_t head = 0; head < p->num_heads; head++) {
-            const double lse = exact_merge(exact, &size, test, token, head);
             const char *row = (const char *)p->out + token * p->token_stride + head * p->head_stride;
+            if (stays_nan(test, token, head)) {
+                if (row_is_nan(p, row) && (!p->lse || isnan(p->lse[token * p->num_heads + head]))) continue;
+                check_result_fail(result, "token %d, head %d, of which a side is NaN, is not", token, head);
+                return;
+            }
+            const double lse = exact_merge(exact, &size, test, token, head);
             const int32_t good = check_row_good(&result->worst, row, exact, p->head_size, p->out_dtype,
                                                 8 * CHECK_UNIT * size);
             if (good && (!p->lse || check_lse_good(p->lse[token * p->num_heads + head], lse, 2))) continue;

@@ -13,24 +13,26 @@
 
 typedef struct mutant {
     const char *name;
-    void (*enable)(fv_problem *problem);                        /* what the batch must use; NULL: nothing */
+    void (*enable)(check_case *test);                           /* what the batch must use; NULL: nothing */
     void (*spoil)(check_plan *plan, check_scene *scene);        /* before the run; NULL */
     void (*spoil_output)(check_plan *plan, check_scene *scene); /* after the run; NULL */
 } mutant;
 
-static void enable_window(fv_problem *problem) { problem->window = 9; }
-static void enable_soft_cap(fv_problem *problem) { problem->soft_cap = 2; }
-static void enable_sinks(fv_problem *problem) { problem->sinks = 1; }
-static void enable_alibi(fv_problem *problem) { problem->alibi = FV_ALIBI_LINEAR; }
-static void enable_alibi_sqrt(fv_problem *problem) { problem->alibi = FV_ALIBI_SQRT; }
-static void enable_tree(fv_problem *problem) { problem->tree_mask = 1; }
+static void enable_window(check_case *test) { test->problem.window = 9; }
+static void enable_soft_cap(check_case *test) { test->problem.soft_cap = 2; }
+static void enable_sinks(check_case *test) { test->problem.sinks = 1; }
+static void enable_alibi(check_case *test) { test->problem.alibi = FV_ALIBI_LINEAR; }
+static void enable_alibi_sqrt(check_case *test) { test->problem.alibi = FV_ALIBI_SQRT; }
+static void enable_tree(check_case *test) { test->problem.tree_mask = 1; }
 
-static void enable_not_causal(fv_problem *problem) { problem->not_causal = 1; }
+static void enable_not_causal(check_case *test) { test->problem.not_causal = 1; }
 
-static void enable_fp8(fv_problem *problem)
+static void enable_nan(check_case *test) { test->nan_queries = 1; }
+
+static void enable_fp8(check_case *test)
 {
-    problem->kv_dtype = FV_DTYPE_F8_E4M3;
-    problem->kv_scaling = FV_KV_SCALING_PER_HEAD;
+    test->problem.kv_dtype = FV_DTYPE_F8_E4M3;
+    test->problem.kv_scaling = FV_KV_SCALING_PER_HEAD;
 }
 
 static void zero_output(check_plan *plan, check_scene *scene)
@@ -215,6 +217,29 @@ static void lse_in_base_2(check_plan *plan, check_scene *scene)
                                head * plan->attend.lse_head_stride) *= 1.4426950f;
 }
 
+/* A row whose query holds a NaN, as if it had no keys: what a maximum that passes NaN by makes of it. */
+static void lose_nan(check_plan *plan, check_scene *scene)
+{
+    const fv_attend_params *attend = &plan->attend;
+    for (int32_t token = 0; token < scene->num_tokens; token++) {
+        for (int32_t head = 0; head < attend->num_heads; head++) {
+            if (!check_scene_query_is_nan(scene, token, head)) continue;
+            memset((char *)attend->out + token * attend->out_token_stride + head * attend->out_head_stride, 0,
+                   (size_t)attend->v_head_size * fv_dtype_bytes(attend->out_dtype));
+        }
+    }
+}
+
+/* Only its LSE. */
+static void lose_nan_lse(check_plan *plan, check_scene *scene)
+{
+    for (int32_t token = 0; token < scene->num_tokens; token++)
+        for (int32_t head = 0; head < plan->attend.num_heads; head++)
+            if (check_scene_query_is_nan(scene, token, head))
+                *(float *)(void *)((char *)plan->attend.lse + token * plan->attend.lse_token_stride +
+                                   head * plan->attend.lse_head_stride) = -INFINITY;
+}
+
 /* The reduction misses the last segment of each Q block. */
 static void drop_segment(check_plan *plan, check_scene *scene)
 {
@@ -249,6 +274,8 @@ static const mutant mutants[] = {
     {"lse not set", NULL, forget_lse, NULL},
     {"lse in base 2", NULL, NULL, lse_in_base_2},
     {"segment dropped", NULL, drop_segment, NULL},
+    {"NaN of a query lost", enable_nan, NULL, lose_nan},
+    {"NaN of a query not in its lse", enable_nan, NULL, lose_nan_lse},
 };
 
 /* One mutant, in one dtype. */
@@ -301,7 +328,7 @@ static void run_mutant(void *user, int64_t index, int32_t worker)
         .schedule = CHECK_SCHEDULE_SEGMENTS,
     };
     (void)worker;
-    if (run->mutant->enable) run->mutant->enable(&test.problem);
+    if (run->mutant->enable) run->mutant->enable(&test);
     if (fv_problem_normalize(&test.problem, &test.problem) != FV_OK) return;
 
     const fv_executor here = {.num_workers = 1};

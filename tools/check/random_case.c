@@ -195,6 +195,8 @@ void check_case_random(check_case *test, uint64_t seed, int32_t index)
     random_type(test, &random);
     random_latents(test, check_random_of(seed ^ 0x317a, (uint64_t)index));
     test->seed = check_random_next(&random);
+    check_random other = check_random_of(seed ^ 0x4a4, (uint64_t)index);
+    test->nan_queries = check_random_chance(&other, 10);
     test->lens = malloc(MAX_SEQS * sizeof(check_lens));
     if (!test->lens || fv_problem_normalize(&test->problem, &test->problem) != FV_OK) {
         fprintf(stderr, "fovea check: case %s: %s\n", test->id, test->lens ? fv_last_error() : "no memory");

@@ -187,6 +187,29 @@ static void fill_tensor(const check_scene *scene, const fv_tensor *tensor, const
     }
 }
 
+/* One element of every fourth row or so. */
+static void spoil_queries(const check_scene *scene, check_random random)
+{
+    const fv_tensor *q = &scene->q;
+    for (int32_t token = 0; token < scene->num_tokens; token++) {
+        for (int32_t head = 0; head < q->shape[1]; head++) {
+            const int32_t at = check_random_int(&random, 0, (int32_t)q->shape[2] - 1);
+            char *row = (char *)q->data + token * q->stride_bytes[0] + head * q->stride_bytes[1];
+            if (check_random_chance(&random, 25)) fv_float_store(row + at * q->stride_bytes[2], NAN, q->dtype);
+        }
+    }
+}
+
+int32_t check_scene_query_is_nan(const check_scene *scene, int32_t token, int32_t head)
+{
+    if (!scene->test->nan_queries) return 0;
+    const fv_tensor *q = &scene->q;
+    const char *row = (const char *)q->data + token * q->stride_bytes[0] + head * q->stride_bytes[1];
+    for (int32_t d = 0; d < q->shape[2]; d++)
+        if (isnan(fv_float_load(row + d * q->stride_bytes[2], q->dtype))) return 1;
+    return 0;
+}
+
 /* A layout that no name fits: K and V apart, gaps after each head and block, or head-major. The planes
  * have no data yet. Returns the bytes of both. */
 static size_t build_strided_view(fv_kv_view *view, const fv_problem *problem, int64_t num_blocks, check_random *random)
@@ -384,6 +407,7 @@ static void fill_scene(check_scene *scene, check_random *random)
     const float low_q = LOW_QUERY, low_k = LOW_SCORE / (test->problem.scale * LOW_QUERY);
     const int32_t low = test->spread == CHECK_SPREAD_LOW;
     fill_tensor(scene, &scene->q, &q_pool, random, low ? &low_q : NULL);
+    if (test->nan_queries) spoil_queries(scene, check_random_of(test->seed, 0x4a4));
     fill_tensor(scene, &scene->k, &k_pool, random, low ? &low_k : NULL);
     fill_tensor(scene, &scene->v, &v_pool, random, NULL);
 

@@ -53,6 +53,9 @@ void check_scene_reset(check_scene *scene, int32_t written);
 /* Parameters of attend_paged without the schedule. */
 fv_attend_params check_scene_params(const check_scene *scene);
 
+/* Does the query of (token, head) hold a NaN? */
+int32_t check_scene_query_is_nan(const check_scene *scene, int32_t token, int32_t head);
+
 /* Keys of sequence r on this rank. */
 int32_t check_scene_num_keys(const check_scene *scene, int32_t seq);
 

@@ -310,13 +310,14 @@ static inline int32_t fv_attend_tree_sees(const fv_attend_job *job, int32_t row,
 /* --- the end of a row --------------------------------------------------------------------------------- */
 
 /* Writes the row's result: `sums` are its unnormalised outputs in lane order, `max` its largest score
- * in base 2 (-inf: no key), `sum` its denominator. */
+ * in base 2 (-inf: no key, or NaN alone), `sum` its denominator. */
 static inline void fv_attend_finish_row(const fv_attend_job *job, int32_t kv_head, int32_t row, const float *sums,
                                         float max, float sum)
 {
     const fv_attend_params *params = job->params;
     const int32_t head = kv_head * job->group + row % job->group;
     const int64_t token = row / job->group;
+    if (sum != sum) max = sum; /* maxima pass NaN by: a row that sees nothing else is not one without keys */
     const int32_t is_empty = max == -INFINITY;
     const float v_scale = fv_head_scale_of(job->v_head_scale, params->num_kv_scales, kv_head);
 

@@ -11,13 +11,13 @@ static float weigh_ranks(float *weights, const fv_merge_ranks_params *params, in
 {
     for (int32_t rank = 0; rank < params->num_ranks; rank++) {
         const fv_merge_side side = fv_merge_rank(params, rank);
-        weights[rank] = fv_merge_side_lse(&side, token, head);
+        weights[rank] = fv_merge_side_lse(&side, token, head, 0);
     }
     if (!params->total_lse) {
         return fv_merge_weigh(weights, params->num_ranks, params->sinks ? params->sinks[head] : -INFINITY);
     }
     const float total = fv_merge_lse(params->total_lse, params->total_token_stride, params->total_head_stride, token,
-                                     head);
+                                     head, 0);
     for (int32_t rank = 0; rank < params->num_ranks; rank++) {
         weights[rank] = total == -INFINITY ? 0.0f : expf(weights[rank] - total);
     }

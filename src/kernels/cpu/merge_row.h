@@ -15,24 +15,24 @@ typedef struct fv_merge_row {
 } fv_merge_row;
 
 static inline float fv_merge_lse(const float *lse, int64_t token_stride, int64_t head_stride, int64_t token,
-                                 int64_t head)
+                                 int64_t head, int32_t nan_stays)
 {
     float value;
     memcpy(&value, (const char *)lse + token * token_stride + head * head_stride, sizeof(value));
-    return isfinite(value) ? value : -INFINITY;
+    return isfinite(value) || (nan_stays && isnan(value)) ? value : -INFINITY;
 }
 
-static inline float fv_merge_side_lse(const fv_merge_side *side, int64_t token, int64_t head)
+static inline float fv_merge_side_lse(const fv_merge_side *side, int64_t token, int64_t head, int32_t nan_stays)
 {
-    return fv_merge_lse(side->lse, side->lse_token_stride, side->lse_head_stride, token, head);
+    return fv_merge_lse(side->lse, side->lse_token_stride, side->lse_head_stride, token, head, nan_stays);
 }
 
 /* From LSEs to weights, in place: w_i = e^lse_i / (sum of e^lse_j + e^sink). Returns the LSE of all. Where
- * all are -inf the weights are 0 and the LSE is -inf, sink or not; no sink is -inf. */
+ * all are -inf the weights are 0 and the LSE is -inf, sink or not; no sink is -inf. One NaN makes all of it NaN. */
 static inline float fv_merge_weigh(float *weights, int32_t num_sides, float sink)
 {
     float max = -INFINITY;
-    for (int32_t i = 0; i < num_sides; i++) max = weights[i] > max ? weights[i] : max;
+    for (int32_t i = 0; i < num_sides; i++) max = isnan(max) || weights[i] <= max ? max : weights[i];
     const int32_t is_empty = max == -INFINITY;
     if (sink > max) max = sink;
     float sum = is_empty ? 1.0f : expf(sink - max);

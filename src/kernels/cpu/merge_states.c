@@ -7,7 +7,8 @@
 
 static void merge_row(const fv_merge_params *params, int64_t token, int64_t head)
 {
-    float shares[2] = {fv_merge_side_lse(&params->a, token, head), fv_merge_side_lse(&params->b, token, head)};
+    float shares[2] = {fv_merge_side_lse(&params->a, token, head, params->nan_stays),
+                       fv_merge_side_lse(&params->b, token, head, params->nan_stays)};
     const float total = fv_merge_weigh(shares, 2, params->sinks ? params->sinks[head] : -INFINITY);
     const char *rows[2];
     float weights[2];

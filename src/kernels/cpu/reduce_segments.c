@@ -58,7 +58,7 @@ static void reduce_row(const fv_reduce_params *params, const fv_reduce_item *ite
     float max = -INFINITY;
     for (int32_t g = 0; g < row.num; g++) {
         const float segment = row.max[g * row.stride];
-        if (!(segment <= max)) max = segment; /* takes a NaN on */
+        if (max == max && !(segment <= max)) max = segment; /* takes a NaN on, and keeps it */
     }
     const int32_t is_empty = max == -INFINITY;
     if (params->sinks && !is_empty && params->sinks[head] > max) max = params->sinks[head];

@@ -9,15 +9,16 @@
 
 /* -inf for everything that marks a side without keys. */
 static __device__ __forceinline__ float load_lse(const float *lse, int64_t token_stride, int64_t head_stride,
-                                                 int32_t token, int32_t head)
+                                                 int32_t token, int32_t head, bool nan_stays = false)
 {
     const float value = *(const float *)((const char *)lse + token * token_stride + head * head_stride);
-    return isfinite(value) ? value : -INFINITY;
+    return isfinite(value) || (nan_stays && isnan(value)) ? value : -INFINITY;
 }
 
-static __device__ __forceinline__ float side_lse(const fv_merge_side *side, int32_t token, int32_t head)
+static __device__ __forceinline__ float side_lse(const fv_merge_side *side, int32_t token, int32_t head,
+                                                 bool nan_stays = false)
 {
-    return load_lse(side->lse, side->lse_token_stride, side->lse_head_stride, token, head);
+    return load_lse(side->lse, side->lse_token_stride, side->lse_head_stride, token, head, nan_stays);
 }
 
 /* 0 with a weight of 0: a side without keys may hold anything. */

@@ -10,9 +10,10 @@ static __global__ void __launch_bounds__(WARPS * 32, 1) merge_states(const __gri
     const int64_t at = (int64_t)blockIdx.x * WARPS + threadIdx.x / 32;
     const int32_t token = (int32_t)(at / params.num_heads), head = (int32_t)(at % params.num_heads);
     if (token >= params.num_tokens) return;
-    const float lse_a = side_lse(&params.a, token, head), lse_b = side_lse(&params.b, token, head);
-    const float max = fmaxf(lse_a, lse_b);
-    const bool is_empty = max == -INFINITY;
+    const float lse_a = side_lse(&params.a, token, head, params.nan_stays);
+    const float lse_b = side_lse(&params.b, token, head, params.nan_stays);
+    const float max = fmaxf(lse_a, lse_b); /* of a number and NaN the number: the weights become NaN */
+    const bool is_empty = lse_a == -INFINITY && lse_b == -INFINITY;
     const float sink = params.sinks && !is_empty ? params.sinks[head] : -INFINITY;
     const float top = is_empty ? 0.0f : fmaxf(max, sink);
     const float weight_a = expf(lse_a - top), weight_b = expf(lse_b - top);

@@ -143,7 +143,8 @@ static void finish_strip(const fv_tile_item *item, const fv_tile_strip *strip)
     const fv_attend_job *job = item->job;
     const fv_attend_params *params = job->params;
     const float v_scale = fv_head_scale_of(job->v_head_scale, params->num_kv_scales, item->first_head);
-    const fv_lanes max = fv_lanes_load(strip->rows.max), sum = fv_lanes_load(strip->rows.sum);
+    const fv_lanes sum = fv_lanes_load(strip->rows.sum);
+    const fv_lanes max = fv_lanes_select(sum == sum, fv_lanes_load(strip->rows.max), sum); /* NaN: not without keys */
     const fv_lanes weight_sums = fv_parts_gather(fv_weight_sums_of(item, strip));
     float factors[FV_TILE_STRIP_ROWS];
     for (int32_t i = 0; i < FV_TILE_STRIP_ROWS; i++) factors[i] = max[i] == -INFINITY ? 0.0f : v_scale / weight_sums[i];
