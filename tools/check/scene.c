@@ -500,6 +500,7 @@ fv_attend_params check_scene_params(const check_scene *scene)
         .num_kv_heads = problem->mha.num_kv_heads,
         .head_size = problem->mha.head_size,
         .v_head_size = problem->mha.v_head_size,
+        .max_seq_len = scene->test->seed % 2 ? check_case_max_seq_len(scene->test) : 0, /* scratch follows it */
         .scale = problem->scale,
         .soft_cap = problem->soft_cap,
         .window = problem->window,

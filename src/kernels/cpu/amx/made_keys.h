@@ -45,9 +45,10 @@ static inline int32_t fv_made_num_blocks(const fv_attend_params *params)
     return fv_max_i32(2, fv_min_i32(most, (int32_t)fv_ceil_div(params->max_seq_len, FV_TILE_MANY_KEYS)));
 }
 
-/* 0: no item of the call has rows enough. */
+/* 0: no item of the call has rows enough, or tiles do not serve its queries. */
 static inline size_t fv_made_keys_bytes(const fv_attend_params *params)
 {
+    if (params->q_dtype != FV_DTYPE_BF16) return 0;
     const int64_t num_rows = (int64_t)params->block_q * (params->num_heads / params->num_kv_heads);
     if (fv_ceil_div(num_rows, FV_TILE_STRIP_ROWS) < FV_TILE_COPY_STRIPS) return 0;
     if (params->head_size > FV_MADE_MAX_SIZE || params->v_head_size > FV_MADE_MAX_SIZE) return 0;
