@@ -146,7 +146,7 @@ static __device__ void attend_keys_of_tile(row_sums *sums, f32_memory *memory, c
         const float score = score_of(args, &memory->rows[row0 + r], job->context, first_key + lane,
                                      memory->tile.position[lane], scale * dots[r]);
         const float max = fmaxf(sums->max[r], fv_warp_max(score));
-        float p = max == -INFINITY ? 0.0f : exp2f(score - max);
+        float p = exp2f(score - (max == -INFINITY ? 0.0f : max)); /* of NaN NaN */
         const float factor = max == sums->max[r] ? 1.0f : exp2f(sums->max[r] - max);
         sums->sum[r] = sums->sum[r] * factor + fv_warp_sum(p);
         int32_t addend = 0;

@@ -121,7 +121,8 @@ static __device__ __forceinline__ void share_few_state(few_memory<S> *memory, co
         for (int step = 4; step < 32; step *= 2) sum += __shfl_xor_sync(~0u, sum, step);
         if (r >= num_rows) continue;
         if (lane < 4) {
-            memory->max[warp][r] = state->max[j / 2][j % 2] == FEW_LEAST ? -INFINITY : state->max[j / 2][j % 2];
+            const float max = state->max[j / 2][j % 2];
+            memory->max[warp][r] = max == FEW_LEAST && sum == 0 ? -INFINITY : max; /* NaN alone: a sum, no maximum */
             memory->sum[warp][r] = sum;
             memory->rounded[warp][r] = state->rounded[j];
         }

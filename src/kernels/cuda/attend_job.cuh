@@ -322,10 +322,11 @@ static __device__ __forceinline__ const char *plain_row(const fv_kv_plane *plane
 
 /* --- scores -------------------------------------------------------------------------------------------- */
 
-/* cap * tanh(score / cap), finite for any score. */
+/* cap * tanh(score / cap), finite for any number. */
 static __device__ __forceinline__ float cap_score(const attend_args *args, float score)
 {
-    return args->params.soft_cap * tanhf(fminf(fmaxf(score, -FV_SCORE_LIMIT), FV_SCORE_LIMIT) * args->inverse_soft_cap);
+    const float number = ptx_min_or_nan(ptx_max_or_nan(score, -FV_SCORE_LIMIT), FV_SCORE_LIMIT);
+    return args->params.soft_cap * tanhf(number * args->inverse_soft_cap);
 }
 
 /* What ALiBi adds to a score, in base 2. */
@@ -369,6 +370,7 @@ static __device__ __forceinline__ void finish_row(attend_end *end, const attend_
                                                   float max, float sum, float values_factor)
 {
     const fv_attend_params *params = &args->params;
+    if (max == -INFINITY && sum != sum) max = 0; /* maxima pass NaN by: a row of nothing else has keys, at any maximum */
     const bool has_keys = max > -INFINITY;
     end->max = max;
     end->sum = sum;

@@ -194,12 +194,18 @@ __device__ __forceinline__ float ptx_sqrt(float x)
     return y;
 }
 
-/* "max.NaN": NaN where one of them is. */
+/* "max.NaN", "min.NaN": NaN where one of them is. */
 __device__ __forceinline__ float ptx_max_or_nan(float a, float b)
 {
     float max;
     asm("max.NaN.f32 %0, %1, %2;" : "=f"(max) : "f"(a), "f"(b));
     return max;
+}
+__device__ __forceinline__ float ptx_min_or_nan(float a, float b)
+{
+    float min;
+    asm("min.NaN.f32 %0, %1, %2;" : "=f"(min) : "f"(a), "f"(b));
+    return min;
 }
 
 /* "Parallel Synchronization: redux.sync": the largest of a warp's numbers. */

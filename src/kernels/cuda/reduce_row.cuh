@@ -80,8 +80,8 @@ static __device__ __forceinline__ float finish_sums(float max, float sum, const 
         max = largest;
         sum = sum * before + weight_of(target->sink, max);
     }
-    if (is_first && target->params->lse) *place_lse(target) = sum > 0 ? max + logf(sum) : -INFINITY;
-    return sum > 0 ? __fdividef(before, sum) : 0.0f;
+    if (is_first && target->params->lse) *place_lse(target) = sum == 0 ? -INFINITY : max + logf(sum);
+    return sum == 0 ? 0.0f : __fdividef(before, sum); /* of NaN NaN */
 }
 
 /* The row's elements d .. d + 3, d a multiple of four. */

@@ -401,7 +401,8 @@ static __global__ void __launch_bounds__(REDUCE_THREADS, blocks_at_once(IS_LONG,
     const int32_t step = (int32_t)gridDim.y < params.num_heads ? REDUCE_WARPS : 1;
     const int32_t first = (int32_t)blockIdx.y * step, end = fv_min_i32(params.num_heads, first + step);
     const bool is_odd = !IS_LONG && !NARROW && params.v_head_size % 4 != 0;
-    const bool is_pair = item.num_segments == 2 && !NARROW && !is_odd && (IS_LONG || params.v_head_size <= SPAN);
+    const bool is_pair = has_item && item.num_segments == 2 && !NARROW && !is_odd &&
+                         (IS_LONG || params.v_head_size <= SPAN);
     const int32_t own = first + (is_pair ? (int32_t)threadIdx.x / 32 : 0);
     const bool has_rows = has_item && item.num_tokens > 0 && own < end && (!is_pair || blockIdx.z == 0);
     if (!has_rows || is_odd) overlap_wait();
