@@ -317,8 +317,8 @@ static int32_t bytes_for_blocks(const fv_cuda_attend_kernel *kernel, const fv_de
     return fv_max_i32(kernel->shared_bytes, fv_cuda_state_of(device)->max_shared / (blocks + 1));
 }
 
-/* Where each multiprocessor has one block that stays, or two, none takes one more: it would while the kernel before still
- * holds others. */
+/* Where each multiprocessor has one block that stays, or two, none takes one more: it would while the kernel before
+ * still holds others. */
 static int32_t shared_bytes_of(const fv_cuda_attend_kernel *kernel, const fv_device *device, dim3 grid)
 {
     const int32_t blocks = (int32_t)fv_ceil_div(grid.x, device->num_workers);

@@ -141,8 +141,8 @@ static __device__ __forceinline__ void share_few_state(few_memory<S> *memory, co
     }
 }
 
-/* The warps' sums become one, and the row's results go to memory: a thread for each four elements. One barrier, behind which
- * the sums of all warps are there; where results go is found before it. */
+/* The warps' sums become one, and the row's results go to memory: a thread for each four elements. One barrier, behind
+ * which the sums of all warps are there; where results go is found before it. */
 template <class S>
 static __device__ __forceinline__ void store_few_rows(const few_memory<S> *memory, const attend_args *args,
                                                       const few_slot *slot)

@@ -2,20 +2,20 @@
  *
  * A job is up to 8 rows, or up to 16, of an item and one of its KV heads. A block's first one has the block's number;
  * the next one it takes from a counter (fv_attend_params.claims), so that blocks on a fast multiprocessor take more of
- * them. What a job is lies behind trips to memory, one after the other. One warp, the scout, makes them a step at a time, between
- * its tiles: what a step asks for, the next one finds there.
+ * them. What a job is lies behind trips to memory, one after the other. One warp, the scout, makes them a step at a
+ * time, between its tiles: what a step asks for, the next one finds there.
  *
  *   step      claim        item           flags               rows                blocks
  *   asks for  a number     the item       causal, scales      its first blocks
  *   writes                                                    the next slot       says that it is there
  *
  * An item has its sequence's lengths, so flags are a step only where sequences differ in masks or heads in scales. On a
- * static grid a job is a cell. Where queries are whole its number says which sequence, so that the item follows from the
- * lengths, which are asked for in its place, with the number of sequences; padding has no jobs. Else the scout searches,
- * and claims on where a cell is empty.
+ * static grid a job is a cell. Where queries are whole its number says which sequence, so that the item follows from
+ * the lengths, which are asked for in its place, with the number of sequences; padding has no jobs. Else the scout
+ * searches, and claims on where a cell is empty.
  *
- * While a block's first job is looked for nothing else goes on, and each instruction counts, at 5 cycles: where its item
- * says all of it, all warps find it at once (begin_first_job). */
+ * While a block's first job is looked for nothing else goes on, and each instruction counts, at 5 cycles: where its
+ * item says all of it, all warps find it at once (begin_first_job). */
 #ifndef FV_KERNELS_CUDA_ATTEND_FEW_JOBS_CUH
 #define FV_KERNELS_CUDA_ATTEND_FEW_JOBS_CUH
 
@@ -69,7 +69,8 @@ enum { FEW_QUERY_START = 0, FEW_QUERY_END, FEW_SEQ_LEN, FEW_CAUSAL, FEW_K_SCALE,
 /* Where tiles of 16 keys begin. */
 static __device__ __forceinline__ int32_t few_first_key(const attend_keys *keys) { return keys->first / 16 * 16; }
 
-/* Asks for the blocks of the first keys; of pages that hold tiles, for that of each tile with a key that some row sees. */
+/* Asks for the blocks of the first keys; of pages that hold tiles, for that of each tile with a key that some row
+ * sees. */
 template <int FIRST_KEYS>
 static __device__ __forceinline__ void ask_few_blocks(few_scout *scout, const attend_args *args, const attend_job *job,
                                                       const attend_keys *keys, int32_t lane)
@@ -376,8 +377,8 @@ static __device__ __forceinline__ few_scout begin_few_jobs(few_jobs *jobs, const
     return scout;
 }
 
-/* The item of the block's first job, with one KV head, by each thread, and of whole queries the number of jobs; false: there
- * is none, or it takes a search. */
+/* The item of the block's first job, with one KV head, by each thread, and of whole queries the number of jobs; false:
+ * there is none, or it takes a search. */
 static __device__ __forceinline__ bool find_first_item(fv_work_item *item, int32_t *num_jobs, const attend_args *args)
 {
     const fv_attend_params *params = &args->params;

@@ -16,8 +16,8 @@ template <int HEAD_, bool IS_NARROW_, int ROWS, int WARPS_ = HEAD_ <= 64 ? 4 : 6
     /* Blocks on a multiprocessor. */
     static constexpr int BLOCKS = WARPS == 4 ? (HEAD <= 64 || IS_NARROW ? 4 : 3) : HEAD <= 128 || IS_SMALL ? 2 : 1;
     static constexpr int Q_ROW = HEAD + 8; /* 8 rows lie in different banks */
-    /* A warp's ring: bytes of an entry's row there, its 16-byte copies, bytes of a tile and of the warp's sums. They take
-     * the stage that is free at a job's end, or, where they do not fit, room of their own before the first one. */
+    /* A warp's ring: bytes of an entry's row there, its 16-byte copies, bytes of a tile and of the warp's sums. They
+     * take the stage that is free at a job's end, or, where they do not fit, room of their own before the first one. */
     static constexpr int ROW = HEAD * (IS_NARROW ? 1 : 2), COPIES = ROW / 16;
     static constexpr int STAGE = 2 * TILE * ROW, SUMS = BLOCK_M * VALUE * 4;
     static constexpr int FIRST = SUMS <= STAGE ? 0 : SUMS, RING = FIRST + 2 * STAGE;
@@ -171,8 +171,8 @@ static __device__ __forceinline__ few_place find_few_tile(const few_slot *slot, 
 }
 
 /* Where chunk `chunk` of 16 bytes of a key lies in its row: the same chunk of eight keys has all banks, and of one-byte
- * entries four chunks of two keys, too. Rows are not padded for that: 128 bytes of a line that are not copied to one line
- * of shared memory take twice the time there. */
+ * entries four chunks of two keys, too. Rows are not padded for that: 128 bytes of a line that are not copied to one
+ * line of shared memory take twice the time there. */
 template <int ELEMENT, int CHUNKS> static __device__ __forceinline__ int32_t few_chunk_place(int32_t key, int32_t chunk)
 {
     if constexpr (ELEMENT == 2) return chunk ^ key % 8;
@@ -198,8 +198,8 @@ static __device__ __forceinline__ void copy_few_rows(char *to, const char *const
     }
 }
 
-/* copy_few_rows of a tile that lies in one page: rows `stride` bytes apart from `rows` on. Bit k of `seen`: some row sees
- * key k of the tile; zeros stand for the others. */
+/* copy_few_rows of a tile that lies in one page: rows `stride` bytes apart from `rows` on. Bit k of `seen`: some row
+ * sees key k of the tile; zeros stand for the others. */
 template <int ROWS, int SIZE, int ELEMENT, int ROW_BYTES>
 static __device__ __forceinline__ void copy_few_run(char *to, const char *rows, int32_t stride, uint32_t seen,
                                                     int32_t size, int32_t lane)
@@ -353,8 +353,8 @@ static __device__ __forceinline__ void mask_few_keys(float (&s)[S::OCTETS][4], c
     }
 }
 
-/* New maxima of the rows whose scores, `s` times `scale`, pass them by more than the slack; the sums so far follow them,
- * and the exponents `x`. */
+/* New maxima of the rows whose scores, `s` times `scale`, pass them by more than the slack; the sums so far follow
+ * them, and the exponents `x`. */
 template <class S>
 static __device__ __forceinline__ void raise_few_maxima(float (&x)[S::OCTETS][4], few_state<S> *state,
                                                         const float (&s)[S::OCTETS][4],
@@ -508,9 +508,9 @@ static __device__ __forceinline__ void add_narrow_values(few_state<S> *state, co
     }
 }
 
-/* A chunk of 8 elements of row r of q, all lanes of a row's chunks together, in the order of multiply_narrow_keys and as
- * fp16: of bf16 times a power of two of the row's own that makes its largest element about 2^13, so that what fp16 cannot
- * hold is 2^-37 of that. */
+/* A chunk of 8 elements of row r of q, all lanes of a row's chunks together, in the order of multiply_narrow_keys and
+ * as fp16: of bf16 times a power of two of the row's own that makes its largest element about 2^13, so that what fp16
+ * cannot hold is 2^-37 of that. */
 template <class S>
 static __device__ __forceinline__ void store_narrow_query(few_memory<S> *memory, fv_dtype dtype, uint4 eight, int32_t r,
                                                           int32_t chunk)
@@ -542,8 +542,8 @@ static __device__ __forceinline__ void store_narrow_query(few_memory<S> *memory,
     }
 }
 
-/* The rows of q: asked for, or, next to entries of one byte, there. A barrier must follow. `row_of`(r): row r, of which the
- * token and the head are read. */
+/* The rows of q: asked for, or, next to entries of one byte, there. A barrier must follow. `row_of`(r): row r, of which
+ * the token and the head are read. */
 template <class S, class RowOf>
 static __device__ __forceinline__ void load_few_queries(few_memory<S> *memory, const attend_args *args,
                                                         int32_t num_rows, RowOf row_of)

@@ -19,8 +19,8 @@
 /* Scores are clamped to this, so that an overflow of the dot product cannot end in inf - inf. */
 #define FV_SCORE_LIMIT 3e38f
 
-/* Scores may pass the maximum that a row's sums are relative to by so much, in base 2, before those are rescaled: P up to
- * 2^8 loses nothing, and most rows are never rescaled after their first tile. */
+/* Scores may pass the maximum that a row's sums are relative to by so much, in base 2, before those are rescaled: P up
+ * to 2^8 loses nothing, and most rows are never rescaled after their first tile. */
 #define FV_MAX_SLACK 8.0f
 
 /* How eight neighbouring elements of a row come to shared memory. */
@@ -63,7 +63,7 @@ typedef struct attend_args {
     int32_t pages_hold_tiles; /* 1: 16 keys from a multiple of 16 on lie in one page of a plain cache */
     int32_t planes_alike;     /* 1: values of a plain cache lie as its keys do, at strides of 32 bits */
     int32_t num_whole;        /* of a list: blocks of threads of items that no two blocks share, the first ones, ... */
-    int32_t first_split;      /* ... and the first of the others in the grid, a multiple of 2; INT32_MAX: there are none */
+    int32_t first_split;      /* ... and the first of the others, a multiple of 2; INT32_MAX: there is none */
 } attend_args;
 
 /* One row of a block, in shared memory. */

@@ -127,8 +127,8 @@ static int32_t takes_mma(const fv_problem *problem)
            problem->kv_layout == FV_KV_LAYOUT_X_PACKED || problem->kv_layout == FV_KV_LAYOUT_SHUFFLED;
 }
 
-/* few_shape::BLOCKS for decode of one token, but two where four small ones fit (heads of 128 next to one byte: one round of
- * two has a kernel of its own); of attend_mma.cuh as many as Hopper's shared memory has room for. */
+/* few_shape::BLOCKS for decode of one token, but two where four small ones fit (heads of 128 next to one byte: one
+ * round of two has a kernel of its own); of attend_mma.cuh as many as Hopper's shared memory has room for. */
 template <bool IS_HOPPER> static int32_t few_at_once(const fv_problem *problem)
 {
     const int32_t size = largest_head(problem);

@@ -4,8 +4,8 @@
 
 #include <stdint.h>
 
-/* Several words are asked for before the first of them is written: for all that the compiler knows it could be one that is
- * still to be read. */
+/* Several words are asked for before the first of them is written: for all that the compiler knows it could be one that
+ * is still to be read. */
 template <class Word> static __device__ __forceinline__ void copy_words(char *dst, const char *src, int64_t bytes)
 {
     constexpr int AT_ONCE = 4;

@@ -1,4 +1,5 @@
-/* The cache of latents as a tensor map of Hopper's copy engine: "Tensor Map Object Management" of the CUDA driver API. */
+/* The cache of latents as a tensor map of Hopper's copy engine: "Tensor Map Object Management" of the CUDA driver
+ * API. */
 #include <cudaTypedefs.h>
 #include <string.h>
 

@@ -6,7 +6,8 @@
 #include "kernels/cuda/mma_block.cuh"
 #include "kernels/cuda/ptx.cuh"
 
-/* Eight elements of a dtype that only the call knows: a branch for each two, for code of three kinds costs registers. */
+/* Eight elements of a dtype that only the call knows: a branch for each two, for code of three kinds costs
+ * registers. */
 template <class T> static __device__ __forceinline__ uint4 widen_chunk(uint2 stored, fv_dtype dtype)
 {
     uint4 wide;

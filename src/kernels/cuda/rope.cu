@@ -9,11 +9,12 @@
 #define WARPS 4
 #define HEADS 8 /* of a warp at most: it asks for all of them at once */
 
-/* Heads first .. first + num - 1 of a token; what they become is also written to `copy`, if that has data. The heads are
- * asked for before the position that says how they are rotated. */
+/* Heads first .. first + num - 1 of a token; what they become is also written to `copy`, if that has data. The heads
+ * are asked for before the position that says how they are rotated. */
 template <fv_dtype DTYPE>
 static __device__ __forceinline__ void rotate_as(const fv_rope_rows *rows, const fv_rope_rows *copy,
-                                                 const fv_rope_params *params, int32_t token, int32_t first, int32_t num)
+                                                 const fv_rope_params *params, int32_t token, int32_t first,
+                                                 int32_t num)
 {
     const int32_t half = params->rope_dim / 2, bytes = fv_element_bytes(DTYPE);
     const bool interleaved = params->style == FV_ROPE_INTERLEAVED;
@@ -91,7 +92,8 @@ extern "C" fv_status fv_cuda_rope(const fv_launch *launch, const fv_rope_params 
 }
 
 /* A token outside the tables is not rotated: its heads of q go to their second place as they are. */
-static __device__ __forceinline__ void copy_unrotated(const fv_rope_kv_write_params *params, int32_t token, int32_t warp)
+static __device__ __forceinline__ void copy_unrotated(const fv_rope_kv_write_params *params, int32_t token,
+                                                      int32_t warp)
 {
     const fv_rope_rows *q = &params->rope.q, *copy = &params->q_copy;
     if (!copy->data || fv_rope_position(&params->rope, token) >= 0) return;

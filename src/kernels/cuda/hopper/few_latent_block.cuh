@@ -1,5 +1,5 @@
-/* A block of threads of MLA decode of up to 32 rows (attend_few_latent.cuh): its roles, its shared memory, and how it finds its
- * item and rows. */
+/* A block of threads of MLA decode of up to 32 rows (attend_few_latent.cuh): its roles, its shared memory, and how it
+ * finds its item and rows. */
 #ifndef FV_KERNELS_CUDA_HOPPER_FEW_LATENT_BLOCK_CUH
 #define FV_KERNELS_CUDA_HOPPER_FEW_LATENT_BLOCK_CUH
 

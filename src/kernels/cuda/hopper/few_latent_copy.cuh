@@ -1,5 +1,5 @@
-/* How latents come to the units of MLA decode of up to 32 rows (attend_few_latent.cuh): by bulk copies of what lies together.
- * By the last warpgroup. */
+/* How latents come to the units of MLA decode of up to 32 rows (attend_few_latent.cuh): by bulk copies of what lies
+ * together. By the last warpgroup. */
 #ifndef FV_KERNELS_CUDA_HOPPER_FEW_LATENT_COPY_CUH
 #define FV_KERNELS_CUDA_HOPPER_FEW_LATENT_COPY_CUH
 

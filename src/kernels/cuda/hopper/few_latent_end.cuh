@@ -1,5 +1,5 @@
-/* The ends of the rows of MLA decode of up to 32 rows (attend_few_latent.cuh): from the valuers' registers, of two blocks that
- * share an item by way of each other, to the output or to partial results. */
+/* The ends of the rows of MLA decode of up to 32 rows (attend_few_latent.cuh): from the valuers' registers, of two
+ * blocks that share an item by way of each other, to the output or to partial results. */
 #ifndef FV_KERNELS_CUDA_HOPPER_FEW_LATENT_END_CUH
 #define FV_KERNELS_CUDA_HOPPER_FEW_LATENT_END_CUH
 

@@ -63,8 +63,8 @@ static_assert(4 * LATENT_WARP_BYTES <= LATENT_PANELS * LATENT_PANEL_BYTES, "a ti
 
 /* --- two blocks of an item --------------------------------------------------------------------------------------- */
 
-/* Where a round of items leaves multiprocessors free, two blocks share the keys of each, neighbours in the grid and a cluster:
- * the first has the first half of the tiles. */
+/* Where a round of items leaves multiprocessors free, two blocks share the keys of each, neighbours in the grid and a
+ * cluster: the first has the first half of the tiles. */
 static __device__ __forceinline__ bool is_split(const attend_args *args)
 {
     return (int32_t)blockIdx.x >= args->first_split;
@@ -85,7 +85,8 @@ static __device__ __forceinline__ int32_t latent_row_part(const attend_args *arg
     return place - divide_index(place, args->row_parts) * (int32_t)args->row_parts.by;
 }
 
-/* Maximum, sum, and sum of P as rounded, of a row in the other block: where the row has what these kernels do not read. */
+/* Maximum, sum, and sum of P as rounded, of a row in the other block: where the row has what these kernels do not
+ * read. */
 static __device__ __forceinline__ float4 *sums_of_other(latent_memory *memory, int32_t row)
 {
     static_assert(offsetof(attend_row, position) == 16 && sizeof(attend_row) == 32, "16 bytes of each row");
@@ -111,8 +112,8 @@ static __device__ __forceinline__ int32_t first_latent_row(const attend_args *ar
     return latent_row_part(args) * LATENT_ROWS;
 }
 
-/* The last barriers of a block's memory: where two blocks share an item, those at which they meet. The other one sends the sums of
- * `num_rows` rows, `part_bytes` of the output to each of four warps, and a word from each of them. */
+/* The last barriers of a block's memory: where two blocks share an item, those at which they meet. The other one sends
+ * the sums of `num_rows` rows, `part_bytes` of the output to each of four warps, and a word from each of them. */
 template <class Memory>
 static __device__ __forceinline__ void init_meeting(Memory *memory, const attend_args *args, int32_t num_rows,
                                                     int32_t part_bytes)

@@ -1,5 +1,5 @@
-/* How latents of 16 bits come to the tiles of MLA decode of 64 rows (attend_latent.cuh): by boxes of a tensor map, or row by row. By
- * the third warpgroup. */
+/* How latents of 16 bits come to the tiles of MLA decode of 64 rows (attend_latent.cuh): by boxes of a tensor map, or
+ * row by row. By the third warpgroup. */
 #ifndef FV_KERNELS_CUDA_HOPPER_LATENT_COPY_CUH
 #define FV_KERNELS_CUDA_HOPPER_LATENT_COPY_CUH
 
@@ -40,9 +40,9 @@ static __device__ __forceinline__ latent_slot slot_of_box(const attend_args *arg
     return {__shfl_sync(~0u, at.page, box * args->map_rows), __shfl_sync(~0u, at.slot, box * args->map_rows)};
 }
 
-/* Panels FIRST .. END - 1 of the boxes that begin at the warp's rows, when there is space, and how many bytes that is: the
- * phase of a panel's barrier ends when both warps have said so, and all bytes are there. By one lane, and from what is the
- * same in all: else a copy takes 40 instructions, and a tile longer to ask for than to multiply. */
+/* Panels FIRST .. END - 1 of the boxes that begin at the warp's rows, when there is space, and how many bytes that is:
+ * the phase of a panel's barrier ends when both warps have said so, and all bytes are there. By one lane, and from what
+ * is the same in all: else a copy takes 40 instructions, and a tile longer to ask for than to multiply. */
 template <int FIRST, int END>
 static __device__ __forceinline__ void load_box_panels(latent_memory *memory, const attend_args *args, int32_t tile,
                                                        latent_slot at, int32_t num_boxes)
@@ -79,8 +79,8 @@ static __device__ __forceinline__ void load_latent_boxes(latent_memory *memory, 
     load_box_panels<LATENT_LOW_PANELS, LATENT_PANELS>(memory, args, tile, at, num_boxes);
 }
 
-/* Panels FIRST .. END - 1 of the warp's rows, eight lanes to each: asked for. L2 takes 256 bytes at a time from memory, as
- * for boxes, which a row's first and last panel may share with other rows. */
+/* Panels FIRST .. END - 1 of the warp's rows, eight lanes to each: asked for. L2 takes 256 bytes at a time from memory,
+ * as for boxes, which a row's first and last panel may share with other rows. */
 template <int FIRST, int END>
 static __device__ __forceinline__ void load_latent_panels(latent_memory *memory, int32_t buffer,
                                                           const char *const (&rows)[8])

@@ -1,5 +1,5 @@
-/* The ends of the rows of MLA decode of 64 rows (attend_latent.cuh): from a warpgroup's registers, of two blocks that share an
- * item by way of each other, to the output or to partial results. */
+/* The ends of the rows of MLA decode of 64 rows (attend_latent.cuh): from a warpgroup's registers, of two blocks that
+ * share an item by way of each other, to the output or to partial results. */
 #ifndef FV_KERNELS_CUDA_HOPPER_LATENT_END_CUH
 #define FV_KERNELS_CUDA_HOPPER_LATENT_END_CUH
 
@@ -14,8 +14,8 @@ typedef struct latent_state {
     int32_t row;    /* the thread's first one; the other is 8 further on */
 } latent_state;
 
-/* Maximum, sum and sum of P as rounded of row lane % 16 of the warp's 16, from both warpgroups. Two barriers, after the first of
- * which no product reads shared memory any more. */
+/* Maximum, sum and sum of P as rounded of row lane % 16 of the warp's 16, from both warpgroups. Two barriers, after the
+ * first of which no product reads shared memory any more. */
 static __device__ __forceinline__ float4 sum_latent_row(const latent_state *state, latent_memory *memory, int32_t group)
 {
     const row_sums *sums = &state->sums;
@@ -106,8 +106,8 @@ static __device__ __forceinline__ void find_narrow_scales(float (&inverse)[2], f
     }
 }
 
-/* Rows first .. end - 1 of the warp's, whose places the lanes have, from shared memory: by the copy engine, or, where one is at no
- * multiple of 16 bytes, 16 bits at a time. */
+/* Rows first .. end - 1 of the warp's, whose places the lanes have, from shared memory: by the copy engine, or, where
+ * one is at no multiple of 16 bytes, 16 bits at a time. */
 static __device__ __forceinline__ void send_latent_rows(char *to_of_lane, const char *staged, int32_t row_bytes,
                                                         int32_t bytes, int32_t first = 0, int32_t end = 16)
 {
@@ -136,8 +136,8 @@ static __device__ __forceinline__ void send_latent_run(char *to, const char *sta
 
 /* --- two blocks of an item: the first ends the first warpgroup's columns, the second the second's ----------------- */
 
-/* The warp's part of the output, relative to the block's own maxima, goes to the other block when that has sent its sums too and
- * needs its queries no more. The block stays until it is there. */
+/* The warp's part of the output, relative to the block's own maxima, goes to the other block when that has sent its
+ * sums too and needs its queries no more. The block stays until it is there. */
 static __device__ __forceinline__ void give_latent_values(const float (&out)[LATENT_VALUE / 4], const float4 *sums,
                                                           latent_memory *memory, int32_t group)
 {
@@ -205,8 +205,8 @@ static __device__ __forceinline__ void store_narrow_tail(char *row, int32_t grou
     if (group == 0) store_partial_sums(&tail->max, &tail->sum, end);
 }
 
-/* The output, by way of the tiles' shared memory: written from registers it would be 3000 instructions, which a block runs
- * once, and 32 bytes of a row at a time. The two warps that have the same rows send half of them each. */
+/* The output, by way of the tiles' shared memory: written from registers it would be 3000 instructions, which a block
+ * runs once, and 32 bytes of a row at a time. The two warps that have the same rows send half of them each. */
 template <class F>
 static __device__ __forceinline__ void store_latent_rows(float (&out)[LATENT_VALUE / 4], const latent_state *state,
                                                          latent_memory *memory, const attend_args *args, int32_t group,

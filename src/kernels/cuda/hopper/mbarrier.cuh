@@ -61,8 +61,8 @@ __device__ __forceinline__ void ptx_bulk_load(void *shared, const void *global, 
                  : "memory");
 }
 
-/* "cp.async.bulk": bytes, a multiple of 16, from shared to global memory, both at multiples of 16. What was written there
- * before is seen behind a fence (ptx_fence_proxy_async). */
+/* "cp.async.bulk": bytes, a multiple of 16, from shared to global memory, both at multiples of 16. What was written
+ * there before is seen behind a fence (ptx_fence_proxy_async). */
 __device__ __forceinline__ void ptx_bulk_store(void *global, const void *shared, int32_t bytes)
 {
     asm volatile("cp.async.bulk.global.shared::cta.bulk_group [%0], [%1], %2;" ::"l"(global),
@@ -70,9 +70,13 @@ __device__ __forceinline__ void ptx_bulk_store(void *global, const void *shared,
                  : "memory");
 }
 
-/* "cp.async.bulk.commit_group", "cp.async.bulk.wait_group.read": until all that this thread has stored so has been read. */
+/* "cp.async.bulk.commit_group", "cp.async.bulk.wait_group.read": until all that this thread has stored so has been
+ * read. */
 __device__ __forceinline__ void ptx_bulk_commit(void) { asm volatile("cp.async.bulk.commit_group;" ::: "memory"); }
-__device__ __forceinline__ void ptx_bulk_wait_read(void) { asm volatile("cp.async.bulk.wait_group.read 0;" ::: "memory"); }
+__device__ __forceinline__ void ptx_bulk_wait_read(void)
+{
+    asm volatile("cp.async.bulk.wait_group.read 0;" ::: "memory");
+}
 
 /* "barrier.cluster": arrives, of all threads of a cluster's blocks, and waits for all that have not exited. Relaxed: of
  * what was written before, the others see mbarriers alone, behind ptx_fence_mbarrier_init. */
@@ -100,8 +104,8 @@ __device__ __forceinline__ void ptx_store_async_16(uint32_t shared, float4 value
                  : "memory");
 }
 
-/* "cp.async.bulk": bytes, a multiple of 16, to shared memory of a block of the cluster; they arrive at a barrier of that
- * block. What was written there before is seen behind a fence (ptx_fence_proxy_async). */
+/* "cp.async.bulk": bytes, a multiple of 16, to shared memory of a block of the cluster; they arrive at a barrier of
+ * that block. What was written there before is seen behind a fence (ptx_fence_proxy_async). */
 __device__ __forceinline__ void ptx_bulk_send(uint32_t shared, const void *from, int32_t bytes, uint32_t barrier)
 {
     asm volatile("cp.async.bulk.shared::cluster.shared::cta.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(

@@ -84,9 +84,9 @@ __device__ __forceinline__ void ptx_fence_proxy_async(void)
 #define PTX_OPERANDS_128(d) PTX_OPERANDS_64(d), PTX_D16(d, 64), PTX_D16(d, 80), PTX_D16(d, 96), PTX_D16(d, 112)
 
 /* "wgmma.mma_async": d = a b (+ d where adds), rows x columns 64 x N, 16 deep, fp32 sums. ss: a and b from shared
- * memory, rows of elements along the depth; rs: a from registers, as in mma.m16n8k16, warp w of the four has rows 16 w to
- * 16 w + 15; _nt: b's rows are the depth, its columns lie together. Lane l, d[i]: row l / 4 + 8 (i / 2 % 2),
- * column 8 (i / 4) + 2 (l % 4) + i % 2.
+ * memory, rows of elements along the depth; rs: a from registers, as in mma.m16n8k16, warp w of the four has rows 16 w
+ * to 16 w + 15; _nt: b's rows are the depth, its columns lie together. Lane l, d[i]: row l / 4 + 8 (i / 2 % 2), column
+ * 8 (i / 4) + 2 (l % 4) + i % 2.
  *
  * N, the registers of d, and the numbers of the operands behind them. */
 #define PTX_WGMMA_SS_OF(NAME, T, TYPE, N, REGISTERS, A, B, ADDS, TRANSPOSED)                                        \
