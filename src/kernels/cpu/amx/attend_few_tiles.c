@@ -157,7 +157,7 @@ static int32_t attend_group(fv_tile_item *item, const head_group *group, const f
     if (!fv_weigher_begin(&weigh, group->strip, item->scratch.scores, block->first_key, 0, 1, factors_of(item, group),
                           item->rescaling))
         return 0;
-    fv_weigher_step(&weigh, item->scratch.weights, item->scratch.scores);
+    fv_weigher_step(&weigh, item->scratch.weights, item->scratch.scores, 0);
     fv_weigher_end(&weigh, group->strip);
     for (int32_t head = group->first; head < group->end; head++) {
         const int32_t first_lane = (head - group->first) * num_rows;

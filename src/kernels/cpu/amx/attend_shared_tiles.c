@@ -26,7 +26,6 @@ enum {
     COLUMNS = 32, /* of sums that are in tiles at a time */
     MOST_SLICES = 4,
     TILE_FLOATS = FV_TILE_ROWS * FV_TILE_COLUMNS,
-    STEP_SCORES = FV_STEP_KEYS * FV_TILE_STRIP_ROWS,
     STEP_PAIRS_BYTES = FV_STEP_KEYS * COLUMNS * FV_BF16_BYTES,
 };
 
@@ -39,17 +38,10 @@ typedef struct held_tiles {
     int32_t num; /* of strips; 0: nothing is held */
 } held_tiles;
 
-/* What turns a strip's scores into weights 2^(dot * factor - base), and the sums of the block's. */
-typedef struct strip_weigher {
-    fv_lanes factor, base;
-    fv_lanes sum, other_sum;
-    fv_lanes rounded_sum; /* of the weights as they are multiplied */
-} strip_weigher;
-
 /* A pair and a block. */
 typedef struct pair_work {
     fv_strip_pair pair;
-    strip_weigher weigh[2];
+    fv_weigher weigh[2];
     int32_t is_exact;   /* the weights need the block's maxima */
     int32_t has_scores; /* its scores of the block are kept */
 } pair_work;
@@ -221,47 +213,18 @@ static char *step_weights_of(const pair_step *at, int32_t i)
     return at->work->pair.weights[i] + at->step * FV_TILE_BYTES;
 }
 
-/* A quarter of a step: eight of its keys, to words[4 * quarter] and the next three. */
-FV_ALWAYS_INLINE void weigh_quarter(strip_weigher *weigh, fv_words words[16], const float *scores,
-                                    const int32_t quarter)
-{
-    FV_UNROLL
-    for (int32_t p = 4 * quarter; p < 4 * quarter + 4; p++) {
-        const float *at = scores + fv_words_key(p, 0) * FV_TILE_STRIP_ROWS;
-        const float *other = scores + fv_words_key(p, 1) * FV_TILE_STRIP_ROWS;
-        fv_lanes low = fv_lanes_exp2(fv_lanes_load(at) * weigh->factor - weigh->base);
-        fv_lanes high = fv_lanes_exp2(fv_lanes_load(other) * weigh->factor - weigh->base);
-        weigh->sum += low;
-        weigh->other_sum += high;
-        low = fv_lanes_as_bf16(low);
-        high = fv_lanes_as_bf16(high);
-        weigh->rounded_sum += low + high;
-        words[p] = fv_words_of(low, high);
-    }
-}
-
-static void weigh_strip(strip_weigher *weigh, char *weights, const float *scores)
-{
-    strip_weigher weigher = *weigh;
-    fv_words words[16];
-    FV_UNROLL
-    for (int32_t quarter = 0; quarter < 4; quarter++) weigh_quarter(&weigher, words, scores, quarter);
-    fv_words_store_transposed(weights, words);
-    *weigh = weigher;
-}
-
 /* The scores of two strips and the weights of two others, for 576 elements. */
 static void score_and_weigh_latents(shared_item *shared, const pair_step *next, const pair_step *last,
                                     const fv_step_keys *keys)
 {
-    strip_weigher weigh = last->work->weigh[0];
+    fv_weigher weigh = last->work->weigh[0];
     fv_words words[16];
     FV_UNROLL
     for (int32_t strip = 0; strip < 2; strip++) {
         FV_UNROLL
         for (int32_t i = 0; i < DEPTH / 2; i++) {
             score_products(shared, next, keys, strip * (DEPTH / 2) + i, strip == 0 && i == 0, 2);
-            if (i % 2) weigh_quarter(&weigh, words, last->scores.at[strip], i / 2);
+            if (i % 2) fv_weigher_quarter(&weigh, words, last->scores.at[strip], i / 2, 1);
         }
         fv_words_store_transposed(step_weights_of(last, strip), words);
         last->work->weigh[strip] = weigh;
@@ -272,7 +235,7 @@ static void score_and_weigh_latents(shared_item *shared, const pair_step *next, 
 static void weigh(const pair_step *last)
 {
     for (int32_t i = 0; i < last->work->pair.num; i++)
-        weigh_strip(&last->work->weigh[i], step_weights_of(last, i), last->scores.at[i]);
+        fv_weigher_step(&last->work->weigh[i], step_weights_of(last, i), last->scores.at[i], 1);
 }
 
 /* `last` is none where it is not to be weighed. */
@@ -323,7 +286,7 @@ static int32_t begin_weights(shared_item *shared, const pair_step *at, const fv_
         if (is_edge) fv_weigher_hide(rows, scores, local, 0, 1);
         if (at->step > work->pair.first_step) continue;
         if (!find_reference(rows, scores, factor)) work->is_exact = 1;
-        work->weigh[i] = (strip_weigher){.factor = factor, .base = fv_lanes_load(rows->max)};
+        work->weigh[i] = (fv_weigher){.factor = factor, .base = fv_lanes_load(rows->max)};
     }
     return !work->is_exact;
 }
@@ -333,8 +296,8 @@ static held_tiles scores_of(const shared_item *shared, const pair_work *work, in
 {
     held_tiles scores = {.num = work->pair.num};
     for (int32_t i = 0; i < scores.num; i++) {
-        scores.at[i] = work->has_scores ? work->pair.scores[i] + step * STEP_SCORES
-                                        : shared->item->scratch.step_scores + (2 * turn + i) * STEP_SCORES;
+        scores.at[i] = work->has_scores ? work->pair.scores[i] + step * FV_STEP_SCORES
+                                        : shared->item->scratch.step_scores + (2 * turn + i) * FV_STEP_SCORES;
     }
     return scores;
 }
@@ -390,13 +353,7 @@ static void weigh_exactly(shared_item *shared, pair_work *work, const fv_key_blo
         fv_row_strip *rows = &pair->strips[i]->rows;
         fv_lanes *rounded_sum = &shared->rounded_sums[pair->strips[i] - item->scratch.strips];
         const fv_lanes old_sum = fv_lanes_load(rows->sum);
-        fv_weigher weigher;
-        if (fv_strip_weigh_begin(&weigher, item, pair, i, keys, shared->scale, pair->weights[i])) {
-            for (int32_t step = pair->first_step; step < pair->end_step; step++)
-                fv_weigher_step(&weigher, pair->weights[i] + step * FV_TILE_BYTES,
-                                pair->scores[i] + step * STEP_SCORES);
-            fv_weigher_end(&weigher, pair->strips[i]);
-        }
+        fv_strip_weigh(item, pair, i, keys, shared->scale);
         const fv_lanes shrink = fv_lanes_load(rows->rescale);
         /* Unrounded: the largest of these weights is 1, which bf16 holds. */
         *rounded_sum = *rounded_sum * shrink + (fv_lanes_load(rows->sum) - old_sum * shrink);

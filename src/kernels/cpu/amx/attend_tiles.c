@@ -199,7 +199,7 @@ FV_ALWAYS_INLINE void weigh_between(fv_tile_item *item, fv_weigher *weigh, char 
     fv_words words[16];
     FV_UNROLL
     for (int32_t quarter = 0; quarter < 4; quarter++) {
-        fv_weigher_quarter(&weigher, words, scores, quarter);
+        fv_weigher_quarter(&weigher, words, scores, quarter, 0);
         for (*due += share; *due >= of; *due -= of) queue_next(item, queue);
     }
     fv_words_store_transposed(weights, words);
@@ -214,8 +214,7 @@ static void weigh_pair(fv_tile_item *item, const fv_strip_pair *pair, product_qu
     const fv_score_scale scale = fv_attend_score_scale(item->job, kv_head);
     fv_weigher weigh[2];
     int32_t begun[2] = {0, 0};
-    for (int32_t i = 0; i < pair->num; i++)
-        begun[i] = fv_strip_weigh_begin(&weigh[i], item, pair, i, block, scale, pair->weights[i]);
+    for (int32_t i = 0; i < pair->num; i++) begun[i] = fv_strip_weigh_begin(&weigh[i], item, pair, i, block, scale);
     const int32_t share = queue->num_left;
     const int32_t num_quarters = 4 * (begun[0] + begun[1]) * (pair->end_step - pair->first_step);
     int32_t due = 0;
@@ -223,7 +222,7 @@ static void weigh_pair(fv_tile_item *item, const fv_strip_pair *pair, product_qu
         for (int32_t i = 0; i < pair->num; i++) {
             if (!begun[i]) continue;
             weigh_between(item, &weigh[i], pair->weights[i] + step * FV_TILE_BYTES,
-                          pair->scores[i] + step * FV_STEP_KEYS * FV_TILE_STRIP_ROWS, queue, &due, share, num_quarters);
+                          pair->scores[i] + step * FV_STEP_SCORES, queue, &due, share, num_quarters);
         }
     }
     for (int32_t i = 0; i < pair->num; i++) {

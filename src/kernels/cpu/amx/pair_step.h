@@ -6,10 +6,7 @@
 #include "kernels/cpu/amx/key_tiles.h"
 #include "kernels/cpu/amx/tile_products.h"
 
-enum {
-    FV_STEP_SCORES = FV_STEP_KEYS * FV_TILE_STRIP_ROWS,
-    FV_HALF_SCORES = FV_STEP_SCORES / 2, /* of 16 keys: a C tile */
-};
+enum { FV_HALF_SCORES = FV_STEP_SCORES / 2 }; /* of 16 keys: a C tile */
 
 /* What turns a strip's scores into weights 2^(dot * factor - base). */
 typedef struct fv_row_weigher {

@@ -159,14 +159,8 @@ static void fv_pair_weigh_exactly(const fv_many_item *many, fv_pair_work *work)
     fv_strip_pair *pair = &work->pair;
     fv_pair_score_block(many, work);
     for (int32_t i = 0; i < pair->num; i++) {
-        fv_weigher weigher;
         if (many->is_fine) fv_row_sums_gather(item, pair->strips[i]);
-        if (fv_strip_weigh_begin(&weigher, item, pair, i, &many->keys->block, many->scale, pair->weights[i])) {
-            for (int32_t step = pair->first_step; step < pair->end_step; step++)
-                fv_weigher_step(&weigher, pair->weights[i] + step * FV_TILE_BYTES,
-                                pair->scores[i] + step * FV_STEP_SCORES);
-            fv_weigher_end(&weigher, pair->strips[i]);
-        }
+        fv_strip_weigh(item, pair, i, &many->keys->block, many->scale);
         fv_strip_rescale_all(item, pair->strips[i]);
         fv_pair_pack_ordered(pair, i);
     }

@@ -5,7 +5,10 @@
 
 #include "kernels/cpu/amx/weigher.h"
 
-#define FV_QUERY_STRIPS_AHEAD 2 /* asked for while one is packed */
+enum {
+    FV_QUERY_STRIPS_AHEAD = 2,                          /* asked for while one is packed */
+    FV_STEP_SCORES = FV_STEP_KEYS * FV_TILE_STRIP_ROWS, /* of a strip */
+};
 
 /* --- queries -------------------------------------------------------------------------------------------------- */
 
@@ -137,7 +140,7 @@ FV_ALWAYS_INLINE void fv_pair_dot_begin(fv_tile_item *item, const int32_t num)
 
 FV_ALWAYS_INLINE void fv_pair_dot_end(fv_tile_item *item, const fv_strip_pair *pair, int32_t step, const int32_t num)
 {
-    const int32_t at = step * FV_STEP_KEYS * FV_TILE_STRIP_ROWS, next = at + FV_TILE_ROWS * FV_TILE_STRIP_ROWS;
+    const int32_t at = step * FV_STEP_SCORES, next = at + FV_TILE_ROWS * FV_TILE_STRIP_ROWS;
     fv_tile_store(&item->tiles, 0, pair->scores[0] + at, FV_TILE_ROW_BYTES);
     fv_tile_store(&item->tiles, 1, pair->scores[0] + next, FV_TILE_ROW_BYTES);
     if (num == 1) return;
@@ -211,15 +214,28 @@ static inline int32_t fv_scores_are_plain(const fv_attend_params *params, fv_sco
 
 /* The strip's maxima over the pair's steps of the block. 1: fv_weigher_step makes the weights; 0: they are made. */
 static inline int32_t fv_strip_weigh_begin(fv_weigher *weigh, const fv_tile_item *item, const fv_strip_pair *pair,
-                                           int32_t i, const fv_key_block *block, fv_score_scale scale, char *weights)
+                                           int32_t i, const fv_key_block *block, fv_score_scale scale)
 {
     fv_tile_strip *strip = pair->strips[i];
     if (fv_scores_are_plain(item->job->params, scale) &&
         fv_weigher_begin(weigh, strip, pair->scores[i], block->first_key, pair->first_step, pair->end_step,
                          fv_lanes_splat(scale.dot), item->rescaling))
         return 1;
-    fv_strip_weigh_any(strip, pair->scores[i], weights, item, block, pair, scale);
+    fv_strip_weigh_any(strip, pair->scores[i], pair->weights[i], item, block, pair, scale);
     return 0;
+}
+
+/* The weights themselves. */
+FV_ALWAYS_INLINE void fv_strip_weigh(const fv_tile_item *item, const fv_strip_pair *pair, int32_t i,
+                                     const fv_key_block *block, fv_score_scale scale)
+{
+    fv_weigher weigher;
+    if (!fv_strip_weigh_begin(&weigher, item, pair, i, block, scale)) return;
+    char *weights = pair->weights[i];
+    const float *scores = pair->scores[i];
+    for (int32_t step = pair->first_step; step < pair->end_step; step++)
+        fv_weigher_step(&weigher, weights + step * FV_TILE_BYTES, scores + step * FV_STEP_SCORES, 0);
+    fv_weigher_end(&weigher, pair->strips[i]);
 }
 
 /* --- the end ------------------------------------------------------------------------------------------------------- */

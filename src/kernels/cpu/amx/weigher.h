@@ -58,10 +58,11 @@ static inline int32_t fv_strip_take_reference(fv_row_strip *rows, fv_lanes top, 
     return 1;
 }
 
-/* What turns dot products into weights: 2^(dot * factor - base), which are `scale` times what the row sum counts. */
+/* What turns dot products into weights: 2^(dot * factor - base). */
 typedef struct fv_weigher {
-    fv_lanes factor, base, scale;
-    fv_lanes sum, other_sum;
+    fv_lanes factor, base;
+    fv_lanes sum, other_sum; /* of the weights: fv_tile_scale_of times what the row sum counts */
+    fv_lanes rounded_sum;    /* of the weights as they are multiplied, where it is asked for */
 } fv_weigher;
 
 /* Where a score is a multiple of its dot product and no overflow is near: the new maxima over the steps [first_step,
@@ -83,47 +84,52 @@ static inline int32_t fv_weigher_begin(fv_weigher *weigh, fv_tile_strip *strip, 
     const fv_lanes shrink = fv_lanes_exp2(old_max - weigh->base);
     fv_lanes_store(rows->max, max);
     fv_lanes_store(rows->rescale, shrink);
-    weigh->scale = fv_lanes_splat(1.0f);
+    weigh->sum = fv_lanes_load(rows->sum) * shrink;
     if (fv_rescaling_adds(rescaling)) {
         float old[FV_TILE_STRIP_ROWS];
         fv_lanes_store(old, old_max);
         fv_tile_scale_move(strip, old, rescaling);
         weigh->base = fv_tile_scale_base(strip);
-        weigh->scale = fv_tile_scale_of(strip);
+        weigh->sum *= fv_tile_scale_of(strip);
     }
-    weigh->sum = fv_lanes_load(rows->sum) * shrink * weigh->scale;
     weigh->other_sum = fv_lanes_splat(0.0f);
     return 1;
 }
 
 static inline void fv_weigher_end(const fv_weigher *weigh, fv_tile_strip *strip)
 {
-    fv_lanes_store(strip->rows.sum, (weigh->sum + weigh->other_sum) / weigh->scale);
+    fv_lanes_store(strip->rows.sum, (weigh->sum + weigh->other_sum) / fv_tile_scale_of(strip));
 }
 
-/* A quarter of a step: eight of its keys, to words[4 * quarter] and the next three. */
+/* A quarter of a step: eight of its keys, to words[4 * quarter] and the next three. sums_rounded: rounded_sum too. */
 FV_ALWAYS_INLINE void fv_weigher_quarter(fv_weigher *weigh, fv_words words[16], const float *scores,
-                                         const int32_t quarter)
+                                         const int32_t quarter, const int32_t sums_rounded)
 {
     FV_UNROLL
     for (int32_t p = 4 * quarter; p < 4 * quarter + 4; p++) {
-        const fv_lanes low = fv_lanes_exp2(
-            fv_lanes_load(scores + fv_words_key(p, 0) * FV_TILE_STRIP_ROWS) * weigh->factor - weigh->base);
-        const fv_lanes high = fv_lanes_exp2(
-            fv_lanes_load(scores + fv_words_key(p, 1) * FV_TILE_STRIP_ROWS) * weigh->factor - weigh->base);
+        const float *at = scores + fv_words_key(p, 0) * FV_TILE_STRIP_ROWS;
+        const float *other = scores + fv_words_key(p, 1) * FV_TILE_STRIP_ROWS;
+        fv_lanes low = fv_lanes_exp2(fv_lanes_load(at) * weigh->factor - weigh->base);
+        fv_lanes high = fv_lanes_exp2(fv_lanes_load(other) * weigh->factor - weigh->base);
         weigh->sum += low;
         weigh->other_sum += high;
+        if (sums_rounded) {
+            low = fv_lanes_as_bf16(low);
+            high = fv_lanes_as_bf16(high);
+            weigh->rounded_sum += low + high;
+        }
         words[p] = fv_words_of(low, high);
     }
 }
 
 /* One step. */
-FV_ALWAYS_INLINE void fv_weigher_step(fv_weigher *weigh, char *weights, const float *scores)
+FV_ALWAYS_INLINE void fv_weigher_step(fv_weigher *weigh, char *weights, const float *scores, const int32_t sums_rounded)
 {
     fv_weigher weigher = *weigh;
     fv_words words[16];
     FV_UNROLL
-    for (int32_t quarter = 0; quarter < 4; quarter++) fv_weigher_quarter(&weigher, words, scores, quarter);
+    for (int32_t quarter = 0; quarter < 4; quarter++)
+        fv_weigher_quarter(&weigher, words, scores, quarter, sums_rounded);
     fv_words_store_transposed(weights, words);
     *weigh = weigher;
 }
