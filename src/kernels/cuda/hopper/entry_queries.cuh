@@ -5,7 +5,17 @@
 
 #include "kernels/cuda/hopper/entry_block.cuh"
 
+enum { LARGEST_BF16 = 0x7f7f }; /* the bits of infinity and NaN are above */
+
+/* Zeros in place of those of two magnitudes that are no numbers. */
+static __device__ __forceinline__ uint32_t keep_numbers(uint32_t magnitudes)
+{
+    const uint32_t others = (magnitudes + 0x00800080u) & 0x80008000u;
+    return magnitudes & ~((others >> 15) * 0xffffu);
+}
+
 /* The largest magnitude of bf16 in a thread's part of a row, as its bits. */
+template <bool OF_NUMBERS>
 static __device__ __forceinline__ uint32_t largest_of_chunks(const uint4 (&chunks)[LATENT_PANELS])
 {
     uint32_t largest = 0;
@@ -13,9 +23,20 @@ static __device__ __forceinline__ uint32_t largest_of_chunks(const uint4 (&chunk
     for (int i = 0; i < LATENT_PANELS; i++) {
         const uint32_t words[4] = {chunks[i].x, chunks[i].y, chunks[i].z, chunks[i].w};
 #pragma unroll
-        for (int j = 0; j < 4; j++) largest = __vmaxu2(largest, words[j] & 0x7fff7fffu);
+        for (int j = 0; j < 4; j++) {
+            const uint32_t magnitudes = words[j] & 0x7fff7fffu;
+            largest = __vmaxu2(largest, OF_NUMBERS ? keep_numbers(magnitudes) : magnitudes);
+        }
     }
     return max(largest & 0xffffu, largest >> 16);
+}
+
+/* Of a warp's parts. Infinity and NaN are left to their row: a scale that they had a part in would make zeros of all others. */
+static __device__ __forceinline__ uint32_t largest_of_warp(const uint4 (&chunks)[LATENT_PANELS])
+{
+    const uint32_t largest = __reduce_max_sync(~0u, largest_of_chunks<false>(chunks));
+    if (largest <= LARGEST_BF16) return largest;
+    return __reduce_max_sync(~0u, largest_of_chunks<true>(chunks)); /* rare */
 }
 
 /* A power of two, and its inverse. */
@@ -52,7 +73,7 @@ static __device__ __forceinline__ void store_entry_chunk(char *panels, int32_t r
         *(uint32_t *)(panels + panel_offset(N, r, chunk % LANE_CHUNKS * 4 + i) + chunk / LANE_CHUNKS * 4) = words[i];
 }
 
-/* Queries into panels, times the power of two that brings the largest element of all rows to 2^14 and above: what is
+/* Queries into panels, times the power of two that brings the largest number of all rows to 2^14 and above: what is
  * 2^31 below that is exact. By the valuers, whose registers are free: eight threads for a row. */
 template <int N>
 static __device__ __forceinline__ void load_entry_queries(entry_memory<N> *memory, const attend_args *args)
@@ -73,7 +94,7 @@ static __device__ __forceinline__ void load_entry_queries(entry_memory<N> *memor
 #pragma unroll
     for (int i = 0; i < NUM_PASSES; i++) {
         if (first_row + i * PASS < N)
-            atomicMax(&memory->largest_query, __reduce_max_sync(~0u, largest_of_chunks(chunks[i])));
+            atomicMax(&memory->largest_query, largest_of_warp(chunks[i]));
     }
     ptx_bar_sync(ENTRY_BARRIER_VALUERS, ENTRY_VALUERS);
     const float factor = find_query_scale(memory->largest_query).factor;
