@@ -290,17 +290,6 @@ static dim3 grid_of(attend_args *args, const fv_cuda_attend_kernel *kernel, int3
     return dim3((uint32_t)(kernel->stays ? fv_min_i32(num_jobs, kernel->stays * num_workers) : num_jobs) * parts);
 }
 
-/* Are there items for two blocks each to share, of a kernel whose blocks can? */
-static bool splits_items(const fv_cuda_hopper_kernels *hopper, const attend_args *args,
-                         const fv_cuda_attend_kernel *kernel)
-{
-    const fv_attend_params *params = &args->params;
-    if (!hopper || !params->items || params->num_split <= 0) return false;
-    const int32_t is_half = params->q_dtype == FV_DTYPE_F16;
-    return kernel->kernel == hopper->latent[is_half].kernel || kernel->kernel == hopper->latent_16[is_half].kernel ||
-           kernel->kernel == hopper->latent_32[is_half].kernel;
-}
-
 /* The grid of a list whose last items have two blocks for each block of rows. */
 static dim3 split_grid_of(attend_args *args)
 {
@@ -341,7 +330,7 @@ fv_status fv_cuda_attend_launch(const fv_launch *launch, const fv_attend_params 
     }
     if (kernel.takes_row_parts)
         args.row_parts = index_divisor_of((int32_t)fv_ceil_div(most_rows(params), kernel.block_m));
-    const bool splits = splits_items(hopper, &args, &kernel);
+    const bool splits = kernel.splits_items && params->items && params->num_split > 0;
     const dim3 grid = splits ? split_grid_of(&args) : grid_of(&args, &kernel, launch->device->num_workers);
     return fv_cuda_launch_overlapped(launch, "attend_paged", kernel.kernel, grid, (uint32_t)kernel.num_threads,
                                      (size_t)shared_bytes_of(&kernel, launch->device, grid), args, splits ? 2 : 1);
@@ -349,12 +338,11 @@ fv_status fv_cuda_attend_launch(const fv_launch *launch, const fv_attend_params 
 
 bool fv_cuda_narrows_partials(const fv_launch *launch, const fv_attend_params *params, fv_rescaling rescaling)
 {
-    const fv_cuda_state *state = fv_cuda_state_of(launch->device);
     if (!narrows_partials(params)) return false;
     attend_args args;
     set_args(&args, params, rescaling);
-    const fv_cuda_attend_kernel kernel = choose_kernel(launch->device, state->hopper, &args, FV_CUDA_MANY_ROWS);
-    return kernel.kernel == find_latent_kernel(state->hopper, &args)->kernel;
+    const fv_cuda_hopper_kernels *hopper = fv_cuda_state_of(launch->device)->hopper;
+    return choose_kernel(launch->device, hopper, &args, FV_CUDA_MANY_ROWS).narrows_partials;
 }
 
 /* Shared memory above 48 KiB is for kernels that ask for it. */

@@ -21,6 +21,8 @@ typedef struct fv_cuda_attend_kernel {
     int32_t block_m;         /* rows that it takes at once */
     int32_t takes_row_parts; /* 1: the rows of an item are dealt out to attend_args.row_parts blocks, block_m to each */
     int32_t stays; /* blocks of threads on a multiprocessor that take one job after the other; 0: one job each */
+    int32_t splits_items;     /* 1: two of its blocks can share an item's keys */
+    int32_t narrows_partials; /* 1: its partial results are of 16 bits where narrow_partial.cuh allows it */
 } fv_cuda_attend_kernel;
 
 /* Those of one head size: [0] bf16, [1] fp16. */

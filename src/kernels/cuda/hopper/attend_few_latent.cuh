@@ -492,7 +492,15 @@ static __global__ void __launch_bounds__(FEW_LATENT_THREADS, 1)
 
 template <class F> constexpr fv_cuda_attend_kernel wgmma_few_latent_of(void)
 {
-    return {wgmma_few_latent_kernel<F>, (int32_t)sizeof(typename F::memory), FEW_LATENT_THREADS, F::ROWS, 1};
+    return {
+        .kernel = wgmma_few_latent_kernel<F>,
+        .shared_bytes = (int32_t)sizeof(typename F::memory),
+        .num_threads = FEW_LATENT_THREADS,
+        .block_m = F::ROWS,
+        .takes_row_parts = 1,
+        .splits_items = 1,
+        .narrows_partials = 1,
+    };
 }
 
 #endif

@@ -330,7 +330,15 @@ static __global__ void __launch_bounds__(LATENT_THREADS, 1)
 
 template <class F> constexpr fv_cuda_attend_kernel wgmma_latent_of(void)
 {
-    return {wgmma_latent_kernel<F>, (int32_t)sizeof(latent_memory), LATENT_THREADS, LATENT_ROWS, 1};
+    return {
+        .kernel = wgmma_latent_kernel<F>,
+        .shared_bytes = (int32_t)sizeof(latent_memory),
+        .num_threads = LATENT_THREADS,
+        .block_m = LATENT_ROWS,
+        .takes_row_parts = 1,
+        .splits_items = !F::IS_AMLA,
+        .narrows_partials = 1,
+    };
 }
 
 #endif
