@@ -61,6 +61,20 @@ typedef struct fv_kv_gather_params {
     fv_key_rotation rotation;             /* latent layouts: keys leave rotated */
 } fv_kv_gather_params;
 
+/* The sequence that owns row `row`: the last one with out_start[seq] <= row. */
+FV_SHARED_INLINE int32_t fv_kv_gather_seq(const fv_kv_gather_params *params, int32_t row)
+{
+    int32_t low = 0, high = params->num_seqs;
+    while (high - low > 1) {
+        const int32_t middle = low + (high - low) / 2;
+        if (params->out_start[middle] <= row)
+            low = middle;
+        else
+            high = middle;
+    }
+    return low;
+}
+
 typedef fv_status (*fv_kv_gather_fn)(const fv_launch *launch, const fv_kv_gather_params *params);
 
 #endif

@@ -103,24 +103,10 @@ static void gather_latent(const fv_kv_gather_params *params, int64_t row, int64_
 
 /* --- rows ---------------------------------------------------------------------------------------------- */
 
-/* The sequence that owns row `row`: the last r with out_start[r] <= row. */
-static int32_t find_seq(const fv_kv_gather_params *params, int32_t row)
-{
-    int32_t low = 0, high = params->num_seqs;
-    while (high - low > 1) {
-        const int32_t middle = low + (high - low) / 2;
-        if (params->out_start[middle] <= row)
-            low = middle;
-        else
-            high = middle;
-    }
-    return low;
-}
-
 static void gather_key(const fv_kv_gather_params *params, int32_t row)
 {
     const fv_kv_view *cache = &params->cache;
-    const int32_t seq = find_seq(params, row);
+    const int32_t seq = fv_kv_gather_seq(params, row);
     const int32_t key = params->key_start[seq] + row - params->out_start[seq];
     const int64_t block = params->block_table[seq * params->block_table_stride + key / cache->block_size];
     const int64_t slot = key % cache->block_size;

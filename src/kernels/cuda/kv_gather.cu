@@ -7,20 +7,6 @@
 
 #define WARPS 4
 
-/* The sequence with out_start[seq] <= row < out_start[seq + 1]. */
-static __device__ int32_t seq_of_row(const fv_kv_gather_params *params, int32_t row)
-{
-    int32_t low = 0, high = params->num_seqs; /* out_start[low] <= row < out_start[high] */
-    while (high - low > 1) {
-        const int32_t middle = low + (high - low) / 2;
-        if (params->out_start[middle] <= row)
-            low = middle;
-        else
-            high = middle;
-    }
-    return low;
-}
-
 static __device__ float ds_element(const char *entry, int32_t d)
 {
     if (d < FV_DS_LATENT) {
@@ -78,7 +64,7 @@ static __global__ void __launch_bounds__(WARPS * 32, 1) kv_gather(const __grid_c
     const int64_t at = (int64_t)blockIdx.x * WARPS + threadIdx.x / 32;
     const int32_t row = (int32_t)(at / cache->num_kv_heads), head = (int32_t)(at % cache->num_kv_heads);
     if (row >= params.num_rows) return;
-    const int32_t seq = seq_of_row(&params, row);
+    const int32_t seq = fv_kv_gather_seq(&params, row);
     const int32_t key = params.key_start[seq] + row - params.out_start[seq];
     const int64_t block = params.block_table[seq * params.block_table_stride + key / cache->block_size];
     const int64_t slot = key % cache->block_size;
