@@ -2,7 +2,10 @@
  *
  * Bound by arithmetic. Each tile of keys is converted to fp32 once for a KV head and then met by all
  * rows of the item. Rows go in strips, one to a lane (row_strip.h, strip_product.h), so that nothing is transposed but
- * the queries, once for an item. */
+ * the queries, once for an item.
+ *
+ * Keys and values of all heads seldom fit into the second-level cache, and blocks lie anywhere: the rows of the next
+ * tile are prefetched a few lines at a time during the first product. */
 #include "kernels/cpu/row_strip.h"
 
 /* Elements of Q^T that stay in L1 while the keys of a tile pass: 12 KB. */
@@ -18,7 +21,8 @@ typedef struct many_scratch {
     float *k_scales;
     float *v_scales;
     const char **rows;
-    float *copy; /* one row */
+    const char **next_rows[2]; /* [tile] keys, values of the next tile */
+    float *copy;               /* one row */
     size_t bytes;
 } many_scratch;
 
@@ -29,6 +33,7 @@ typedef struct many_tile {
     int32_t not_finite;    /* some value is infinite or NaN: weight 0 has to be kept from it */
     const float *k_scales; /* per-token-head, or NULL */
     const float *v_scales;
+    fv_strip_ahead *ahead; /* the next tile */
 } many_tile;
 
 static many_scratch many_scratch_of(const fv_attend_params *params, int32_t num_rows, void *memory)
@@ -49,6 +54,8 @@ static many_scratch many_scratch_of(const fv_attend_params *params, int32_t num_
     scratch.k_scales = fv_scratch_take(memory, &scratch.bytes, tile * sizeof(float));
     scratch.v_scales = fv_scratch_take(memory, &scratch.bytes, tile * sizeof(float));
     scratch.rows = fv_scratch_take(memory, &scratch.bytes, tile * sizeof(char *));
+    for (int32_t plane = 0; plane < 2; plane++)
+        scratch.next_rows[plane] = fv_scratch_take(memory, &scratch.bytes, tile * sizeof(char *));
     scratch.copy = fv_scratch_take(memory, &scratch.bytes, widest * sizeof(float));
     return scratch;
 }
@@ -204,6 +211,43 @@ static void load_tile(const many_scratch *scratch, many_tile *tile, const fv_att
     }
 }
 
+/* The tile that starts at `first_key`; empty behind the item's keys. */
+static many_tile tile_at(const fv_attend_job *job, int32_t first_key)
+{
+    return (many_tile){
+        .first_key = first_key,
+        .first = fv_max_i32(job->keys.first - first_key, 0),
+        .end = fv_min_i32(job->keys.end - first_key, job->params->tile_keys),
+    };
+}
+
+/* The memory of a tile, of the first of its sources where it has two; of rows that are copied first, nothing. */
+static fv_strip_ahead ahead_of(const many_scratch *scratch, const many_tile *tile, const fv_attend_job *job,
+                               int32_t kv_head)
+{
+    const fv_attend_params *params = job->params;
+    const int32_t first = tile->first, last_key = tile->first_key + tile->end;
+    const fv_key_source *source = fv_attend_source_of(job, tile->first_key + first);
+    if (first >= tile->end || !source->k_in_place || !source->v_in_place)
+        return fv_strip_ahead_of(fv_prefetch_nothing(scratch->q), 0, 1);
+
+    const int32_t end = fv_attend_source_end(job, tile->first_key + first, last_key) - tile->first_key;
+    load_rows(scratch->next_rows[0], job, &source->k, kv_head, tile, first, end);
+    load_rows(scratch->next_rows[1], job, &source->v, kv_head, tile, first, end);
+    const int32_t key_size = params->head_size - source->shared_size;
+    const fv_prefetch_stream stream = {
+        .rows = {scratch->next_rows[0], scratch->next_rows[1]},
+        .num_planes = 2,
+        .num_heads = 1,
+        .row_bytes = fv_max_i32(key_size, params->v_head_size) * (int64_t)fv_dtype_bytes(source->dtype),
+        .first = first,
+        .end = end,
+        .key = first,
+    };
+    return fv_strip_ahead_of(stream, 2 * (end - first) * fv_ceil_div(stream.row_bytes, FV_CACHE_LINE),
+                             fv_strip_num_steps(job->num_rows, params->tile_keys, params->head_size, DEPTH));
+}
+
 static void attend_tile_strip(const many_scratch *scratch, fv_row_strip *strip, const many_tile *tile,
                               const fv_attend_job *job, fv_score_scale scale)
 {
@@ -216,7 +260,7 @@ static void attend_tile_strip(const many_scratch *scratch, fv_row_strip *strip, 
     span.scale = scale;
 
     fv_strip_scores(scratch->scores, scratch->keys, params->head_size, strip->q, span.first, span.end,
-                    params->head_size, DEPTH, strip->num_vectors);
+                    params->head_size, DEPTH, strip->num_vectors, tile->ahead);
     fv_row_strip_softmax(strip, scratch->scores, &span);
     const fv_strip_values values = {scratch->values, FV_STRIP_PANEL, params->tile_keys * FV_STRIP_PANEL};
     fv_strip_accumulate(strip->sums, num_columns, scratch->scores, strip->rescale, &values, span.first, span.end,
@@ -242,12 +286,11 @@ static void attend_head(const fv_attend_job *job, const many_scratch *scratch, i
     const fv_score_scale scale = fv_attend_score_scale(job, kv_head);
     for (int32_t first_key = job->keys.first / params->tile_keys * params->tile_keys; first_key < job->keys.end;
          first_key += params->tile_keys) {
-        many_tile tile = {
-            .first_key = first_key,
-            .first = fv_max_i32(job->keys.first - first_key, 0),
-            .end = fv_min_i32(job->keys.end - first_key, params->tile_keys),
-        };
+        many_tile tile = tile_at(job, first_key);
         load_tile(scratch, &tile, job, kv_head);
+        const many_tile next = tile_at(job, first_key + params->tile_keys);
+        fv_strip_ahead ahead = ahead_of(scratch, &next, job, kv_head);
+        tile.ahead = &ahead;
         for (int32_t i = 0; i < num_strips; i++) attend_tile_strip(scratch, &scratch->strips[i], &tile, job, scale);
     }
 

@@ -13,13 +13,9 @@
  * prefetches are dropped: blocks of one token lie anywhere, and their latency would be a tenth of the time. */
 #include "kernels/cpu/latent_rows.h"
 #include "kernels/cpu/mla_decode_rows.h"
-#include "kernels/cpu/prefetch_stream.h"
 #include "kernels/cpu/row_strip.h"
 
-enum {
-    SCORE_KEYS = 16, /* keys between two portions of prefetched lines */
-    ASKS = 2         /* for each line */
-};
+enum { ASKS = 2 }; /* for each line of the next tile */
 
 typedef struct mla_scratch {
     fv_row_strip *strips;
@@ -39,9 +35,8 @@ typedef struct mla_scratch {
 typedef struct latent_tile {
     int32_t first_key;
     int32_t first, end;
-    int32_t not_finite;        /* some element is infinite or NaN: weight 0 has to be kept from it */
-    fv_prefetch_stream *ahead; /* the next tile */
-    int32_t ahead_lines;       /* of a portion */
+    int32_t not_finite;    /* some element is infinite or NaN: weight 0 has to be kept from it */
+    fv_strip_ahead *ahead; /* the next tile */
 } latent_tile;
 
 static mla_scratch mla_scratch_of(const fv_attend_params *params, int32_t num_rows, void *memory)
@@ -108,18 +103,16 @@ static latent_tile tile_at(const fv_attend_job *job, int32_t first_key)
     };
 }
 
-/* The memory of a tile, and how many lines of it each portion has to take. */
-static fv_prefetch_stream stream_of(int32_t *lines, const mla_scratch *scratch, const latent_tile *tile,
-                                    const fv_attend_job *job)
+/* The memory of a tile. */
+static fv_strip_ahead ahead_of(const mla_scratch *scratch, const latent_tile *tile, const fv_attend_job *job)
 {
     const fv_attend_params *params = job->params;
     const fv_kv_view *cache = &params->cache;
-    *lines = 0;
-    if (tile->first >= tile->end) return fv_prefetch_nothing(scratch->q);
+    if (tile->first >= tile->end) return fv_strip_ahead_of(fv_prefetch_nothing(scratch->q), 0, 1);
     fv_attend_find_rows(scratch->next_rows, job, &cache->k, tile->first_key + tile->first, tile->first_key + tile->end);
     const int32_t num_keys = tile->end - tile->first;
     for (int32_t i = num_keys; i < ASKS * num_keys; i++) scratch->next_rows[i] = scratch->next_rows[i - num_keys];
-    fv_prefetch_stream stream = {
+    const fv_prefetch_stream stream = {
         .rows = {scratch->next_rows},
         .num_planes = 1,
         .num_heads = 1,
@@ -128,27 +121,9 @@ static fv_prefetch_stream stream_of(int32_t *lines, const mla_scratch *scratch, 
                          : params->head_size * (int64_t)fv_dtype_bytes(cache->dtype),
         .end = ASKS * num_keys,
     };
-    const int64_t num_strips = fv_ceil_div(job->num_rows, FV_STRIP_ROWS);
-    const int64_t num_portions = num_strips * fv_ceil_div(params->head_size, FV_STRIP_DEPTH) *
-                                 fv_ceil_div(params->tile_keys, SCORE_KEYS);
-    *lines = (int32_t)fv_ceil_div(stream.end * fv_ceil_div(stream.row_bytes, FV_CACHE_LINE), num_portions);
-    fv_prefetch_next_run(&stream);
-    return stream;
-}
-
-static void score_strip(const mla_scratch *scratch, const fv_row_strip *strip, const latent_tile *tile,
-                        const fv_strip_span *span, int32_t head_size)
-{
-    for (int32_t d = 0; d < head_size; d += FV_STRIP_DEPTH) {
-        const int32_t end_d = fv_min_i32(d + FV_STRIP_DEPTH, head_size);
-        for (int32_t key = span->first / FV_STRIP_KEYS * FV_STRIP_KEYS; key < span->end; key += SCORE_KEYS) {
-            fv_strip_scores_part(scratch->scores, scratch->latents, scratch->stride, strip->q, key,
-                                 fv_min_i32(key + SCORE_KEYS, span->end), d, end_d, strip->num_vectors);
-            for (int32_t i = 0; i < tile->ahead_lines; i++) {
-                __builtin_prefetch(fv_prefetch_take(tile->ahead, FV_CACHE_LINE), 0, 2);
-            }
-        }
-    }
+    const int64_t num_lines = stream.end * fv_ceil_div(stream.row_bytes, FV_CACHE_LINE);
+    return fv_strip_ahead_of(stream, num_lines,
+                             fv_strip_num_steps(job->num_rows, params->tile_keys, params->head_size, FV_STRIP_DEPTH));
 }
 
 static void attend_tile_strip(const mla_scratch *scratch, fv_row_strip *strip, const latent_tile *tile,
@@ -158,7 +133,8 @@ static void attend_tile_strip(const mla_scratch *scratch, fv_row_strip *strip, c
     if (span.first >= span.end) return;
     span.scale = scale;
 
-    score_strip(scratch, strip, tile, &span, job->params->head_size);
+    fv_strip_scores(scratch->scores, scratch->latents, scratch->stride, strip->q, span.first, span.end,
+                    job->params->head_size, FV_STRIP_DEPTH, strip->num_vectors, tile->ahead);
     fv_row_strip_softmax(strip, scratch->scores, &span);
     rescale_sums(strip, scratch->num_columns);
     const fv_strip_values values = fv_strip_values_of_rows(scratch->latents, scratch->stride);
@@ -192,7 +168,7 @@ void FV_ISA_SYMBOL(fv_mla_many_rows)(const fv_attend_job *of_item, void *memory)
                                           scratch.addresses, scratch.copy, &job, first_key + tile.first,
                                           first_key + tile.end);
         const latent_tile next = tile_at(&job, first_key + tile_keys);
-        fv_prefetch_stream ahead = stream_of(&tile.ahead_lines, &scratch, &next, &job);
+        fv_strip_ahead ahead = ahead_of(&scratch, &next, &job);
         tile.ahead = &ahead;
         for (int32_t i = 0; i < num_strips; i++) attend_tile_strip(&scratch, &scratch.strips[i], &tile, &job, scale);
     }

@@ -10,6 +10,7 @@
 #define FV_KERNELS_CPU_STRIP_PRODUCT_H
 
 #include "kernels/cpu/lanes.h"
+#include "kernels/cpu/strip_ahead.h"
 
 #if defined(__AVX512F__)
 #define FV_STRIP_WIDE 1
@@ -107,12 +108,13 @@ FV_ALWAYS_INLINE fv_strip_lanes fv_strip_seen(fv_strip_lanes value, fv_strip_lan
 
 FV_ALWAYS_INLINE void fv_strip_scores_as(float *scores, const float *keys, int32_t stride, const float *q,
                                          int32_t first, int32_t end, int32_t first_d, int32_t end_d,
-                                         const int32_t num_keys, const int32_t num_vectors)
+                                         fv_strip_ahead *ahead, const int32_t num_keys, const int32_t num_vectors)
 {
     const int32_t width = num_vectors * FV_STRIP_LANES;
     for (int32_t key = first; key < end; key += num_keys) {
         const float *k = keys + (int64_t)key * stride;
         float *to = scores + (int64_t)key * width;
+        fv_strip_ahead_ask(ahead, num_keys / FV_STRIP_STEP_KEYS);
         fv_strip_lanes acc[FV_STRIP_KEYS * FV_STRIP_VECTORS];
         FV_UNROLL
         for (int32_t i = 0; i < num_keys * num_vectors; i++) {
@@ -139,9 +141,11 @@ FV_ALWAYS_INLINE void fv_strip_scores_as(float *scores, const float *keys, int32
 /* The elements [first_d, end_d) of the dot products; from 0 on the scores are set, then added to. `first` is a
  * multiple of 8. */
 static inline void fv_strip_scores_part(float *scores, const float *keys, int32_t stride, const float *q, int32_t first,
-                                        int32_t end, int32_t first_d, int32_t end_d, int32_t num_vectors)
+                                        int32_t end, int32_t first_d, int32_t end_d, int32_t num_vectors,
+                                        fv_strip_ahead *ahead)
 {
-#define SCORES(KEYS, VECTORS) fv_strip_scores_as(scores, keys, stride, q, first, end, first_d, end_d, KEYS, VECTORS)
+#define SCORES(KEYS, VECTORS) \
+    fv_strip_scores_as(scores, keys, stride, q, first, end, first_d, end_d, ahead, KEYS, VECTORS)
     switch (num_vectors) {
     case 3: SCORES(FV_STRIP_STEP_KEYS, 3); break;
     case 2: SCORES(FV_STRIP_STEP_KEYS, 2); break;
@@ -151,14 +155,24 @@ static inline void fv_strip_scores_part(float *scores, const float *keys, int32_
 }
 
 /* Dot products of the keys [first, end), and of those that fill up multiples of 8, with the strip's queries
- * q [head_size][num_vectors * FV_STRIP_LANES], `depth` elements at a time: so much of Q^T stays in L1 while the keys pass. */
+ * q [head_size][num_vectors * FV_STRIP_LANES], `depth` elements at a time: so much of Q^T stays in L1 while the keys
+ * pass. Between them they ask for lines of `ahead`. */
 static inline void fv_strip_scores(float *scores, const float *keys, int32_t stride, const float *q, int32_t first,
-                                   int32_t end, int32_t head_size, int32_t depth, int32_t num_vectors)
+                                   int32_t end, int32_t head_size, int32_t depth, int32_t num_vectors,
+                                   fv_strip_ahead *ahead)
 {
     first = first / FV_STRIP_KEYS * FV_STRIP_KEYS;
     for (int32_t d = 0; d < head_size; d += depth) {
-        fv_strip_scores_part(scores, keys, stride, q, first, end, d, fv_min_i32(d + depth, head_size), num_vectors);
+        const int32_t end_d = fv_min_i32(d + depth, head_size);
+        fv_strip_scores_part(scores, keys, stride, q, first, end, d, end_d, num_vectors, ahead);
     }
+}
+
+/* Steps in which all strips go through a tile: so often they ask for lines. */
+static inline int64_t fv_strip_num_steps(int32_t num_rows, int32_t tile_keys, int32_t head_size, int32_t depth)
+{
+    return fv_ceil_div(num_rows, FV_STRIP_ROWS) * fv_ceil_div(head_size, depth) *
+           fv_ceil_div(tile_keys, FV_STRIP_STEP_KEYS);
 }
 
 /* --- sums += P V --------------------------------------------------------------------------------------------- */
