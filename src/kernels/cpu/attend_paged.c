@@ -110,10 +110,10 @@ static const char *why_not(const fv_problem *problem)
 const fv_attend_variant FV_ISA_SYMBOL(fv_attend_paged)[FV_NUM_VARIANTS_attend_paged] = {
     {"rows16_keys64", 16, 64, why_not, scratch_bytes, launch, .rescaling = FV_RESCALING_MULTIPLY},
     {"rows48_keys64", 48, 64, why_not, scratch_bytes, launch, .rescaling = FV_RESCALING_MULTIPLY},
-    {"rows144_keys64", 144, 64, why_not, scratch_bytes, launch, .rescaling = FV_RESCALING_MULTIPLY},
+    {"rows288_keys64", 288, 64, why_not, scratch_bytes, launch, .rescaling = FV_RESCALING_MULTIPLY},
 };
 
 const fv_attend_variant FV_ISA_SYMBOL(fv_attend_dense)[FV_NUM_VARIANTS_attend_dense] = {
     {"rows48_keys64", 48, 64, why_not, scratch_bytes, launch_dense, .rescaling = FV_RESCALING_MULTIPLY},
-    {"rows144_keys64", 144, 64, why_not, scratch_bytes, launch_dense, .rescaling = FV_RESCALING_MULTIPLY},
+    {"rows288_keys64", 288, 64, why_not, scratch_bytes, launch_dense, .rescaling = FV_RESCALING_MULTIPLY},
 };
