@@ -89,8 +89,13 @@ FV_ALWAYS_INLINE void fv_lanes_exp2_each(fv_lanes *x, const int32_t num)
     fv_lanes n[4], f[4], p[4];
     FV_UNROLL
     for (int32_t i = 0; i < num; i++) {
+#if defined(__AVX512DQ__) /* one operation on Intel's cores, where a rounding is two */
+        f[i] = (fv_lanes)_mm512_reduce_ps((__m512)x[i], _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
+        n[i] = x[i] - f[i];
+#else
         n[i] = (fv_lanes)_mm512_roundscale_ps((__m512)x[i], _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
         f[i] = x[i] - n[i];
+#endif
         p[i] = fv_lanes_splat(fv_exp2_terms[0]);
     }
     FV_UNROLL
