@@ -239,7 +239,7 @@ static __device__ __forceinline__ void store_rows(const float (&out)[BLOCK_M][VA
 
 static __global__ void __launch_bounds__(THREADS, 2) attend_f32_kernel(const __grid_constant__ attend_args args)
 {
-    extern __shared__ __align__(16) char shared[];
+    PTX_DYNAMIC_SHARED(16, shared);
     f32_memory *memory = (f32_memory *)shared;
     attend_job job;
     overlap_begin();

@@ -263,7 +263,7 @@ template <class S>
 static __global__ void __launch_bounds__(S::THREADS, S::BLOCKS)
     attend_few_kernel(const __grid_constant__ attend_args args)
 {
-    extern __shared__ __align__(256) char few_shared[];
+    PTX_DYNAMIC_SHARED(256, few_shared);
     few_memory<S> *memory = (few_memory<S> *)few_shared;
     const int32_t warp = threadIdx.x / 32, lane = threadIdx.x % 32;
     few_walk walk = {-1, 0, 0, {-1, 0}, few_lane_of<S>(memory, &args, warp, lane)};

@@ -449,7 +449,7 @@ template <class S>
 static __global__ void __launch_bounds__(S::THREADS, S::THREADS <= 128 ? 2 : 1)
     attend_kernel(const __grid_constant__ attend_args args)
 {
-    extern __shared__ __align__(16) char shared[];
+    PTX_DYNAMIC_SHARED(16, shared);
     attend_memory<S> *memory = (attend_memory<S> *)shared;
     overlap_begin();
     if (threadIdx.x == 0) memory->has_item = find_job(&memory->job, &args);

@@ -5,6 +5,7 @@
  * for a size is for the caller to try. */
 #include "core/device_probes.h"
 #include "kernels/cuda/launch.cuh"
+#include "kernels/cuda/ptx.cuh"
 
 #define THREADS 256
 #define WARPS (THREADS / 32)
@@ -41,17 +42,10 @@ static fv_status cuda_timer_elapsed(double *us, fv_device *device, fv_event star
     return fv_cuda_status(device, "time between two events", error);
 }
 
-static __device__ __forceinline__ uint64_t nanoseconds(void)
-{
-    uint64_t now;
-    asm volatile("mov.u64 %0, %%globaltimer;" : "=l"(now));
-    return now;
-}
-
 static __global__ void __launch_bounds__(1, 1) gate(const volatile int32_t *open)
 {
-    const uint64_t start = nanoseconds();
-    while (*open == 0 && nanoseconds() - start < GATE_NANOSECONDS) __nanosleep(500);
+    const uint64_t start = ptx_nanoseconds();
+    while (*open == 0 && ptx_nanoseconds() - start < GATE_NANOSECONDS) __nanosleep(500);
 }
 
 static fv_status cuda_gate(fv_device *device, const int32_t *open, fv_stream stream)

@@ -13,6 +13,7 @@
 
 #include "kernels/cuda/number.cuh"
 #include "kernels/cuda/overlap.cuh"
+#include "kernels/cuda/ptx.cuh"
 
 #define WARPS 4
 #define LOADS 4
@@ -34,11 +35,7 @@ typedef struct gemv_params {
 static __device__ __forceinline__ uint4 load_weights(const char *row, int32_t element, int32_t k)
 {
     uint4 words = {0, 0, 0, 0};
-    if (element < k) {
-        asm volatile("ld.global.nc.L1::no_allocate.v4.u32 {%0, %1, %2, %3}, [%4];"
-                     : "=r"(words.x), "=r"(words.y), "=r"(words.z), "=r"(words.w)
-                     : "l"(row + (int64_t)element * 2));
-    }
+    if (element < k) ptx_load_once(words, row + (int64_t)element * 2);
     return words;
 }
 

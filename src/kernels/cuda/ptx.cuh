@@ -18,6 +18,9 @@ __device__ __forceinline__ uint32_t ptx_shared_address(const void *pointer)
     return (uint32_t)__cvta_generic_to_shared(pointer);
 }
 
+/* The shared memory that a launch asks for, as `name`. */
+#define PTX_DYNAMIC_SHARED(ALIGNMENT, name) extern __shared__ __align__(ALIGNMENT) char name[]
+
 /* "Data Movement: cp.async": 16 bytes from global to shared memory, past L1: the first `bytes` of them, and
  * zeros after; of 0 bytes, nothing is read. Both addresses are multiples of 16. */
 __device__ __forceinline__ void ptx_cp_async_16_or_zeros(void *shared, const void *global, int32_t bytes)
@@ -236,6 +239,22 @@ __device__ __forceinline__ uint2 ptx_widen_e5m2(uint32_t four)
         : "=r"(wide.x), "=r"(wide.y)
         : "r"(four));
     return wide;
+}
+
+/* "ld.global.nc": 16 bytes that nobody writes meanwhile and that are read once. */
+__device__ __forceinline__ void ptx_load_once(uint4 &words, const char *from)
+{
+    asm volatile("ld.global.nc.L1::no_allocate.v4.u32 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(words.x), "=r"(words.y), "=r"(words.z), "=r"(words.w)
+                 : "l"(from));
+}
+
+/* "Special Registers: %globaltimer". */
+__device__ __forceinline__ uint64_t ptx_nanoseconds(void)
+{
+    uint64_t now;
+    asm volatile("mov.u64 %0, %%globaltimer;" : "=l"(now));
+    return now;
 }
 
 /* Loads under a condition, issued where they stand: a compiler puts them off to a branch of their own. */

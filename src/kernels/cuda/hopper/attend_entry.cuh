@@ -242,7 +242,7 @@ static __global__ void __launch_bounds__(entry_shape<N>::THREADS, 1)
     wgmma_entry_kernel(const __grid_constant__ attend_args args)
 {
     typedef entry_shape<N> shape;
-    extern __shared__ __align__(1024) char shared[];
+    PTX_DYNAMIC_SHARED(1024, shared);
     entry_memory<N> *memory = (entry_memory<N> *)shared;
     const int32_t row0 = row_part_of_block(&args) * N, group = warpgroup_of_thread();
     if (threadIdx.x < N) memory->max[threadIdx.x] = ENTRY_NO_MAX;

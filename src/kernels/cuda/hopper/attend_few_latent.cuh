@@ -449,7 +449,7 @@ static __global__ void __launch_bounds__(FEW_LATENT_THREADS, 1)
     wgmma_few_latent_kernel(const __grid_constant__ attend_args args)
 {
     constexpr int N = F::ROWS;
-    extern __shared__ __align__(1024) char shared[];
+    PTX_DYNAMIC_SHARED(1024, shared);
     typename F::memory *memory = (typename F::memory *)shared;
     const int32_t row0 = latent_row_part(&args) * N, group = warpgroup_of_thread();
     const bool produces = group == FEW_LATENT_CONSUMERS / 128;

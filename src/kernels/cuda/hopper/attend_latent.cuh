@@ -310,7 +310,7 @@ template <class F>
 static __global__ void __launch_bounds__(LATENT_THREADS, 1)
     wgmma_latent_kernel(const __grid_constant__ attend_args args)
 {
-    extern __shared__ __align__(1024) char shared[];
+    PTX_DYNAMIC_SHARED(1024, shared);
     latent_memory *memory = (latent_memory *)shared;
     fv_work_item item;
     attend_keys keys;

@@ -175,7 +175,7 @@ static __device__ __forceinline__ void attend_rows_block(rows_memory<S> *memory,
 template <class S>
 static __global__ void __launch_bounds__(S::THREADS, 1) wgmma_rows_kernel(const __grid_constant__ attend_args args)
 {
-    extern __shared__ __align__(1024) char shared[];
+    PTX_DYNAMIC_SHARED(1024, shared);
     rows_memory<S> *memory = (rows_memory<S> *)shared;
     overlap_begin();
     if (threadIdx.x == 0) memory->has_item = find_job(&memory->job, &args);

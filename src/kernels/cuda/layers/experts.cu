@@ -4,6 +4,7 @@
 #include "kernels/cuda/layers/layers.h"
 #include "kernels/cuda/number.cuh"
 #include "kernels/cuda/overlap.cuh"
+#include "kernels/cuda/ptx.cuh"
 
 #define THREADS 256
 #define WARPS (THREADS / 32)
@@ -60,7 +61,8 @@ static __global__ void __launch_bounds__(THREADS, 1) run_experts(const __grid_co
 {
     overlap_let_next_start();
     overlap_wait();
-    extern __shared__ __nv_bfloat16 activated[]; /* [ffn_size] */
+    PTX_DYNAMIC_SHARED(16, shared);
+    __nv_bfloat16 *activated = (__nv_bfloat16 *)shared; /* [ffn_size] */
     const int64_t at = blockIdx.x;
     const int32_t expert = params.experts[at], warp = threadIdx.x / 32, size = params.size, ffn = params.ffn_size;
     const __nv_bfloat16 *x = (const __nv_bfloat16 *)params.x + at / params.num_used * size;
