@@ -1,5 +1,5 @@
 /* merge_states: a warp for each row. Each lane writes the elements that it has read, so that out may be a
- * side. */
+ * side; all have read the LSE of both sides when one writes that of the row. */
 #include "kernels/cuda/launch.cuh"
 #include "kernels/cuda/merge_row.cuh"
 
@@ -12,6 +12,7 @@ static __global__ void __launch_bounds__(WARPS * 32, 1) merge_states(const __gri
     if (token >= params.num_tokens) return;
     const float lse_a = side_lse(&params.a, token, head, params.nan_stays);
     const float lse_b = side_lse(&params.b, token, head, params.nan_stays);
+    __syncwarp();
     const float max = fmaxf(lse_a, lse_b); /* of a number and NaN the number: the weights become NaN */
     const bool is_empty = lse_a == -INFINITY && lse_b == -INFINITY;
     const float sink = params.sinks && !is_empty ? params.sinks[head] : -INFINITY;
