@@ -52,6 +52,11 @@ missing_build() {
     has_header '#include <cjson/cJSON.h>\n' || echo libcjson-dev
     has_header '#include <stdarg.h>\n#include <stddef.h>\n#include <setjmp.h>\n#include <stdint.h>\n#include <cmocka.h>\n' \
         || echo libcmocka-dev
+    # The emulated CUDA device of the tests, where CUDA's headers are.
+    if [ -e /usr/local/cuda/include/cuda_fp8.h ]; then
+        has_command g++ || echo g++
+        [ -e /usr/include/boost/context/detail/fcontext.hpp ] || echo libboost-context-dev
+    fi
 }
 
 missing_model_tools() {

@@ -1,0 +1,20 @@
+/* kernels/cuda/launch.cuh, for the emulator: without the syntax that only nvcc knows. */
+#ifndef FV_KERNELS_CUDA_LAUNCH_CUH
+#define FV_KERNELS_CUDA_LAUNCH_CUH
+
+#include "kernels/cuda/device.h"
+#include "kernels/cuda/kernels.h"
+
+template <class Params>
+static fv_status fv_cuda_launch(const fv_launch *launch, const char *operation, void (*kernel)(Params), dim3 grid,
+                                uint32_t num_threads, size_t shared_bytes, const Params &params)
+{
+    if (grid.x == 0 || grid.y == 0 || grid.z == 0) return FV_OK;
+    const cudaError_t error = emu_launch_of<Params>(operation, kernel, grid, num_threads, shared_bytes,
+                                                    (cudaStream_t)launch->stream, 1, params);
+    return error == cudaSuccess ? FV_OK : fv_cuda_status(launch->device, operation, error);
+}
+
+static inline uint32_t fv_cuda_blocks(int64_t count, int32_t each) { return (uint32_t)fv_ceil_div(count, each); }
+
+#endif

@@ -1,0 +1,336 @@
+/* The CUDA run-time and driver as far as the plugin calls them, on the memory of the host: what a stream is asked for is
+ * done by the call; a stream that is captured keeps it for a graph. */
+#include <cuda.h>
+#include <cuda_runtime_api.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+
+#include <atomic>
+#include <functional>
+#include <mutex>
+#include <unordered_map>
+#include <vector>
+
+#include "cuda_emulator/emulator.h"
+#include "cuda_emulator/launch.h"
+#include "cuda_emulator/tensor_map.h"
+
+enum { DEFAULT_SHARED_BYTES = 48 << 10, ALIGNMENT = 256 };
+static const size_t TOTAL_BYTES = (size_t)8 << 30;
+
+typedef std::vector<std::function<bool(void)>> work_list; /* false: it failed */
+
+struct CUstream_st {
+    bool is_captured;
+    work_list captured;
+};
+
+struct CUgraph_st {
+    work_list work;
+};
+
+struct CUgraphExec_st {
+    work_list work;
+};
+
+struct CUevent_st {
+    double ms;
+};
+
+static std::atomic<int> sticky_error; /* of a launch that failed: until the end of the process */
+static thread_local cudaError_t last_error;
+
+static cudaError_t keep(cudaError_t error)
+{
+    if (error != cudaSuccess) last_error = error;
+    return error;
+}
+
+/* The answer of a call: what failed before, first. */
+static cudaError_t answer(void) { return keep((cudaError_t)sticky_error.load()); }
+
+static cudaError_t do_in(cudaStream_t stream, std::function<bool(void)> work)
+{
+    if (sticky_error) return answer();
+    if (stream && stream->is_captured)
+        stream->captured.push_back(std::move(work));
+    else if (!work())
+        sticky_error = cudaErrorLaunchFailure;
+    return cudaSuccess; /* of a launch: it fails where the stream is waited for, or the next call */
+}
+
+/* --- launches ---------------------------------------------------------------------------------------------------- */
+
+static std::mutex lock_of_limits;
+static std::unordered_map<const void *, uint32_t> most_shared;
+
+uint32_t emu_launch_most_shared(const void *kernel)
+{
+    const std::lock_guard<std::mutex> guard(lock_of_limits);
+    const auto found = most_shared.find(kernel);
+    return found == most_shared.end() ? (uint32_t)DEFAULT_SHARED_BYTES : found->second;
+}
+
+cudaError_t emu_launch_on(cudaStream_t stream, const emu_launch *launch)
+{
+    const dim3 grid = launch->grid;
+    const bool is_grid = grid.x > 0 && grid.y > 0 && grid.z > 0 && grid.y < 65536 && grid.z < 65536;
+    const bool is_block = launch->num_threads > 0 && launch->num_threads <= 1024;
+    if (!is_grid || !is_block) return keep(cudaErrorInvalidConfiguration);
+    if (launch->cluster < 1 || launch->cluster > 8 || grid.x % launch->cluster != 0)
+        return keep(cudaErrorInvalidConfiguration);
+    if (launch->shared_bytes > emu_launch_most_shared(launch->kernel)) return keep(cudaErrorInvalidValue);
+    return do_in(stream, [kept = *launch] { return emu_launch_run(&kept); });
+}
+
+/* --- the device -------------------------------------------------------------------------------------------------- */
+
+static int num_multiprocessors(void)
+{
+    const char *text = getenv("FOVEA_EMULATOR_SMS");
+    const int number = text ? atoi(text) : 0;
+    return number > 0 ? number : 4;
+}
+
+extern "C" {
+
+cudaError_t cudaGetDeviceCount(int *count)
+{
+    *count = 1;
+    return answer();
+}
+
+cudaError_t cudaGetDevice(int *device)
+{
+    *device = 0;
+    return answer();
+}
+
+cudaError_t cudaSetDevice(int device) { return device == 0 ? answer() : keep(cudaErrorInvalidDevice); }
+
+cudaError_t cudaGetDeviceProperties(struct cudaDeviceProp *device, int index)
+{
+    if (index != 0) return keep(cudaErrorInvalidDevice);
+    memset(device, 0, sizeof(*device));
+    snprintf(device->name, sizeof(device->name), "CUDA emulated on the CPU");
+    device->major = 9;
+    device->minor = 0;
+    device->multiProcessorCount = num_multiprocessors();
+    device->totalGlobalMem = TOTAL_BYTES;
+    device->sharedMemPerBlock = DEFAULT_SHARED_BYTES;
+    device->sharedMemPerBlockOptin = EMU_MAX_SHARED_BYTES;
+    device->sharedMemPerMultiprocessor = EMU_MAX_SHARED_BYTES + 1024;
+    device->maxThreadsPerBlock = 1024;
+    device->warpSize = EMU_LANES;
+    return answer();
+}
+
+cudaError_t cudaDeviceGetAttribute(int *value, enum cudaDeviceAttr attribute, int)
+{
+    if (attribute != cudaDevAttrL2CacheSize) return keep(cudaErrorInvalidValue);
+    *value = 1 << 20;
+    return answer();
+}
+
+cudaError_t cudaDriverGetVersion(int *version)
+{
+    *version = CUDART_VERSION;
+    return cudaSuccess;
+}
+
+cudaError_t cudaMemGetInfo(size_t *free_bytes, size_t *total_bytes)
+{
+    *free_bytes = *total_bytes = TOTAL_BYTES;
+    return answer();
+}
+
+cudaError_t cudaGetLastError(void)
+{
+    const cudaError_t error = last_error;
+    last_error = cudaSuccess;
+    return sticky_error ? (cudaError_t)sticky_error.load() : error;
+}
+
+const char *cudaGetErrorName(cudaError_t error)
+{
+    switch (error) {
+    case cudaSuccess: return "cudaSuccess";
+    case cudaErrorInvalidValue: return "cudaErrorInvalidValue";
+    case cudaErrorInvalidDevice: return "cudaErrorInvalidDevice";
+    case cudaErrorInvalidConfiguration: return "cudaErrorInvalidConfiguration";
+    case cudaErrorMemoryAllocation: return "cudaErrorMemoryAllocation";
+    case cudaErrorLaunchFailure: return "cudaErrorLaunchFailure";
+    default: return "an error of CUDA";
+    }
+}
+
+const char *cudaGetErrorString(cudaError_t error)
+{
+    return error == cudaErrorLaunchFailure ? "a kernel failed; the emulator's report is on stderr"
+                                           : cudaGetErrorName(error);
+}
+
+cudaError_t cudaFuncSetAttribute(const void *kernel, enum cudaFuncAttribute attribute, int value)
+{
+    if (attribute != cudaFuncAttributeMaxDynamicSharedMemorySize || value > EMU_MAX_SHARED_BYTES)
+        return keep(cudaErrorInvalidValue);
+    const std::lock_guard<std::mutex> guard(lock_of_limits);
+    most_shared[kernel] = (uint32_t)value;
+    return answer();
+}
+
+/* The driver's functions that the plugin asks for by name. */
+#if CUDART_VERSION < 12050
+cudaError_t cudaGetDriverEntryPoint(const char *name, void **function, unsigned long long,
+                                    cudaDriverEntryPointQueryResult *found)
+#else
+cudaError_t cudaGetDriverEntryPointByVersion(const char *name, void **function, unsigned int, unsigned long long,
+                                             cudaDriverEntryPointQueryResult *found)
+#endif
+{
+    const bool is_there = strcmp(name, "cuTensorMapEncodeTiled") == 0;
+    *function = is_there ? (void *)tensor_map_encode : NULL;
+    *found = is_there ? cudaDriverEntryPointSuccess : cudaDriverEntryPointSymbolNotFound;
+    return answer();
+}
+
+/* --- memory ------------------------------------------------------------------------------------------------------ */
+
+static cudaError_t allocate(void **memory, size_t bytes)
+{
+    *memory = NULL;
+    if (sticky_error) return answer();
+    if (bytes > TOTAL_BYTES || posix_memalign(memory, ALIGNMENT, bytes) != 0) return keep(cudaErrorMemoryAllocation);
+    memset(*memory, 0xff, bytes);
+    return cudaSuccess;
+}
+
+cudaError_t cudaMalloc(void **memory, size_t bytes) { return allocate(memory, bytes); }
+cudaError_t cudaMallocHost(void **memory, size_t bytes) { return allocate(memory, bytes); }
+
+cudaError_t cudaFree(void *memory)
+{
+    free(memory);
+    return answer();
+}
+
+cudaError_t cudaFreeHost(void *memory) { return cudaFree(memory); }
+
+cudaError_t cudaMemcpyAsync(void *to, const void *from, size_t bytes, enum cudaMemcpyKind, cudaStream_t stream)
+{
+    return do_in(stream, [=] {
+        memcpy(to, from, bytes);
+        return true;
+    });
+}
+
+cudaError_t cudaMemsetAsync(void *to, int value, size_t bytes, cudaStream_t stream)
+{
+    return do_in(stream, [=] {
+        memset(to, value, bytes);
+        return true;
+    });
+}
+
+/* --- streams and events ------------------------------------------------------------------------------------------- */
+
+cudaError_t cudaStreamCreateWithFlags(cudaStream_t *stream, unsigned int)
+{
+    *stream = new CUstream_st();
+    return answer();
+}
+
+cudaError_t cudaStreamDestroy(cudaStream_t stream)
+{
+    delete stream;
+    return answer();
+}
+
+cudaError_t cudaStreamSynchronize(cudaStream_t) { return answer(); }
+
+cudaError_t cudaEventCreateWithFlags(cudaEvent_t *event, unsigned int)
+{
+    *event = new CUevent_st();
+    return answer();
+}
+
+cudaError_t cudaEventCreate(cudaEvent_t *event) { return cudaEventCreateWithFlags(event, 0); }
+
+cudaError_t cudaEventDestroy(cudaEvent_t event)
+{
+    delete event;
+    return answer();
+}
+
+cudaError_t cudaEventRecord(cudaEvent_t event, cudaStream_t stream)
+{
+    return do_in(stream, [=] {
+        struct timespec now;
+        clock_gettime(CLOCK_MONOTONIC, &now);
+        event->ms = (double)now.tv_sec * 1e3 + (double)now.tv_nsec * 1e-6;
+        return true;
+    });
+}
+
+cudaError_t cudaEventSynchronize(cudaEvent_t) { return answer(); }
+
+cudaError_t cudaEventElapsedTime(float *ms, cudaEvent_t start, cudaEvent_t end)
+{
+    *ms = (float)(end->ms - start->ms);
+    return answer();
+}
+
+/* --- graphs --------------------------------------------------------------------------------------------------------- */
+
+cudaError_t cudaStreamBeginCapture(cudaStream_t stream, enum cudaStreamCaptureMode)
+{
+    if (!stream || stream->is_captured) return keep(cudaErrorInvalidValue);
+    stream->is_captured = true;
+    return answer();
+}
+
+cudaError_t cudaStreamEndCapture(cudaStream_t stream, cudaGraph_t *graph)
+{
+    if (!stream || !stream->is_captured) return keep(cudaErrorInvalidValue);
+    *graph = new CUgraph_st{std::move(stream->captured)};
+    stream->captured.clear();
+    stream->is_captured = false;
+    return answer();
+}
+
+cudaError_t cudaGraphGetNodes(cudaGraph_t graph, cudaGraphNode_t *, size_t *count)
+{
+    *count = graph->work.size();
+    return answer();
+}
+
+cudaError_t cudaGraphInstantiate(cudaGraphExec_t *runnable, cudaGraph_t graph, unsigned long long)
+{
+    *runnable = new CUgraphExec_st{graph->work};
+    return answer();
+}
+
+cudaError_t cudaGraphDestroy(cudaGraph_t graph)
+{
+    delete graph;
+    return answer();
+}
+
+cudaError_t cudaGraphExecDestroy(cudaGraphExec_t runnable)
+{
+    delete runnable;
+    return answer();
+}
+
+cudaError_t cudaGraphLaunch(cudaGraphExec_t runnable, cudaStream_t stream)
+{
+    for (const std::function<bool(void)> &work : runnable->work) {
+        const cudaError_t error = do_in(stream, work);
+        if (error != cudaSuccess) return error;
+    }
+    return answer();
+}
+
+} /* extern "C" */
