@@ -1,6 +1,8 @@
 # cuda-emulated/libfovea-cuda.so: the CUDA plugin for a GPU that is emulated on the CPU, to check the device code where
 # there is none (tools/cuda_emulator). The plugin's own sources as g++ compiles them, the thin layer of PTX and the CUDA
 # run-time by ours; of CUDA it takes the headers alone.
+include(CheckCXXSourceCompiles)
+include(CheckCXXSourceRuns)
 include(CheckLanguage)
 option(FOVEA_CUDA_EMULATOR "Build the CUDA plugin for an emulated GPU where CUDA's headers and Boost.Context are found" ON)
 
@@ -8,8 +10,11 @@ option(FOVEA_CUDA_EMULATOR "Build the CUDA plugin for an emulated GPU where CUDA
 if(NOT FOVEA_CUDA_EMULATOR OR NOT FOVEA_TESTS OR FOVEA_SANITIZE OR FOVEA_FUZZ OR CMAKE_CROSSCOMPILING)
   return()
 endif()
+if(NOT CMAKE_CXX_COMPILER)
+  unset(CMAKE_CXX_COMPILER CACHE) # it may have come since
+endif()
 check_language(CXX)
-find_path(FOVEA_CUDA_HEADERS cuda_fp8.h PATHS /usr/local/cuda/include ${CUDAToolkit_INCLUDE_DIRS})
+find_path(FOVEA_CUDA_HEADERS cublasLt.h HINTS ${CUDAToolkit_INCLUDE_DIRS} /usr/local/cuda/include)
 find_path(FOVEA_BOOST_HEADERS boost/context/detail/fcontext.hpp)
 find_library(FOVEA_BOOST_CONTEXT NAMES libboost_context.a boost_context)
 if(NOT CMAKE_CXX_COMPILER OR NOT FOVEA_CUDA_HEADERS OR NOT FOVEA_BOOST_HEADERS OR NOT FOVEA_BOOST_CONTEXT)
@@ -17,6 +22,25 @@ if(NOT CMAKE_CXX_COMPILER OR NOT FOVEA_CUDA_HEADERS OR NOT FOVEA_BOOST_HEADERS O
   return()
 endif()
 enable_language(CXX)
+set(CMAKE_REQUIRED_INCLUDES ${FOVEA_CUDA_HEADERS})
+check_cxx_source_compiles("
+  #include <cublasLt.h>
+  #include <cuda_fp8.h>
+  #include <cudaTypedefs.h>
+  #if CUDART_VERSION < 12040
+  #error
+  #endif
+  int main() { return 0; }" FOVEA_CUDA_HEADERS_SUFFICE)
+unset(CMAKE_REQUIRED_INCLUDES)
+if(NOT FOVEA_CUDA_HEADERS_SUFFICE)
+  message(STATUS "The emulated CUDA device is left out: CUDA's headers in ${FOVEA_CUDA_HEADERS} are not whole, or older than 12.4")
+  return()
+endif()
+check_cxx_source_runs("
+  int main()
+  {
+      return !(__builtin_cpu_supports(\"avx2\") && __builtin_cpu_supports(\"fma\") && __builtin_cpu_supports(\"bmi2\"));
+  }" FOVEA_CPU_HAS_V3)
 
 set(shadows ${PROJECT_SOURCE_DIR}/tools/cuda_emulator/include)
 file(GLOB emulator_sources CONFIGURE_DEPENDS tools/cuda_emulator/*.cpp)
@@ -33,11 +57,11 @@ foreach(kernel IN LISTS emulated_kernels)
   list(APPEND emulated_sources ${wrapper})
 endforeach()
 
-# Vectors of the CPU where all have them; sums are fused as nvcc fuses them.
+# Vectors that this CPU has, for tests run where they are built; sums are fused as nvcc fuses them.
 set(emulator_flags -O1 -Wall -Wextra -Wno-unknown-pragmas -Wno-psabi -Wno-unused-local-typedefs -Wno-sign-compare
   -Wno-deprecated-enum-enum-conversion -Wno-missing-field-initializers -fno-exceptions -fno-rtti -fno-strict-aliasing
   -fvisibility=hidden -ffp-contract=fast)
-if(CMAKE_SYSTEM_PROCESSOR MATCHES "x86_64|AMD64")
+if(FOVEA_CPU_HAS_V3)
   list(APPEND emulator_flags -march=x86-64-v3 $<$<CXX_COMPILER_ID:GNU>:-mtls-dialect=gnu2>)
 endif()
 

@@ -55,7 +55,7 @@ missing_build() {
     # The emulated CUDA device of the tests, where CUDA's headers are.
     if [ -e /usr/local/cuda/include/cuda_fp8.h ]; then
         has_command g++ || echo g++
-        [ -e /usr/include/boost/context/detail/fcontext.hpp ] || echo libboost-context-dev
+        printf '#include <boost/context/detail/fcontext.hpp>\n' | g++ -E -x c++ - >/dev/null 2>&1 || echo libboost-context-dev
     fi
 }
 

@@ -18,7 +18,7 @@ using boost::context::detail::transfer_t;
 
 enum {
     STACK_BYTES = 128 << 10,
-    GUARD_BYTES = 4096,
+    GUARD_BYTES = 64 << 10, /* the largest page there is */
     SHARED_BYTES = 256 << 10,
     ITEMS_EVERY = 16, /* steps, of a warp, about: an item that nobody waits for yet */
     POLLS_EVERY = 4,

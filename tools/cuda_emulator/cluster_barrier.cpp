@@ -6,7 +6,7 @@
 namespace
 {
 
-enum { MOST_BLOCKS = 16 /* of a cluster */ };
+enum { MOST_BLOCKS = 8 /* of a cluster: emu_launch_on refuses more */ };
 
 hopper_block *meeting_place(void) { return hopper_block_of(emu_block_of_rank(0)); }
 
@@ -43,7 +43,6 @@ void ptx_cluster_wait(void)
     hopper_thread *thread = hopper_self();
     if (!thread->has_arrived) emu_fail("a thread waits at the cluster's barrier where it has not arrived");
     awaited_cluster awaited = {barrier, thread->arrived_phase, emu_cluster_size(), {}};
-    if (awaited.num_blocks > MOST_BLOCKS) emu_fail("a cluster of %u blocks", awaited.num_blocks);
     for (uint32_t rank = 0; rank < awaited.num_blocks; rank++) awaited.blocks[rank] = emu_block_of_rank(rank);
     emu_wait_until(has_ended, &awaited, "barrier.cluster, phase", (int32_t)awaited.phase, barrier->num_arrived);
     thread->has_arrived = false;

@@ -28,7 +28,7 @@ shared_place own_place(const void *pointer, size_t bytes, uint32_t alignment)
     return find_place(emu_shared_address(pointer), bytes, alignment);
 }
 
-void fail_at(const char *fault, const emu_block *block, const void *barrier)
+void check_at(const char *fault, const emu_block *block, const void *barrier)
 {
     if (fault)
         emu_fail("%s (at shared address %d of block (%u, %u, %u))", fault,
@@ -41,7 +41,7 @@ void count(const shared_place &barrier, int32_t arrivals, int64_t bytes)
 {
     uint64_t *word = (uint64_t *)barrier.at;
     const uint64_t before = *word;
-    fail_at(mbarrier_count(word, arrivals, bytes), barrier.block, word);
+    check_at(mbarrier_count(word, arrivals, bytes), barrier.block, word);
     if (!mbarrier_has_turned(before, *word)) return;
     std::erase_if(hopper_block_of(barrier.block)->waiters, [word](const hopper_waiter &waiter) {
         if (waiter.barrier != word) return false;
@@ -74,7 +74,7 @@ void copy_later(const shared_place &to, const void *from, const emu_block *from_
 void ptx_mbarrier_init(uint64_t *barrier, uint32_t count)
 {
     const shared_place place = barrier_of(barrier);
-    fail_at(mbarrier_init((uint64_t *)place.at, count), place.block, place.at);
+    check_at(mbarrier_init((uint64_t *)place.at, count), place.block, place.at);
 }
 
 void ptx_mbarrier_arrive(uint64_t *barrier) { count(barrier_of(barrier), 1, 0); }
@@ -92,7 +92,7 @@ void ptx_mbarrier_wait(uint64_t *barrier, uint32_t parity)
     uint64_t *word = (uint64_t *)place.at;
     for (;;) {
         bool has_ended;
-        fail_at(mbarrier_test(&has_ended, *word, parity), place.block, word);
+        check_at(mbarrier_test(&has_ended, *word, parity), place.block, word);
         if (has_ended) return;
         hopper_block_of(place.block)->waiters.push_back({word, emu_self});
         emu_suspend("the mbarrier (parity) at shared address", (int32_t)emu_shared_address(barrier), (int32_t)parity);

@@ -54,7 +54,7 @@ static inline float __fmul_rn(float a, float b)
 }
 static inline float __fmaf_rn(float a, float b, float c) { return __builtin_fmaf(a, b, c); }
 static inline float __fdiv_rn(float a, float b) { return a / b; }
-static inline float __fdividef(float a, float b) { return fabsf(b) > 0x1p126f && !isinf(a) ? 0 : a / b; }
+static inline float __fdividef(float a, float b) { return fabsf(b) > 0x1p126f && !isinf(b) ? a * 0 : a / b; }
 static inline float emu_expf(float x) { return expf(x); }
 #define __expf emu_expf /* which the C library has, too */
 

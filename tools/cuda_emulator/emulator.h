@@ -25,7 +25,7 @@ enum {
     EMU_SHARED_BASE = 1024,           /* of a block's memory: its first shared address, as on compute capability 9.0 */
     EMU_STATIC_BASE = 1 << 20,        /* the same, of static variables */
     EMU_RANK_SHIFT = 24,              /* the block of a cluster, in a shared address */
-    EMU_LATER_BYTES = 1200,           /* of what is done later, at most: the operands of a warp's wgmma fit */
+    EMU_LATER_BYTES = 256,            /* of what is done later, at most: a copy with its tensor map fits */
 };
 
 /* A copy that a thread has asked for by cp.async and that was put off. */
@@ -90,7 +90,7 @@ typedef struct emu_block {
 typedef struct emu_later_item {
     void *owner;
     void (*run)(void *of);
-    alignas(16) char of[EMU_LATER_BYTES];
+    alignas(64) char of[EMU_LATER_BYTES];
 } emu_later_item;
 
 /* The thread that runs; its place in the grid. */
@@ -124,14 +124,16 @@ bool emu_barrier(int32_t id, int32_t count, bool waits, bool red = false);
 /* --- done in its own time ---------------------------------------------------------------------------------- */
 
 /* The bytes of a new item of the cluster, to be filled in at once; run() is called on them at any time later, between the
- * steps of threads (emu_self is then a thread of no block: they must name their own). Items run in any order, but those of
+ * steps of threads, or in one that waits for them (emu_self says nothing then: they must name their own). Items run in any order, but those of
  * one owner that is not NULL in theirs. */
 void *emu_later(void *owner, void (*run)(void *of));
 
 /* emu_later of a copy of `work`, to be called: a lambda that captures by value and can be copied as bytes. */
 template <class Work> inline void emu_do_later(void *owner, const Work &work)
 {
-    static_assert(sizeof(Work) <= EMU_LATER_BYTES && std::is_trivially_copyable<Work>::value, "an item's bytes");
+    static_assert(sizeof(Work) <= EMU_LATER_BYTES && alignof(Work) <= alignof(emu_later_item) &&
+                      std::is_trivially_copyable<Work>::value,
+                  "an item's bytes");
     __builtin_memcpy(emu_later(owner, [](void *of) { (*(Work *)of)(); }), (const void *)&work, sizeof(Work));
 }
 
@@ -142,7 +144,7 @@ void emu_finish(void *owner, size_t most = 0);
 void emu_copy_async(void *to, const void *from, int32_t read_bytes, int32_t bytes);
 void emu_copy_commit(void);
 void emu_copy_wait(uint32_t most);                        /* until at most so many groups are under way */
-void emu_copy_finish(emu_thread *thread, uint32_t group); /* all before and of the group; UINT32_MAX: all */
+void emu_copy_finish(emu_thread *thread, uint32_t group); /* all before and of the group */
 
 /* --- shared memory --------------------------------------------------------------------------------------------- */
 

@@ -1,10 +1,13 @@
-/* A grid's blocks on threads of the operating system. These live as long as the launch and have nothing that is
- * thread_local but the static shared memory of kernels, so that all of it can be filled when a block begins. */
+/* A grid's blocks on threads of the operating system. These live as long as the launch and have nothing
+ * thread_local that outlives a block but the static shared memory of kernels, so that all of it can be filled when a block
+ * begins. */
 #include "cuda_emulator/launch.h"
 
 #include <link.h>
 #include <stdlib.h>
 #include <string.h>
+
+#include <algorithm>
 
 #include <atomic>
 #include <thread>
@@ -63,6 +66,9 @@ static void run_clusters(grid_run *run)
     emu_cluster_give(cluster);
 }
 
+/* Each has the fibers of a cluster, of which each maps its own stack: the operating system counts mappings. */
+static const uint32_t MOST_CPUS = 16;
+
 /* Launches under way share the CPUs. */
 static std::atomic<uint32_t> num_running;
 
@@ -73,8 +79,10 @@ bool emu_launch_run(const emu_launch *launch)
     run.launch = launch;
     run.num_blocks = (uint64_t)launch->grid.x * launch->grid.y * launch->grid.z;
     run.seed = number_of("FOVEA_EMULATOR_SEED", 1) * 1000003 + num_launches++ * 65537;
-    const uint64_t num_cpus = number_of("FOVEA_EMULATOR_CPUS", std::thread::hardware_concurrency());
-    const uint64_t share = num_cpus > num_running ? num_cpus - num_running : 1;
+    const uint64_t num_cpus = number_of("FOVEA_EMULATOR_CPUS",
+                                        std::min(MOST_CPUS, std::thread::hardware_concurrency()));
+    const uint64_t busy = num_running; /* read once: others change it meanwhile */
+    const uint64_t share = num_cpus > busy ? num_cpus - busy : 1;
     const uint64_t num_clusters = run.num_blocks / launch->cluster;
     const uint64_t num_threads = num_clusters < share ? num_clusters : share;
     num_running += (uint32_t)num_threads;

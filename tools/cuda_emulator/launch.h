@@ -24,9 +24,6 @@ cudaError_t emu_launch_on(cudaStream_t stream, const emu_launch *launch);
 /* Runs it to the end; false: it failed. */
 bool emu_launch_run(const emu_launch *launch);
 
-/* Bytes of dynamic shared memory that a kernel may ask for (cudaFuncSetAttribute). */
-uint32_t emu_launch_most_shared(const void *kernel);
-
 template <class Params>
 cudaError_t emu_launch_of(const char *operation, void (*kernel)(Params), dim3 grid, uint32_t num_threads,
                           size_t shared_bytes, cudaStream_t stream, uint32_t cluster, const Params &params)

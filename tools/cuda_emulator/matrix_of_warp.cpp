@@ -4,12 +4,12 @@
 
 /* --- matrices in shared memory -------------------------------------------------------------------------------- */
 
-typedef struct matrix_move {
+typedef struct matrix_load {
     uint32_t *r;
     int32_t num;
     uint32_t address;
-    bool is_transposed, is_store;
-} matrix_move;
+    bool is_transposed;
+} matrix_load;
 
 /* Element (row, column) of an 8x8 matrix is half of the register of one lane: lane and half. */
 static void place_of(int32_t *lane, int32_t *half, int32_t row, int32_t column, bool is_transposed)
@@ -19,21 +19,18 @@ static void place_of(int32_t *lane, int32_t *half, int32_t row, int32_t column, 
     *half = at % 2;
 }
 
-static void move_matrices(void *const *lanes, uint32_t)
+static void load_matrices(void *const *lanes, uint32_t)
 {
-    const matrix_move *first = (const matrix_move *)lanes[0];
+    const matrix_load *first = (const matrix_load *)lanes[0];
     for (int32_t matrix = 0; matrix < first->num; matrix++) {
         for (int32_t row = 0; row < 8; row++) {
-            uint16_t *elements = (uint16_t *)emu_shared_at(((const matrix_move *)lanes[matrix * 8 + row])->address, 16,
-                                                           16);
+            const uint16_t *elements = (const uint16_t *)emu_shared_at(
+                ((const matrix_load *)lanes[matrix * 8 + row])->address, 16, 16);
             for (int32_t column = 0; column < 8; column++) {
                 int32_t lane, half;
                 place_of(&lane, &half, row, column, first->is_transposed);
-                uint16_t *in_register = (uint16_t *)&((const matrix_move *)lanes[lane])->r[matrix] + half;
-                if (first->is_store)
-                    memcpy(&elements[column], in_register, 2);
-                else
-                    memcpy(in_register, &elements[column], 2);
+                uint16_t *in_register = (uint16_t *)&((const matrix_load *)lanes[lane])->r[matrix] + half;
+                memcpy(in_register, &elements[column], 2);
             }
         }
     }
@@ -42,17 +39,9 @@ static void move_matrices(void *const *lanes, uint32_t)
 void emu_ldmatrix(uint32_t *r, int32_t num, uint32_t address, bool is_transposed)
 {
     uint32_t loaded[4];
-    matrix_move move = {loaded, num, address, is_transposed, false};
-    emu_meet(~0u, move_matrices, &move, "ldmatrix");
+    matrix_load load = {loaded, num, address, is_transposed};
+    emu_meet(~0u, load_matrices, &load, "ldmatrix");
     memcpy(r, loaded, (size_t)num * 4);
-}
-
-void emu_stmatrix(const uint32_t *r, int32_t num, uint32_t address, bool is_transposed)
-{
-    uint32_t stored[4];
-    memcpy(stored, r, (size_t)num * 4);
-    matrix_move move = {stored, num, address, is_transposed, true};
-    emu_meet(~0u, move_matrices, &move, "stmatrix");
 }
 
 static void transpose(void *const *lanes, uint32_t)

@@ -7,9 +7,8 @@
 
 #include "cuda_emulator/device_code.h"
 
-/* `num` matrices to r[num], or from it. */
+/* `num` matrices to r[num]. */
 void emu_ldmatrix(uint32_t *r, int32_t num, uint32_t address, bool is_transposed);
-void emu_stmatrix(const uint32_t *r, int32_t num, uint32_t address, bool is_transposed);
 uint32_t emu_movmatrix_trans(uint32_t two);
 
 /* d += a b of 16 x 8, 16 deep. */

@@ -66,7 +66,8 @@ static cudaError_t do_in(cudaStream_t stream, std::function<bool(void)> work)
 static std::mutex lock_of_limits;
 static std::unordered_map<const void *, uint32_t> most_shared;
 
-uint32_t emu_launch_most_shared(const void *kernel)
+/* Bytes of dynamic shared memory that a kernel may ask for (cudaFuncSetAttribute). */
+static uint32_t most_shared_of(const void *kernel)
 {
     const std::lock_guard<std::mutex> guard(lock_of_limits);
     const auto found = most_shared.find(kernel);
@@ -81,7 +82,7 @@ cudaError_t emu_launch_on(cudaStream_t stream, const emu_launch *launch)
     if (!is_grid || !is_block) return keep(cudaErrorInvalidConfiguration);
     if (launch->cluster < 1 || launch->cluster > 8 || grid.x % launch->cluster != 0)
         return keep(cudaErrorInvalidConfiguration);
-    if (launch->shared_bytes > emu_launch_most_shared(launch->kernel)) return keep(cudaErrorInvalidValue);
+    if (launch->shared_bytes > most_shared_of(launch->kernel)) return keep(cudaErrorInvalidValue);
     return do_in(stream, [kept = *launch] { return emu_launch_run(&kept); });
 }
 
@@ -198,17 +199,17 @@ cudaError_t cudaGetDriverEntryPointByVersion(const char *name, void **function, 
 
 /* --- memory ------------------------------------------------------------------------------------------------------ */
 
-static cudaError_t allocate(void **memory, size_t bytes)
+static cudaError_t allocate(void **memory, size_t bytes, bool is_device)
 {
     *memory = NULL;
     if (sticky_error) return answer();
     if (bytes > TOTAL_BYTES || posix_memalign(memory, ALIGNMENT, bytes) != 0) return keep(cudaErrorMemoryAllocation);
-    memset(*memory, 0xff, bytes);
+    if (is_device) memset(*memory, 0xff, bytes); /* pages of the host's that nobody uses cost nothing */
     return cudaSuccess;
 }
 
-cudaError_t cudaMalloc(void **memory, size_t bytes) { return allocate(memory, bytes); }
-cudaError_t cudaMallocHost(void **memory, size_t bytes) { return allocate(memory, bytes); }
+cudaError_t cudaMalloc(void **memory, size_t bytes) { return allocate(memory, bytes, true); }
+cudaError_t cudaMallocHost(void **memory, size_t bytes) { return allocate(memory, bytes, false); }
 
 cudaError_t cudaFree(void *memory)
 {

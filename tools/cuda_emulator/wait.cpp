@@ -9,8 +9,7 @@ static emu_meeting *meeting_of(emu_warp *warp, uint32_t mask)
         if (!meeting.here) free_place = &meeting;
     }
     if (free_place) return free_place;
-    warp->meetings.resize(warp->meetings.size() +
-                          1); /* only the threads of this warp look at them, and none does now */
+    warp->meetings.resize(warp->meetings.size() + 1); /* none of the warp's threads looks at them now */
     return &warp->meetings.back();
 }
 

@@ -1,4 +1,5 @@
-/* In place of the kernels' hopper/mbarrier.cuh: the same functions, as the emulator does them (asynchronous.cpp). What they
+/* In place of the kernels' hopper/mbarrier.cuh: the same functions, as the emulator does them (copy_engine.cpp,
+ * cluster_barrier.cpp, warpgroup.cpp). What they
  * mean is said there. */
 #ifndef FV_KERNELS_CUDA_HOPPER_MBARRIER_CUH
 #define FV_KERNELS_CUDA_HOPPER_MBARRIER_CUH
