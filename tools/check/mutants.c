@@ -35,13 +35,16 @@ static void enable_fp8(check_case *test)
     test->problem.kv_scaling = FV_KV_SCALING_PER_HEAD;
 }
 
+static void zero_row(const fv_attend_params *attend, int32_t token, int32_t head)
+{
+    memset((char *)attend->out + token * attend->out_token_stride + head * attend->out_head_stride, 0,
+           (size_t)attend->v_head_size * fv_dtype_bytes(attend->out_dtype));
+}
+
 static void zero_output(check_plan *plan, check_scene *scene)
 {
     for (int32_t token = 0; token < scene->num_tokens; token++)
-        for (int32_t head = 0; head < plan->attend.num_heads; head++)
-            memset((char *)plan->attend.out + token * plan->attend.out_token_stride +
-                       head * plan->attend.out_head_stride,
-                   0, (size_t)plan->attend.v_head_size * fv_dtype_bytes(plan->attend.out_dtype));
+        for (int32_t head = 0; head < plan->attend.num_heads; head++) zero_row(&plan->attend, token, head);
 }
 
 /* All bits set is NaN in every float format. */
@@ -220,14 +223,9 @@ static void lse_in_base_2(check_plan *plan, check_scene *scene)
 /* A row whose query holds a NaN, as if it had no keys: what a maximum that passes NaN by makes of it. */
 static void lose_nan(check_plan *plan, check_scene *scene)
 {
-    const fv_attend_params *attend = &plan->attend;
-    for (int32_t token = 0; token < scene->num_tokens; token++) {
-        for (int32_t head = 0; head < attend->num_heads; head++) {
-            if (!check_scene_query_is_nan(scene, token, head)) continue;
-            memset((char *)attend->out + token * attend->out_token_stride + head * attend->out_head_stride, 0,
-                   (size_t)attend->v_head_size * fv_dtype_bytes(attend->out_dtype));
-        }
-    }
+    for (int32_t token = 0; token < scene->num_tokens; token++)
+        for (int32_t head = 0; head < plan->attend.num_heads; head++)
+            if (check_scene_query_is_nan(scene, token, head)) zero_row(&plan->attend, token, head);
 }
 
 /* Only its LSE. */

@@ -112,11 +112,6 @@ void emu_report(const emu_cluster *cluster, const emu_thread *of, const char *te
     fprintf(stderr, "  %zu copies or products are under way\n", cluster->items.size());
 }
 
-static emu_cluster *cluster_of(emu_thread *thread)
-{
-    return thread->warp ? thread->block->cluster : (emu_cluster *)thread->condition_of;
-}
-
 void emu_fail(const char *format, ...)
 {
     char text[512];
@@ -124,7 +119,7 @@ void emu_fail(const char *format, ...)
     va_start(arguments, format);
     vsnprintf(text, sizeof(text), format, arguments);
     va_end(arguments);
-    emu_cluster *cluster = cluster_of(emu_self);
+    emu_cluster *cluster = emu_cluster_of(emu_self);
     if (!cluster->has_failed) emu_report(cluster, emu_self, text);
     cluster->has_failed = true;
     for (;;) jump_fcontext(cluster->scheduler, NULL);
@@ -134,7 +129,7 @@ void emu_fail(const char *format, ...)
 
 uint32_t emu_random(void)
 {
-    uint64_t *state = &cluster_of(emu_self)->random;
+    uint64_t *state = &emu_cluster_of(emu_self)->random;
     *state ^= *state << 13;
     *state ^= *state >> 7;
     *state ^= *state << 17;
@@ -147,7 +142,7 @@ static uint32_t draw(emu_cluster *cluster)
     return emu_random();
 }
 
-uint32_t emu_shared_bytes(void) { return cluster_of(emu_self)->launch->shared_bytes; }
+uint32_t emu_shared_bytes(void) { return emu_cluster_of(emu_self)->launch->shared_bytes; }
 
 uint32_t emu_cluster_size(void) { return emu_self->block->cluster->launch->cluster; }
 
@@ -170,7 +165,7 @@ void emu_wake(emu_thread *thread)
 void emu_suspend(const char *what, int32_t id, int32_t count)
 {
     emu_thread *thread = emu_self;
-    emu_cluster *cluster = cluster_of(thread);
+    emu_cluster *cluster = emu_cluster_of(thread);
     thread->waits_for = what;
     thread->waits_id = id;
     thread->waits_count = count;

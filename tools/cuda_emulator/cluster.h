@@ -31,6 +31,12 @@ typedef struct emu_cluster {
     bool has_failed;
 } emu_cluster;
 
+/* That of a thread, or of the service, which is of no block. */
+static inline emu_cluster *emu_cluster_of(const emu_thread *thread)
+{
+    return thread->warp ? thread->block->cluster : (emu_cluster *)thread->condition_of;
+}
+
 /* Runs the blocks first, first + 1, ... of the grid, a cluster of them; false: they failed, which has been reported. */
 bool emu_cluster_run(emu_cluster *cluster, const emu_launch *launch, uint64_t first_block, uint64_t seed);
 

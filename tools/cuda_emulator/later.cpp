@@ -3,14 +3,9 @@
 
 #include "cuda_emulator/cluster.h"
 
-static emu_cluster *cluster_of_self(void)
-{
-    return emu_self->warp ? emu_self->block->cluster : (emu_cluster *)emu_self->condition_of;
-}
-
 void *emu_later(void *owner, void (*run)(void *of))
 {
-    emu_cluster *cluster = cluster_of_self();
+    emu_cluster *cluster = emu_cluster_of(emu_self);
     if (cluster->free_items.empty()) cluster->free_items.push_back(new emu_later_item());
     emu_later_item *item = cluster->free_items.back();
     cluster->free_items.pop_back();
@@ -34,7 +29,7 @@ void emu_run_item(emu_cluster *cluster, size_t at)
 
 void emu_finish(void *owner, size_t most)
 {
-    emu_cluster *cluster = cluster_of_self();
+    emu_cluster *cluster = emu_cluster_of(emu_self);
     size_t count = 0;
     for (const emu_later_item *item : cluster->items) count += item->owner == owner;
     for (size_t i = 0; count > most;) {
