@@ -9,6 +9,7 @@
 #include "kernels/cuda/hopper/attend.cuh"
 #include "kernels/cuda/narrow_partial.cuh"
 #include "kernels/cuda/overlap.cuh"
+#include "kernels/cuda/tensor_map.cuh"
 
 /* --- from parameters to a kernel ------------------------------------------------------------------------ */
 

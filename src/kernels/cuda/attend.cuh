@@ -57,9 +57,6 @@ extern const fv_cuda_attend_few_kernels fv_cuda_attend_few[FV_CUDA_NUM_ATTEND_FE
 extern const fv_cuda_attend_kernel fv_cuda_attend_f32;
 size_t fv_cuda_attend_f32_bytes(const fv_attend_params *params);
 
-/* Looks for the driver's function that makes tensor maps; leaves NULL where there is none. */
-void fv_cuda_find_encode_map(fv_cuda_state *state);
-
 /* Sets key_map and map_rows of a call over latents where tiles of 64 are whole pages, parts of one, or made of some:
  * pages of multiples of 64 tokens, or of 8, 16 or 32. Else leaves map_rows 0. */
 void fv_cuda_map_keys(attend_args *args, const fv_cuda_state *state);
