@@ -9,6 +9,7 @@
 #include "ops/kv_write.h"
 #include "ops/merge_ranks.h"
 #include "ops/merge_states.h"
+#include "ops/mla_query.h"
 #include "ops/rms_norm.h"
 #include "ops/rope.h"
 
@@ -30,6 +31,7 @@ typedef struct fv_kernel_table {
     fv_rope_kv_write_fn rope_kv_write;
     fv_merge_states_fn merge_states;
     fv_merge_ranks_fn merge_ranks;
+    const fv_mla_query_step *mla_query;
 } fv_kernel_table;
 
 #endif

@@ -17,6 +17,7 @@ const fv_kernel_table fv_reference_kernels = {
     .rope_kv_write = fv_reference_rope_kv_write,
     .merge_states = fv_reference_merge_states,
     .merge_ranks = fv_reference_merge_ranks,
+    .mla_query = &fv_reference_mla_query_step,
     .mla_decode = fv_reference_mla_variants,
     .num_mla_decode = FV_ARRAY_LEN(fv_reference_mla_variants),
 };

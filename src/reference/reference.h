@@ -24,6 +24,8 @@ fv_status fv_reference_kv_copy(const fv_launch *launch, const fv_kv_copy_params 
 fv_status fv_reference_rms_norm(const fv_launch *launch, const fv_rms_norm_params *params);
 fv_status fv_reference_rope(const fv_launch *launch, const fv_rope_params *params);
 fv_status fv_reference_rope_kv_write(const fv_launch *launch, const fv_rope_kv_write_params *params);
+fv_status fv_reference_mla_query(const fv_launch *launch, const fv_mla_query_params *params);
+extern const fv_mla_query_step fv_reference_mla_query_step;
 fv_status fv_reference_merge_states(const fv_launch *launch, const fv_merge_params *params);
 fv_status fv_reference_merge_ranks(const fv_launch *launch, const fv_merge_ranks_params *params);
 

@@ -194,6 +194,12 @@ void test_boxes(void)
             }
         }
         EXPECT(num_wrong == 0);
+        alignas(16) static uint16_t given[BLOCKS][SLOTS][WIDTH]; /* and back, to where it came from and nowhere else */
+        memcpy(given, cache, sizeof(cache));
+        for (int y = at[which][1]; y < at[which][1] + ROWS && y < SLOTS; y++)
+            for (int x = at[which][0]; x < at[which][0] + 64 && x < WIDTH; x++) cache[at[which][2]][y][x] = 0;
+        EXPECT(!tensor_map_copy(&bytes, shared, BASE, sizeof(shared), BASE + 2048, &map, at[which], true));
+        EXPECT(memcmp(given, cache, sizeof(cache)) == 0);
     }
     int32_t bytes = 0;
     EXPECT(tensor_map_copy(&bytes, shared, BASE, sizeof(shared), BASE + sizeof(shared) - 128, &map, at[0]));

@@ -1,4 +1,4 @@
-/* kv_copy, rope and rope_kv_write on random caches and rows. */
+/* kv_copy, rope, rope_kv_write and mla_query on random caches and rows. */
 #ifndef FV_TOOLS_CHECK_CACHE_OPS_H
 #define FV_TOOLS_CHECK_CACHE_OPS_H
 
@@ -19,5 +19,10 @@ void check_run_rope(check_result *result, const check_lane *lane, const fv_kerne
  * kv_write makes of the rotated k. Some slots must be skipped. */
 void check_run_rope_kv_write(check_result *result, const check_lane *lane, const fv_kernel_table *table, uint64_t seed,
                              int32_t index);
+
+/* The same for mla_query: every query by the accuracy rule, its sums in double; the keys as rope_kv_write of the table
+ * leaves them. */
+void check_run_mla_query(check_result *result, const check_lane *lane, const fv_kernel_table *table, uint64_t seed,
+                         int32_t index);
 
 #endif

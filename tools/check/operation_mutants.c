@@ -131,6 +131,51 @@ static fv_status write_without_count(const fv_launch *launch, const fv_rope_kv_w
     return fv_reference_rope_kv_write(launch, &wrong);
 }
 
+static const char *no_reason(const fv_launch *launch, const fv_mla_query_params *params)
+{
+    (void)launch, (void)params;
+    return NULL;
+}
+
+static fv_status query_in_other_style(const fv_launch *launch, const fv_mla_query_params *params)
+{
+    fv_mla_query_params wrong = *params;
+    const fv_status status = fv_reference_mla_query(launch, params);
+    if (status != FV_OK) return status;
+    wrong.keys.rope.k.data = NULL; /* the keys are as they should be */
+    wrong.keys.write.num_tokens = 0;
+    wrong.keys.rope.style = params->keys.rope.style == FV_ROPE_HALF ? FV_ROPE_INTERLEAVED : FV_ROPE_HALF;
+    return fv_reference_mla_query(launch, &wrong);
+}
+
+static fv_status query_of_less_depth(const fv_launch *launch, const fv_mla_query_params *params)
+{
+    fv_mla_query_params wrong = *params;
+    wrong.depth--;
+    return fv_reference_mla_query(launch, &wrong);
+}
+
+static fv_status query_of_first_weights(const fv_launch *launch, const fv_mla_query_params *params)
+{
+    fv_mla_query_params wrong = *params;
+    wrong.kv_up_head_stride = 0;
+    return fv_reference_mla_query(launch, &wrong);
+}
+
+static fv_status query_without_keys(const fv_launch *launch, const fv_mla_query_params *params)
+{
+    fv_mla_query_params wrong = *params;
+    wrong.keys.write.num_tokens = 0;
+    return fv_reference_mla_query(launch, &wrong);
+}
+
+static const fv_mla_query_step query_mutants[] = {
+    {no_reason, no_reason, query_in_other_style},
+    {no_reason, no_reason, query_of_less_depth},
+    {no_reason, no_reason, query_of_first_weights},
+    {no_reason, no_reason, query_without_keys},
+};
+
 /* --- merges ------------------------------------------------------------------------------------------------- */
 
 static fv_status merge_less_ranks(const fv_launch *launch, const fv_merge_ranks_params *params)
@@ -300,6 +345,10 @@ static const operation_mutant mutants[] = {
     {"q not rotated", check_run_rope_kv_write, {.rope_kv_write = write_without_q}},
     {"padding written", check_run_rope_kv_write, {.rope_kv_write = write_without_count}},
     {"q not copied", check_run_rope_kv_write, {.rope_kv_write = write_without_copy}},
+    {"queries rotated in the other style", check_run_mla_query, {.mla_query = &query_mutants[0]}},
+    {"last of the depth left out", check_run_mla_query, {.mla_query = &query_mutants[1]}},
+    {"W_UK of head 0 for all", check_run_mla_query, {.mla_query = &query_mutants[2]}},
+    {"new keys not written", check_run_mla_query, {.mla_query = &query_mutants[3]}},
     {"last rank left out", check_run_merge_ranks, {.merge_ranks = merge_less_ranks}},
     {"sink of the ranks ignored", check_run_merge_ranks, {.merge_ranks = merge_ranks_without_sinks}},
     {"total LSE ignored", check_run_merge_ranks, {.merge_ranks = merge_without_total}},

@@ -14,6 +14,7 @@ static int32_t has_rope(const fv_kernel_table *table) { return table->rope != NU
 static int32_t has_rope_kv_write(const fv_kernel_table *table) { return table->rope_kv_write != NULL; }
 static int32_t has_rms_norm(const fv_kernel_table *table) { return table->rms_norm != NULL; }
 static int32_t has_copy_rows(const fv_kernel_table *table) { return table->copy_rows != NULL; }
+static int32_t has_mla_query(const fv_kernel_table *table) { return table->mla_query != NULL; }
 static int32_t has_mla(const fv_kernel_table *table) { return table->num_mla_decode > 0; }
 
 const check_operation check_operations[CHECK_NUM_OPERATIONS] = {
@@ -25,5 +26,6 @@ const check_operation check_operations[CHECK_NUM_OPERATIONS] = {
     {"rope_kv_write", has_rope_kv_write, check_run_rope_kv_write},
     {"rms_norm", has_rms_norm, check_run_rms_norm},
     {"copy_rows", has_copy_rows, check_run_copy_rows},
+    {"mla_query", has_mla_query, check_run_mla_query},
     {"mla_weights", has_mla, check_run_mla_weights},
 };

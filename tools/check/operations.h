@@ -13,7 +13,7 @@ typedef struct check_operation {
                 int32_t index);
 } check_operation;
 
-#define CHECK_NUM_OPERATIONS 9
+#define CHECK_NUM_OPERATIONS 10
 
 extern const check_operation check_operations[CHECK_NUM_OPERATIONS];
 

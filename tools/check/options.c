@@ -31,7 +31,7 @@ void check_options_print_help(void)
         "  --seed N          seed of the random cases; default 1\n"
         "  --only ID         one case or group: random.17, triton_unified, cpu_attn.3, mutants, or an operation:\n"
         "                    merge_states, reduce_segments, merge_ranks, kv_copy, rope, rope_kv_write,\n"
-        "                    rms_norm, copy_rows, mla_weights\n"
+        "                    rms_norm, copy_rows, mla_query, mla_weights\n"
         "  --quick           a sample of the grids that takes seconds\n"
         "  --list            name the cases, run none\n"
         "  --threads N       default: all CPUs\n"

@@ -159,6 +159,24 @@ void ptx_bulk_store(void *global, const void *shared, int32_t bytes)
     });
 }
 
+void ptx_tensor_store(const fv_tensor_map *map, const void *shared, int32_t x, int32_t y, int32_t z)
+{
+    if ((uintptr_t)map % 64 != 0) emu_fail("a tensor map at %p, which is no multiple of 64", (const void *)map);
+    const fv_tensor_map own = *map; /* the thread that has it may be gone by then */
+    emu_block *block = emu_self->block;
+    const uint32_t address = emu_shared_address(shared);
+    hopper_thread *thread = hopper_self();
+    thread->num_open_stores++;
+    emu_do_later(thread, [own, block, address, x, y, z] {
+        hopper_check_running(block, "a copy by a tensor map to global memory");
+        const int32_t to[3] = {x, y, z};
+        int32_t bytes = 0;
+        const char *fault = tensor_map_copy(&bytes, block->shared, EMU_SHARED_BASE, emu_shared_bytes(), address, &own,
+                                            to, true);
+        if (fault) emu_fail("%s: shared address %u to element (%d, %d, %d)", fault, address, x, y, z);
+    });
+}
+
 void ptx_bulk_commit(void) { hopper_self()->num_open_stores = 0; }
 void ptx_bulk_wait_read(void) { emu_finish(hopper_self(), hopper_self()->num_open_stores); }
 

@@ -13,7 +13,7 @@ enum { RANK = 3, ELEMENT_BYTES = 2, ROW_BYTES = 128, MAGIC = 0x4d50414d };
 typedef struct tensor_map {
     uint32_t magic;
     uint32_t box[RANK];
-    const char *memory;
+    char *memory;
     uint64_t sizes[RANK];
     uint64_t strides[RANK - 1]; /* bytes */
 } tensor_map;
@@ -33,7 +33,7 @@ CUresult tensor_map_encode(CUtensorMap *map, CUtensorMapDataType type, cuuint32_
         swizzle != CU_TENSOR_MAP_SWIZZLE_128B || fill != CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE)
         return CUDA_ERROR_NOT_SUPPORTED;
     if ((uintptr_t)map % 64 != 0 || (uintptr_t)memory % 16 != 0) return CUDA_ERROR_INVALID_VALUE;
-    tensor_map own = {.magic = MAGIC, .box = {}, .memory = (const char *)memory, .sizes = {}, .strides = {}};
+    tensor_map own = {.magic = MAGIC, .box = {}, .memory = (char *)memory, .sizes = {}, .strides = {}};
     for (int i = 0; i < RANK; i++) {
         if (!is_between(sizes[i], 1, (uint64_t)1 << 32) || !is_between(box[i], 1, 256) || steps[i] != 1)
             return CUDA_ERROR_INVALID_VALUE;
@@ -51,7 +51,7 @@ CUresult tensor_map_encode(CUtensorMap *map, CUtensorMapDataType type, cuuint32_
 }
 
 const char *tensor_map_copy(int32_t *bytes, char *shared, uint32_t first, uint32_t shared_bytes, uint32_t address,
-                            const void *map, const int32_t (&at)[3])
+                            const void *map, const int32_t (&at)[3], bool stores)
 {
     tensor_map own;
     memcpy(&own, map, sizeof(own));
@@ -65,12 +65,15 @@ const char *tensor_map_copy(int32_t *bytes, char *shared, uint32_t first, uint32
         const bool is_row = y >= 0 && y < (int64_t)own.sizes[1] && z >= 0 && z < (int64_t)own.sizes[2];
         for (uint32_t i = 0; i < own.box[0]; i++) {
             const int64_t x = (int64_t)at[0] + i;
-            char *to = shared + (swizzle_128(address + row * ROW_BYTES + i * ELEMENT_BYTES) - first);
-            if (!is_row || x < 0 || x >= (int64_t)own.sizes[0])
-                memset(to, 0, ELEMENT_BYTES);
+            char *here = shared + (swizzle_128(address + row * ROW_BYTES + i * ELEMENT_BYTES) - first);
+            const bool is_there = is_row && x >= 0 && x < (int64_t)own.sizes[0];
+            char *there = own.memory + x * ELEMENT_BYTES + y * (int64_t)own.strides[0] + z * (int64_t)own.strides[1];
+            if (stores && is_there) memcpy(there, here, ELEMENT_BYTES);
+            if (stores) continue;
+            if (is_there)
+                memcpy(here, there, ELEMENT_BYTES);
             else
-                memcpy(to, own.memory + x * ELEMENT_BYTES + y * (int64_t)own.strides[0] + z * (int64_t)own.strides[1],
-                       ELEMENT_BYTES);
+                memset(here, 0, ELEMENT_BYTES);
         }
     }
     *bytes = (int32_t)(num_rows * ROW_BYTES);

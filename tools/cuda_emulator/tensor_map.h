@@ -1,4 +1,4 @@
-/* Tensor maps: what a CUtensorMap of the emulated driver holds, and the copy of a box of one to shared memory. Of the
+/* Tensor maps: what a CUtensorMap of the emulated driver holds, and the copy of a box of one to shared memory and back. Of the
  * driver's modes those that the kernels use: elements of 16 bits, tiles without interleave, rows of 128 bytes swizzled. */
 #ifndef CUDA_EMULATOR_TENSOR_MAP_H
 #define CUDA_EMULATOR_TENSOR_MAP_H
@@ -14,8 +14,9 @@ CUresult tensor_map_encode(CUtensorMap *map, CUtensorMapDataType type, cuuint32_
                            CUtensorMapL2promotion promotion, CUtensorMapFloatOOBfill fill);
 
 /* A box from element (x, y, z) on to a shared address, of a block whose `shared_bytes` at `shared` begin at address `first`;
- * zeros for what is outside of the tensor. How many bytes arrive, or what is wrong. */
+ * zeros for what is outside of the tensor. `stores`: the other way, but for what is outside. How many bytes of shared
+ * memory that are, or what is wrong. */
 const char *tensor_map_copy(int32_t *bytes, char *shared, uint32_t first, uint32_t shared_bytes, uint32_t address,
-                            const void *map, const int32_t (&at)[3]);
+                            const void *map, const int32_t (&at)[3], bool stores = false);
 
 #endif

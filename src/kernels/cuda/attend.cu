@@ -347,7 +347,8 @@ bool fv_cuda_narrows_partials(const fv_launch *launch, const fv_attend_params *p
 }
 
 /* Shared memory above 48 KiB is for kernels that ask for it. */
-static fv_status allow_shared(const fv_device *device, const fv_cuda_attend_kernel *kernel, int32_t shared_bytes)
+template <class Kernel>
+static fv_status allow_shared(const fv_device *device, const Kernel *kernel, int32_t shared_bytes)
 {
     if (shared_bytes > fv_cuda_state_of(device)->max_shared) return FV_OK; /* launches say so */
     return fv_cuda_status(
@@ -366,6 +367,8 @@ static fv_status allow_hopper(const fv_device *device, const fv_cuda_hopper_kern
     }
     for (const fv_cuda_attend_kernel &kernel : hopper->entries)
         if (status == FV_OK) status = allow_shared(device, &kernel, kernel.shared_bytes);
+    for (int32_t i = 0; i < 2 && status == FV_OK; i++)
+        status = allow_shared(device, &hopper->query[i], hopper->query[i].shared_bytes);
     return status;
 }
 

@@ -36,6 +36,11 @@ fv_status fv_cuda_rope_kv_write(const fv_launch *launch, const fv_rope_kv_write_
 fv_status fv_cuda_merge_states(const fv_launch *launch, const fv_merge_params *params);
 fv_status fv_cuda_merge_ranks(const fv_launch *launch, const fv_merge_ranks_params *params);
 
+/* Of Hopper alone. */
+const char *fv_hopper_mla_query_why_not(const fv_launch *launch, const fv_mla_query_params *params);
+const char *fv_hopper_mla_query_slower(const fv_launch *launch, const fv_mla_query_params *params);
+fv_status fv_hopper_mla_query(const fv_launch *launch, const fv_mla_query_params *params);
+
 #ifdef __cplusplus
 }
 #endif

@@ -17,4 +17,5 @@ const fv_cuda_hopper_kernels fv_cuda_hopper = {
     {wgmma_few_latent_of<few_latent_form<__nv_bfloat16, 16>>(), wgmma_few_latent_of<few_latent_form<__half, 16>>()},
     {wgmma_few_latent_of<few_latent_form<__nv_bfloat16, 32>>(), wgmma_few_latent_of<few_latent_form<__half, 32>>()},
     {wgmma_entry_of<16>(), wgmma_entry_of<32>(), wgmma_entry_of<64>()},
+    fv_hopper_mla_query_kernels,
 };

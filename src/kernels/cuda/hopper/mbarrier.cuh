@@ -51,6 +51,16 @@ __device__ __forceinline__ void ptx_tensor_copy(void *shared, const fv_tensor_ma
                  : "memory");
 }
 
+/* "cp.async.bulk.tensor": a box of shared memory to its place in a map, but for what lies outside; belongs to a group as
+ * ptx_bulk_store does. What was written there before is seen behind a fence (ptx_fence_proxy_async). */
+__device__ __forceinline__ void ptx_tensor_store(const fv_tensor_map *map, const void *shared, int32_t x, int32_t y,
+                                                 int32_t z)
+{
+    asm volatile("cp.async.bulk.tensor.3d.global.shared::cta.bulk_group [%0, {%1, %2, %3}], [%4];" ::"l"(map), "r"(x),
+                 "r"(y), "r"(z), "r"(ptx_shared_address(shared))
+                 : "memory");
+}
+
 /* "cp.async.bulk": bytes, a multiple of 16, from global to shared memory, both at multiples of 16; they arrive at the
  * barrier. */
 __device__ __forceinline__ void ptx_bulk_load(void *shared, const void *global, int32_t bytes, uint64_t *barrier)

@@ -51,6 +51,9 @@ __device__ __forceinline__ void ptx_fence_proxy_async(void)
 #define PTX_NAMES_32 PTX_NAMES_16 ", %16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31"
 #define PTX_NAMES_48 PTX_NAMES_32 ", %32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47"
 #define PTX_NAMES_64 PTX_NAMES_48 ", %48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63"
+#define PTX_NAMES_96                                                                                            \
+    PTX_NAMES_64 ", %64, %65, %66, %67, %68, %69, %70, %71, %72, %73, %74, %75, %76, %77, %78, %79, "           \
+                 "%80, %81, %82, %83, %84, %85, %86, %87, %88, %89, %90, %91, %92, %93, %94, %95"
 #define PTX_NAMES_128                                                                                           \
     PTX_NAMES_64 ", %64, %65, %66, %67, %68, %69, %70, %71, %72, %73, %74, %75, %76, %77, %78, %79, "           \
                  "%80, %81, %82, %83, %84, %85, %86, %87, %88, %89, %90, %91, %92, %93, %94, %95, "             \
@@ -65,6 +68,7 @@ __device__ __forceinline__ void ptx_fence_proxy_async(void)
 #define PTX_OPERANDS_32(d) PTX_D16(d, 0), PTX_D16(d, 16)
 #define PTX_OPERANDS_48(d) PTX_OPERANDS_32(d), PTX_D16(d, 32)
 #define PTX_OPERANDS_64(d) PTX_OPERANDS_48(d), PTX_D16(d, 48)
+#define PTX_OPERANDS_96(d) PTX_OPERANDS_64(d), PTX_D16(d, 64), PTX_D16(d, 80)
 #define PTX_OPERANDS_128(d) PTX_OPERANDS_64(d), PTX_D16(d, 64), PTX_D16(d, 80), PTX_D16(d, 96), PTX_D16(d, 112)
 
 /* "wgmma.mma_async": d = a b (+ d where adds), rows x columns 64 x N, 16 deep, fp32 sums. ss: a and b from shared
@@ -107,6 +111,7 @@ __device__ __forceinline__ void ptx_fence_proxy_async(void)
 PTX_WGMMA_SS(ptx_wgmma_m64n64k16_ss, 64, 32, "%32", "%33", "%34", 0)
 PTX_WGMMA_SS(ptx_wgmma_m64n96k16_ss, 96, 48, "%48", "%49", "%50", 0)
 PTX_WGMMA_SS(ptx_wgmma_m64n128k16_ss, 128, 64, "%64", "%65", "%66", 0)
+PTX_WGMMA_SS(ptx_wgmma_m64n192k16_ss, 192, 96, "%96", "%97", "%98", 0)
 PTX_WGMMA_SS(ptx_wgmma_m64n256k16_ss_nt, 256, 128, "%128", "%129", "%130", 1)
 PTX_WGMMA_RS(ptx_wgmma_m64n16k16_rs, 16, 8, "%8, %9, %10, %11", "%12", "%13", 0)
 PTX_WGMMA_RS(ptx_wgmma_m64n32k16_rs, 32, 16, "%16, %17, %18, %19", "%20", "%21", 0)

@@ -36,6 +36,7 @@ template <> constexpr matrix_type ptx_matrix_type<__half> = MATRIX_F16;
 PTX_WGMMA_SS(ptx_wgmma_m64n64k16_ss, 64, false)
 PTX_WGMMA_SS(ptx_wgmma_m64n96k16_ss, 96, false)
 PTX_WGMMA_SS(ptx_wgmma_m64n128k16_ss, 128, false)
+PTX_WGMMA_SS(ptx_wgmma_m64n192k16_ss, 192, false)
 PTX_WGMMA_SS(ptx_wgmma_m64n256k16_ss_nt, 256, true)
 PTX_WGMMA_RS(ptx_wgmma_m64n16k16_rs, 16, false)
 PTX_WGMMA_RS(ptx_wgmma_m64n32k16_rs, 32, false)
