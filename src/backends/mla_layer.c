@@ -310,11 +310,13 @@ static fv_status project_down(const mla_run *run)
     return status == FV_OK ? norm_rows(run, &run->latent, &layer->kv_norm) : status;
 }
 
-static fv_status project_up(const mla_run *run)
+/* What queries are made of. */
+static const fv_tensor *query_input(const mla_run *run)
 {
-    const fv_mla_layer *layer = run->layer;
-    return multiply(run, &run->q, layer->q_down.data ? &run->q_latent : &layer->x, &layer->q_up);
+    return run->layer->q_down.data ? &run->q_latent : &run->layer->x;
 }
+
+static fv_status project_up(const mla_run *run) { return multiply(run, &run->q, query_input(run), &run->layer->q_up); }
 
 /* `rows` as [num_rows, num_heads, head_size]. */
 static fv_tensor heads_of(const fv_tensor *rows, int64_t num_heads)
@@ -344,6 +346,7 @@ static fv_status find_rotation(fv_rope_params *params, const mla_run *run)
                                (int32_t)run->num_rows);
 }
 
+/* From the latents to what heads attended. */
 static fv_status attend(const mla_run *run, char *workspace)
 {
     const fv_mla_layer *layer = run->layer;
@@ -364,12 +367,18 @@ static fv_status attend(const mla_run *run, char *workspace)
         .num_rope_positions = layer->rotation.max_position,
     };
     if (run->plan->problem.mla.qk_rope_head_dim == 0) {
-        return fv_plan_run(run->plan, &attention, workspace, run->launch.stream);
+        const fv_status status = project_up(run);
+        return status == FV_OK ? fv_plan_run(run->plan, &attention, workspace, run->launch.stream) : status;
     }
     fv_rope_params rope;
-    const fv_status status = find_rotation(&rope, run);
+    fv_status status = find_rotation(&rope, run);
     if (status != FV_OK) return status;
-    return fv_plan_run_rotating(run->plan, &attention, &rope, workspace, run->launch.stream);
+    fv_before_layer before = {&rope, query_input(run), &layer->q_up};
+    if (!fv_plan_makes_queries(run->plan, &attention, &before)) {
+        before.x = NULL;
+        status = project_up(run);
+    }
+    return status == FV_OK ? fv_plan_run_behind(run->plan, &attention, &before, workspace, run->launch.stream) : status;
 }
 
 fv_status fv_mla_run(fv_plan *plan, const fv_mla_layer *layer, void *workspace, fv_stream stream)
@@ -383,7 +392,6 @@ fv_status fv_mla_run(fv_plan *plan, const fv_mla_layer *layer, void *workspace, 
 
     const mla_run run = make_run(plan, layer, workspace, stream);
     status = project_down(&run);
-    if (status == FV_OK) status = project_up(&run);
     if (status == FV_OK) status = attend(&run, workspace);
     if (layer->attended.data) return status;
     return status == FV_OK ? multiply(&run, &layer->out, &run.attended, &layer->o) : status;

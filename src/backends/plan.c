@@ -213,11 +213,11 @@ fv_status fv_plan_update(fv_plan *plan, const fv_batch *batch, fv_stream stream)
 
 fv_status fv_plan_run(fv_plan *plan, const fv_layer *layer, void *workspace, fv_stream stream)
 {
-    return fv_plan_run_rotating(plan, layer, NULL, workspace, stream);
+    return fv_plan_run_behind(plan, layer, NULL, workspace, stream);
 }
 
-fv_status fv_plan_run_rotating(fv_plan *plan, const fv_layer *layer, const fv_rope_params *rope, void *workspace,
-                               fv_stream stream)
+fv_status fv_plan_run_behind(fv_plan *plan, const fv_layer *layer, const fv_before_layer *before, void *workspace,
+                             fv_stream stream)
 {
     if (!plan || !layer) return fv_fail(FV_ERR_INVALID, "plan or layer is NULL");
     if (!plan->updated) return fv_fail(FV_ERR_INVALID, "fv_plan_run before a successful fv_plan_update");
@@ -227,5 +227,5 @@ fv_status fv_plan_run_rotating(fv_plan *plan, const fv_layer *layer, const fv_ro
     const fv_status status = fv_plan_check_layer(plan, layer);
     if (status != FV_OK) return status;
     if (plan->batch.num_seqs == 0 && !plan->static_grid) return FV_OK;
-    return fv_schedule_run(plan, layer, rope, workspace, stream);
+    return fv_schedule_run(plan, layer, before, workspace, stream);
 }

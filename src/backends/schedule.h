@@ -37,14 +37,22 @@ fv_status fv_schedule_add(fv_schedule *schedule, const fv_call *call);
 /* Fills the step of `plan`: the write of the new K/V, then what the backend schedules, or the static grid. */
 fv_status fv_schedule_step(fv_plan *plan, const fv_step *step, fv_stream stream);
 
-/* Makes the calls for one layer. `layer` is checked. Where `rope` is given, q and k come before their rotation, and the
- * write of the new k rotates them. */
-fv_status fv_schedule_run(fv_plan *plan, const fv_layer *layer, const fv_rope_params *rope, char *workspace,
+/* What is still to be done to a layer's q and k. */
+typedef struct fv_before_layer {
+    const fv_rope_params *rope; /* they are rotated with the write of k */
+    const fv_tensor *x, *q_up;  /* q = x q_up^T: layer.q is not read, see fv_plan_makes_queries. x NULL: q is there */
+} fv_before_layer;
+
+/* Makes the calls for one layer. `layer` is checked. `before` NULL: q and k come as they are attended. */
+fv_status fv_schedule_run(fv_plan *plan, const fv_layer *layer, const fv_before_layer *before, char *workspace,
                           fv_stream stream);
 
-/* fv_plan_run of a layer whose q and k come before their rotation, `rope`, but for the number of tokens read on the
- * device. NULL: they come rotated. */
-fv_status fv_plan_run_rotating(fv_plan *plan, const fv_layer *layer, const fv_rope_params *rope, void *workspace,
-                               fv_stream stream);
+/* fv_plan_run of a layer with something to do before it; the number of tokens in `rope` is the step's. */
+fv_status fv_plan_run_behind(fv_plan *plan, const fv_layer *layer, const fv_before_layer *before, void *workspace,
+                             fv_stream stream);
+
+/* 1: the device makes a step's queries from x in one kernel, and faster than by products: mla_query. Only where products
+ * are the device's own, since a caller's GEMM is to see all of them. */
+int32_t fv_plan_makes_queries(const fv_plan *plan, const fv_layer *layer, const fv_before_layer *before);
 
 #endif

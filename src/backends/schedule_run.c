@@ -8,13 +8,14 @@
 typedef struct layer_run {
     const fv_plan *plan;
     const fv_layer *layer;
-    const fv_rope_params *rope; /* of q and k; NULL: they come rotated */
+    const fv_before_layer *before; /* NULL: q and k come as they are attended */
     char *workspace;
     fv_launch launch;
     fv_step_view step; /* on the device */
     int32_t *claims;   /* of the attention kernels, one after the other */
     int32_t has_new;   /* 1: new tokens can be read as they came */
     int32_t copies_q;  /* 1: the rotation puts the rope parts of all queries behind their absorbed parts */
+    int32_t makes_q;   /* 1: absorbed queries are made with the write of the keys */
 } layer_run;
 
 /* On a device the launch is sized by the bounds, so that a captured graph serves every step. */
@@ -147,13 +148,11 @@ static fv_rope_rows absorbed_rope_parts(const layer_run *run)
 
 /* --- the calls ---------------------------------------------------------------------------------------- */
 
-static fv_status write_new(const layer_run *run, const fv_call *call)
+static fv_kv_write_params write_params(const layer_run *run)
 {
-    (void)call;
     const fv_plan *plan = run->plan;
     const fv_layer *layer = run->layer;
-    if (!layer->k.data) return FV_OK; /* already in the cache */
-    const fv_kv_write_params params = {
+    return (fv_kv_write_params){
         .k = layer->k.data,
         .k_token_stride = layer->k.stride_bytes[0],
         .k_head_stride = layer->k.stride_bytes[1],
@@ -169,11 +168,59 @@ static fv_status write_new(const layer_run *run, const fv_call *call)
         .v_scale = layer->v_scale,
         .num_kv_scales = num_scales(&plan->problem),
     };
-    if (!run->rope) return plan->kernels->kv_write(&run->launch, &params);
-    fv_rope_kv_write_params rotated = {.rope = *run->rope, .write = params};
-    rotated.rope.num_tokens_at = params.num_tokens_at;
-    if (run->copies_q) rotated.q_copy = absorbed_rope_parts(run);
-    return plan->kernels->rope_kv_write(&run->launch, &rotated);
+}
+
+static fv_rope_kv_write_params rotated_write_params(const layer_run *run)
+{
+    fv_rope_kv_write_params params = {.rope = *run->before->rope, .write = write_params(run)};
+    params.rope.num_tokens_at = params.write.num_tokens_at;
+    return params;
+}
+
+/* The queries of all tokens, absorbed. */
+static fv_mla_query_params query_params(const layer_run *run)
+{
+    const fv_plan *plan = run->plan;
+    const fv_mla_shape *mla = &plan->problem.mla;
+    const fv_tensor *x = run->before->x, *q_up = run->before->q_up, *kv_up = &run->layer->kv_up;
+    fv_mla_query_params params = {
+        .x = x->data,
+        .x_row_stride = x->stride_bytes[0],
+        .q_up = q_up->data,
+        .q_up_row_stride = q_up->stride_bytes[0],
+        .kv_up = kv_up->data,
+        .kv_up_row_stride = kv_up->stride_bytes[1],
+        .kv_up_head_stride = kv_up->stride_bytes[0],
+        .out = run->workspace + plan->workspace.absorbed_q,
+        .dtype = plan->problem.q_dtype,
+        .num_rows = launch_tokens(plan),
+        .num_heads = mla->num_heads,
+        .depth = (int32_t)x->shape[1],
+        .nope_size = mla->qk_nope_head_dim,
+        .rope_size = mla->qk_rope_head_dim,
+        .latent_size = mla->kv_lora_rank,
+        .keys = rotated_write_params(run),
+    };
+    params.keys.rope.q.data = NULL;
+    return params;
+}
+
+static fv_status write_new(const layer_run *run, const fv_call *call)
+{
+    (void)call;
+    const fv_kernel_table *kernels = run->plan->kernels;
+    if (!run->layer->k.data) return FV_OK; /* already in the cache */
+    if (run->makes_q) {
+        const fv_mla_query_params params = query_params(run);
+        return kernels->mla_query->run(&run->launch, &params);
+    }
+    if (run->before) {
+        fv_rope_kv_write_params params = rotated_write_params(run);
+        if (run->copies_q) params.q_copy = absorbed_rope_parts(run);
+        return kernels->rope_kv_write(&run->launch, &params);
+    }
+    const fv_kv_write_params params = write_params(run);
+    return kernels->kv_write(&run->launch, &params);
 }
 
 static const uint8_t *causal_flags(const layer_run *run)
@@ -484,6 +531,7 @@ static int32_t absorbs_all(const fv_plan *plan)
 /* [q_nope W_UK | q_rope] of some tokens. */
 static fv_status absorb(const layer_run *run, const fv_call *call)
 {
+    if (run->makes_q) return FV_OK;
     const fv_plan *plan = run->plan;
     const fv_mla_shape *mla = &plan->problem.mla;
     const fv_tensor *q = &run->layer->q;
@@ -573,7 +621,38 @@ static fv_status expand(const layer_run *run, const fv_call *call)
     return multiply(run, &gemm, 0);
 }
 
-fv_status fv_schedule_run(fv_plan *plan, const fv_layer *layer, const fv_rope_params *rope, char *workspace,
+/* 1: all that a step attends is absorbed at once. */
+static int32_t attends_absorbed(const fv_plan *plan)
+{
+    for (int32_t i = 0; i < plan->num_calls; i++) {
+        const fv_call *call = &plan->calls[i];
+        const int32_t attends = call->operation == FV_OP_ATTEND_PAGED || call->operation == FV_OP_ATTEND_DENSE;
+        if (attends && call->target != FV_TARGET_LATENTS) return 0;
+    }
+    return absorbs_all(plan);
+}
+
+int32_t fv_plan_makes_queries(const fv_plan *plan, const fv_layer *layer, const fv_before_layer *before)
+{
+    const fv_mla_query_step *step = plan->kernels->mla_query;
+    const fv_dtype dtype = plan->problem.q_dtype;
+    if (!step || !layer->k.data || !before->x || layer->gemm != fv_device_gemm || layer->gemm_user != plan->device)
+        return 0;
+    if (plan->options.batch_invariant) return 0; /* the choice is by the number of tokens */
+    if (before->x->dtype != dtype || before->q_up->dtype != dtype || layer->kv_up.dtype != dtype) return 0;
+    if (!attends_absorbed(plan)) return 0;
+    const layer_run run = {
+        .plan = plan,
+        .layer = layer,
+        .before = before,
+        .launch = {plan->device, &plan->context->executor, NULL},
+        .step = fv_step_buffers_on_device(&plan->buffers),
+    };
+    const fv_mla_query_params params = query_params(&run);
+    return !step->why_not(&run.launch, &params) && !step->slower(&run.launch, &params);
+}
+
+fv_status fv_schedule_run(fv_plan *plan, const fv_layer *layer, const fv_before_layer *before, char *workspace,
                           fv_stream stream)
 {
     static fv_status (*const operations[FV_NUM_OPERATIONS])(const layer_run *, const fv_call *) = {
@@ -590,13 +669,14 @@ fv_status fv_schedule_run(fv_plan *plan, const fv_layer *layer, const fv_rope_pa
     const layer_run run = {
         .plan = plan,
         .layer = layer,
-        .rope = rope,
+        .before = before,
         .workspace = workspace,
         .launch = {plan->device, &plan->context->executor, stream},
         .step = fv_step_buffers_on_device(&plan->buffers),
         .claims = fv_step_buffers_take_claims(&plan->buffers),
         .has_new = layer->k.data && plan->problem.context_parallel.world <= 1,
-        .copies_q = rope && absorbs_all(plan),
+        .copies_q = before && absorbs_all(plan),
+        .makes_q = before && before->x,
     };
     fv_status status = FV_OK;
     for (int32_t i = 0; i < plan->num_calls && status == FV_OK; i++) {
