@@ -301,13 +301,14 @@ static fv_status make_cache(void **cache, const fv_workload *w, fv_random_pool *
     return status == FV_OK ? send_scales(w, *cache) : status;
 }
 
-/* On a device two at least, so that what the end of one copy left in the cache is not read again. */
+/* On a device three at least: none of a kernel, the read behind it and the kernel behind that have the same one. The
+ * read's bytes are the first to leave the cache, so what the kernel left there is still there behind the read. */
 static int32_t count_copies(const fv_workload *w, int64_t cold_bytes)
 {
     const int64_t copy_bytes = (int64_t)w->cache_bytes;
     const int32_t on_device = !w->device->host_is_device;
     const int64_t most_bytes = on_device ? memory_limit(w->device) : MAX_COPY_BYTES;
-    const int64_t wanted = fv_max_i64(1 + on_device, fv_ceil_div(cold_bytes, copy_bytes));
+    const int64_t wanted = fv_max_i64(on_device ? 3 : 1, fv_ceil_div(cold_bytes, copy_bytes));
     return (int32_t)fv_min_i64(fv_min_i64(wanted, fv_max_i64(1, most_bytes / copy_bytes)), FV_WORKLOAD_MAX_COPIES);
 }
 
