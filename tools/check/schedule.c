@@ -108,6 +108,14 @@ static int32_t build_grid(check_plan *plan, check_scene *scene)
     return segmented ? scene->num_tokens * attend->num_segments : 0;
 }
 
+/* Of a list's items any number, the last ones; of the grid's cells all or none. */
+static int32_t draw_num_split(const fv_attend_params *attend, const check_scene *scene)
+{
+    check_random random = {scene->test->seed ^ 0x5b117};
+    if (attend->items) return check_random_int(&random, 0, attend->num_items);
+    return check_random_chance(&random, 50) ? attend->num_q_blocks : 0;
+}
+
 static float *alloc_partial(check_scene *scene, size_t count)
 {
     float *partial = check_arena_alloc_fenced(&scene->arena, count * sizeof(float));
@@ -139,6 +147,7 @@ void check_plan_init(check_plan *plan, check_scene *scene, int32_t block_m, int3
     const int32_t listed = scene->test->schedule == CHECK_SCHEDULE_WHOLE ||
                            scene->test->schedule == CHECK_SCHEDULE_SEGMENTS;
     const int32_t num_slots = listed ? build_list(plan, scene) : build_grid(plan, scene);
+    plan->attend.num_split = draw_num_split(&plan->attend, scene);
 
     const size_t rows = (size_t)num_slots * (size_t)attend.num_heads;
     plan->attend.partial_out = alloc_partial(scene, rows * (size_t)attend.v_head_size);
