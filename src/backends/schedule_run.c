@@ -362,6 +362,7 @@ static fv_attend_params attend_params(const layer_run *run, const fv_call *call)
         params.whole_queries = plan->bounds.max_query_len <= params.block_q;
         params.num_q_blocks = num_seqs + (params.whole_queries ? 0 : launch_tokens(plan) / params.block_q);
         params.num_segments = plan->num_segments;
+        params.num_split = plan->splits_cells ? params.num_q_blocks : 0;
     }
     return params;
 }

@@ -276,6 +276,16 @@ static int64_t lane_segments(const fv_plan *plan, int64_t most)
     return best;
 }
 
+/* Two segments, where all are one round of the lanes, become one that two lanes share: they hand to each other what
+ * they would leave to a reduction (fv_lane_cut_choose, of lists). */
+static void pair_segments(fv_plan *plan)
+{
+    const int64_t lanes = 2 * (int64_t)plan->bounds.max_num_seqs;
+    if (!plan->rule.splits_items || plan->num_segments != 2 || lanes > plan->rule.num_lanes) return;
+    plan->num_segments = 1;
+    plan->splits_cells = 1;
+}
+
 /* Segments of the static grid: for decode-like bounds or where path 3D is asked for, as many as the limit of
  * the slots allows. */
 static void size_static_grid(fv_plan *plan, size_t slots_limit)
@@ -295,6 +305,7 @@ static void size_static_grid(fv_plan *plan, size_t slots_limit)
         num_segments = fv_ceil_div(bounds->max_seq_len, options->segment_keys);
     }
     plan->num_segments = (int32_t)fv_max_i64(1, fv_min_i64(num_segments, most));
+    if (cut && follows_lanes) pair_segments(plan);
     if (plan->num_segments < 2) return;
     plan->room.slot_capacity = fv_max_i32(plan->room.slot_capacity, bounds->max_num_tokens * plan->num_segments);
 }

@@ -101,6 +101,7 @@ struct fv_plan {
                                     /* the cache stores them; INT32_MAX: none do */
     int32_t static_grid;            /* 1: launches are sized by the bounds, counts are read from the step header */
     int32_t num_segments;           /* of the static grid */
+    int32_t splits_cells;           /* 1: two lanes of a device may share each of its cells */
     fv_dtype gather_dtype;          /* of the gather buffers */
     fv_split_rule rule;
     fv_split_rule dense_rule;   /* of attend_dense */

@@ -291,11 +291,15 @@ static dim3 grid_of(attend_args *args, const fv_cuda_attend_kernel *kernel, int3
     return dim3((uint32_t)(kernel->stays ? fv_min_i32(num_jobs, kernel->stays * num_workers) : num_jobs) * parts);
 }
 
-/* The grid of a list whose last items have two blocks for each block of rows. */
+/* The grid of a list whose last items have two blocks for each block of rows, or of cells that all have. */
 static dim3 split_grid_of(attend_args *args)
 {
     const fv_attend_params *params = &args->params;
     const int32_t parts = (int32_t)args->row_parts.by;
+    if (!params->items) {
+        args->num_whole = args->first_split = 0;
+        return dim3((uint32_t)(2 * params->num_q_blocks * parts), 1, (uint32_t)params->num_segments);
+    }
     args->num_whole = (params->num_items - params->num_split) * parts;
     args->first_split = (int32_t)fv_round_up(args->num_whole, 2);
     return dim3((uint32_t)(args->first_split + 2 * params->num_split * parts));
@@ -331,7 +335,7 @@ fv_status fv_cuda_attend_launch(const fv_launch *launch, const fv_attend_params 
     }
     if (kernel.takes_row_parts)
         args.row_parts = index_divisor_of((int32_t)fv_ceil_div(most_rows(params), kernel.block_m));
-    const bool splits = kernel.splits_items && params->items && params->num_split > 0;
+    const bool splits = kernel.splits_items && params->num_split > 0;
     const dim3 grid = splits ? split_grid_of(&args) : grid_of(&args, &kernel, launch->device->num_workers);
     return fv_cuda_launch_overlapped(launch, "attend_paged", kernel.kernel, grid, (uint32_t)kernel.num_threads,
                                      (size_t)shared_bytes_of(&kernel, launch->device, grid), args, splits ? 2 : 1);

@@ -108,10 +108,12 @@ static __device__ __forceinline__ void init_few_latent_memory(few_latent_memory<
 static __device__ __forceinline__ bool find_few_item(fv_work_item *item, const attend_args *args)
 {
     const fv_attend_params *params = &args->params;
-    if (!params->items) return find_item(item, args);
-    const int32_t place = latent_place(args);
+    const int32_t place = latent_place(args), block = divide_index(place, args->row_parts);
     if (place < 0) return false;
-    *item = params->items[divide_index(place, args->row_parts)];
+    if (params->items)
+        *item = params->items[block];
+    else if (!find_grid_item(item, params, params->num_q_blocks - 1 - block, 0, (int32_t)blockIdx.z))
+        return false;
     if (is_split(args)) take_half(item);
     return true;
 }

@@ -152,8 +152,10 @@ static __device__ __forceinline__ bool find_latent_item(fv_work_item *item, late
     if (threadIdx.x == LATENT_THREADS - 32) init_latent_memory(memory, args);
     __syncthreads();
     overlap_begin();
+    if (!params->items && !find_grid_item(item, params, params->num_q_blocks - 1 - block, 0, (int32_t)blockIdx.z))
+        return false;
     if (is_split(args)) take_half(item);
-    return params->items || find_grid_item(item, params, params->num_q_blocks - 1 - block, 0, (int32_t)blockIdx.z);
+    return true;
 }
 
 /* The rows of an item from the block's first one on, for consumers behind a barrier, and the keys that they have;
