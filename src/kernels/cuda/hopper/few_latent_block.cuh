@@ -58,8 +58,12 @@ template <int N> struct few_latent_ends {
     float2 weights[N]; /* of two blocks that share an item's keys: of the block's own sums, of the other's */
 };
 
+/* What a warp of the other block's valuers sends: 16 bytes of each lane after the other. */
+template <int N> constexpr int32_t few_part_bytes = FEW_LATENT_BLOCKS * N / 2 * 4 * 32;
+
 template <int N> struct few_latent_memory {
     static constexpr int NUM_P = N <= 16 ? 2 : 1;
+    static constexpr bool HAS_INBOX = N <= 16; /* `parts` */
     union {
         alignas(1024) char q[LATENT_PANELS][N * FV_PANEL_ROW_BYTES];
         few_latent_ends<N> ends; /* when all scores are there */
@@ -81,14 +85,10 @@ template <int N> struct few_latent_memory {
     alignas(16) float4 sums_of_other[N]; /* maximum, sum, and sum of P as rounded, of its rows */
     uint64_t met;                        /* they are there */
     uint64_t inbox[4];                   /* a warp's part of its half of the output: inbox_of_warp() */
-    uint64_t taken;                      /* word that it has the other half */
-    float4 word;
+    alignas(128) char parts[HAS_INBOX ? 4 * few_part_bytes<N> : 1];
 };
 static_assert(sizeof(few_latent_memory<16>) <= 227 * 1024 && sizeof(few_latent_memory<32>) <= 227 * 1024,
               "the shared memory of a block");
-
-/* What a warp of the other block's valuers sends: 16 bytes of each lane after the other. */
-template <int N> constexpr int32_t few_part_bytes = FEW_LATENT_BLOCKS * N / 2 * 4 * 32;
 
 template <int N>
 static __device__ __forceinline__ void init_few_latent_memory(few_latent_memory<N> *memory, const attend_args *args)

@@ -31,40 +31,40 @@ static __device__ __forceinline__ constexpr int32_t staged_row_bytes(int32_t ele
 static_assert(2 * 32 * staged_row_bytes(4) + 4 * few_part_bytes<32> <= FEW_UNITS * FEW_UNIT_BYTES,
               "rows are staged, and come from the other block, in the place of units");
 
-/* Where a warp's part of the other block comes: in the place of units, behind what both warpgroups stage. */
+/* Where a warp's part of the other block comes: where it has no place of its own in that of units, behind what both
+ * warpgroups stage. */
 template <int N> static __device__ __forceinline__ char *inbox_of_warp(few_latent_memory<N> *memory, int32_t warp)
 {
-    return (char *)memory->units + 2 * N * staged_row_bytes(4) + warp * few_part_bytes<N>;
+    char *parts = few_latent_memory<N>::HAS_INBOX ? memory->parts
+                                                  : (char *)memory->units + 2 * N * staged_row_bytes(4);
+    return parts + warp * few_part_bytes<N>;
 }
 
-/* The warp's part of the output, relative to the block's own maxima, goes to the other block when that has sent its
- * sums, too: then it has no units any more. The block stays until it is there. */
+/* The warp's part of the output, relative to the block's own maxima, goes to the other block, from registers; to the
+ * place of units when that has sent its sums, too: then it has none any more. Nothing comes back: a block stays until it
+ * has what the other sends. */
 template <int N>
 static __device__ __forceinline__ void give_few_latents(const float (&out)[FEW_LATENT_BLOCKS][N / 2],
-                                                        few_latent_memory<N> *memory, int32_t group)
+                                                        few_latent_memory<N> *memory)
 {
     const uint32_t other_rank = ~blockIdx.x % 2;
     const int32_t warp = warp_of_group(), lane = threadIdx.x % 32, r = threadIdx.x % 128;
-    char *staged = memory->units[0] + group * N * staged_row_bytes(4) + warp * few_part_bytes<N>;
+    const uint32_t to = ptx_shared_address_in(inbox_of_warp(memory, warp), other_rank) + (uint32_t)lane * 16;
+    const uint32_t inbox = ptx_shared_address_in(&memory->inbox[warp], other_rank);
     ptx_cluster_wait(); /* its barriers are there */
     if (r < N)
         ptx_store_async_16(ptx_shared_address_in(&memory->sums_of_other[r], other_rank), sum_few_latent_row(memory, r),
                            ptx_shared_address_in(&memory->met, other_rank));
+    if (!few_latent_memory<N>::HAS_INBOX) ptx_mbarrier_wait(&memory->met, 0);
 #pragma unroll
     for (int i = 0; i < N / 8; i++) {
 #pragma unroll
         for (int block = 0; block < FEW_LATENT_BLOCKS; block++)
-            *(float4 *)(staged + ((i * FEW_LATENT_BLOCKS + block) * 32 + lane) * 16) =
-                make_float4(out[block][4 * i], out[block][4 * i + 1], out[block][4 * i + 2], out[block][4 * i + 3]);
+            ptx_store_async_16(
+                to + (uint32_t)(i * FEW_LATENT_BLOCKS + block) * 32 * 16,
+                make_float4(out[block][4 * i], out[block][4 * i + 1], out[block][4 * i + 2], out[block][4 * i + 3]),
+                inbox);
     }
-    ptx_fence_proxy_async();
-    ptx_mbarrier_wait(&memory->met, 0);
-    __syncwarp();
-    if (ptx_elect())
-        ptx_bulk_send(ptx_shared_address_in(inbox_of_warp(memory, warp), other_rank), staged, few_part_bytes<N>,
-                      ptx_shared_address_in(&memory->inbox[warp], other_rank));
-    __syncwarp();
-    ptx_mbarrier_wait(&memory->taken, 0);
 }
 
 /* A row's sums go over to the keys of both blocks; what each weighs. By a thread for each row. */
@@ -85,14 +85,9 @@ template <int N>
 static __device__ __forceinline__ void take_few_latents(float (&out)[FEW_LATENT_BLOCKS][N / 2],
                                                         few_latent_memory<N> *memory)
 {
-    const uint32_t other_rank = ~blockIdx.x % 2;
     const int32_t warp = warp_of_group(), lane = threadIdx.x % 32;
     const char *from = inbox_of_warp(memory, warp) + lane * 16;
     ptx_mbarrier_wait(&memory->inbox[warp], 0);
-    if (ptx_elect())
-        ptx_store_async_16(ptx_shared_address_in(&memory->word, other_rank), make_float4(0, 0, 0, 0),
-                           ptx_shared_address_in(&memory->taken, other_rank));
-    __syncwarp();
 #pragma unroll
     for (int i = 0; i < N / 8; i++) {
         const float2 even = memory->ends.weights[column_of_thread(2 * i)];
@@ -229,7 +224,7 @@ static __device__ __forceinline__ void store_few_latents(float (&out)[FEW_LATENT
     if (narrows && !splits) keep_largest_latents<N>(memory, out, group);
     ptx_bar_sync(FEW_LATENT_BARRIER_CONSUMERS, FEW_LATENT_CONSUMERS);
     if (splits) {
-        if (group != (int32_t)blockIdx.x % 2) return give_few_latents<N>(out, memory, group);
+        if (group != (int32_t)blockIdx.x % 2) return give_few_latents<N>(out, memory);
         ptx_cluster_wait();
     }
     const attend_end end = end_few_latent_rows<N>(memory, args, row0, group, bytes, narrows);

@@ -113,18 +113,16 @@ static __device__ __forceinline__ int32_t first_latent_row(const attend_args *ar
 }
 
 /* The last barriers of a block's memory: where two blocks share an item, those at which they meet. The other one sends
- * the sums of `num_rows` rows, `part_bytes` of the output to each of four warps, and a word from each of them. */
+ * the sums of `num_rows` rows, and `part_bytes` of the output to each of four warps. */
 template <class Memory>
 static __device__ __forceinline__ void init_meeting(Memory *memory, const attend_args *args, int32_t num_rows,
                                                     int32_t part_bytes)
 {
     ptx_mbarrier_init(&memory->met, 1);
-    ptx_mbarrier_init(&memory->taken, 1);
     for (int32_t warp = 0; warp < 4; warp++) ptx_mbarrier_init(&memory->inbox[warp], 1);
     ptx_fence_mbarrier_init();
     if (!is_split(args)) return;
     ptx_mbarrier_expect(&memory->met, num_rows * (int32_t)sizeof(float4));
-    ptx_mbarrier_expect(&memory->taken, 4 * sizeof(float4));
     for (int32_t warp = 0; warp < 4; warp++) ptx_mbarrier_expect(&memory->inbox[warp], part_bytes);
 }
 
@@ -137,7 +135,9 @@ static __device__ __forceinline__ void init_latent_memory(latent_memory *memory,
         }
         for (int32_t side = 0; side < 2; side++) ptx_mbarrier_init(&memory->empty[buffer][side], 4);
     }
+    ptx_mbarrier_init(&memory->taken, 1);
     init_meeting(memory, args, LATENT_ROWS, LATENT_WARP_BYTES);
+    if (is_split(args)) ptx_mbarrier_expect(&memory->taken, 4 * sizeof(float4));
 }
 
 /* The block's item, and barriers in `memory` to use from here on; false: there is no item. A list is older than the
