@@ -12,6 +12,7 @@
 #include <math.h>
 
 #include "kernels/bf16_words.h"
+#include "kernels/cpu/amx/stream_words.h"
 #include "kernels/cpu/amx/tile.h"
 #include "kernels/cpu/lanes.h"
 
@@ -134,6 +135,10 @@ static void pairs_come_back_in_order(void **state)
     for (int32_t i = 0; i < 32; i++) assert_true(natural[i] == (float)i);
     fv_words_store_natural((char *)low, of_low, of_high, fv_lanes_splat(3.0f));
     for (int32_t i = 0; i < 32; i++) assert_int_equal(low[i], fv_bf16_of_f32(3.0f * (float)i));
+    _Alignas(FV_CACHE_LINE) uint16_t line[32];
+    fv_words_stream_natural((char *)line, of_low, of_high, fv_lanes_splat(3.0f));
+    fv_words_stream_end();
+    assert_memory_equal(line, low, sizeof(line));
 }
 
 static void queries_are_transposed(void **state)

@@ -32,10 +32,12 @@
 #include "kernels/cpu/amx/attend_many_tiles.h"
 
 #include "kernels/cpu/amx/pair_weights.h"
+#include "kernels/cpu/amx/stream_words.h"
 
 enum {
     GROUP_PAIRS = FV_TILE_GROUP_PAIRS,
-    FEW_KEYS = 64, /* up to here weights are exact */
+    FEW_KEYS = 64,          /* up to here weights are exact */
+    STREAM_BYTES = 8 << 20, /* of a sequence's output, from which on it is written past the caches */
 };
 
 #define MIN_FACTOR 0x1p-80f
@@ -137,8 +139,18 @@ static int32_t ends_plainly(const fv_attend_job *job)
     return job->item->partial < 0 && !job->params->sinks && job->params->out_dtype == FV_DTYPE_BF16;
 }
 
+/* 1: the output of the item's sequence is more than caches keep until it is read, in whole lines. */
+static int32_t streams_output(const fv_attend_job *job)
+{
+    const fv_attend_params *params = job->params;
+    const int32_t query_len = params->query_start[job->item->seq + 1] - params->query_start[job->item->seq];
+    const int64_t bytes = (int64_t)query_len * params->num_heads * params->v_head_size * FV_BF16_BYTES;
+    const int64_t strides = params->out_token_stride | params->out_head_stride;
+    return bytes >= STREAM_BYTES && ((int64_t)(uintptr_t)params->out | strides) % FV_CACHE_LINE == 0;
+}
+
 /* Rows of a strip. */
-static void finish_strip(const fv_tile_item *item, const fv_tile_strip *strip)
+static void finish_strip(const fv_tile_item *item, const fv_tile_strip *strip, int32_t streams)
 {
     const fv_attend_job *job = item->job;
     const fv_attend_params *params = job->params;
@@ -162,7 +174,11 @@ static void finish_strip(const fv_tile_item *item, const fv_tile_strip *strip)
         const fv_lanes factor = fv_lanes_splat(factors[i]);
         for (int32_t column = 0; column < params->v_head_size; column += FV_SLICE_COLUMNS) {
             const float *at = low + column * FV_TILE_STRIP_ROWS;
-            fv_words_store_natural(out + column * FV_BF16_BYTES, at, at + FV_TILE_ROWS * FV_TILE_COLUMNS, factor);
+            const float *next = at + FV_TILE_ROWS * FV_TILE_COLUMNS;
+            if (streams)
+                fv_words_stream_natural(out + column * FV_BF16_BYTES, at, next, factor);
+            else
+                fv_words_store_natural(out + column * FV_BF16_BYTES, at, next, factor);
         }
         if (!params->lse) continue;
         char *lse = (char *)params->lse + out_row * params->lse_token_stride + head * params->lse_head_stride;
@@ -198,7 +214,9 @@ static void finish(const fv_many_item *many)
         fv_strips_finish(item);
         return;
     }
-    for (int32_t i = 0; i < item->num_strips; i++) finish_strip(item, &item->scratch.strips[i]);
+    const int32_t streams = streams_output(item->job);
+    for (int32_t i = 0; i < item->num_strips; i++) finish_strip(item, &item->scratch.strips[i], streams);
+    if (streams) fv_words_stream_end();
 }
 
 /* Rows of the query heads of a KV head, of queries or output: those of `num_tokens` tokens from `first` on. */
@@ -231,7 +249,7 @@ static void aim_at_rows(fv_tile_item *item, token_rows of, int32_t num_sites)
     fv_prefetch_next_run(&item->ahead);
 }
 
-/* The rows of the item's output, which no cache holds. */
+/* The rows of the item's output, which no cache holds, where they are written to caches. */
 static void aim_at_output(fv_tile_item *item, int32_t num_sites)
 {
     const fv_attend_job *job = item->job;
@@ -243,7 +261,7 @@ static void aim_at_output(fv_tile_item *item, int32_t num_sites)
                     .token_stride = params->out_token_stride,
                     .head_stride = params->out_head_stride,
                     .row_bytes = (int64_t)params->v_head_size * FV_BF16_BYTES,
-                    .num_tokens = ends_plainly(job) ? job->item->num_tokens : 0,
+                    .num_tokens = ends_plainly(job) && !streams_output(job) ? job->item->num_tokens : 0,
                 },
                 num_sites);
 }
