@@ -3,12 +3,12 @@
  *
  *   block   for each step of 32 keys, whose K (36 KB) stays in L1:
  *             for each pair of strips: 18 x 4 products; between them the weights of the pair before, and V's pairs
- *           for each 32 columns, whose pairs of V (16 KB) stay in L1:
- *             for each pair of strips: 8 x 4 products
+ *           for each two pairs of strips, whose weights (32 KB) stay in L1:
+ *             for each 16 columns: 8 x 4 products; a pair that has no other: for each 32 columns
  *
- * What binds it is the way from L2 to L1. Queries and weights, which stream past K and V, are loaded without a stay in
- * L1; four tiles of sums make room one after the other, so that the products of the next ones begin before the last of
- * these are stored; scores live for 8 KB.
+ * What binds it is the way from L2 to L1. Queries and pairs of V, which stream past K and weights, are loaded without a
+ * stay in L1; four tiles of sums make room one after the other, so that the products of the next ones begin before the
+ * last of these are stored; scores live for 8 KB.
  *
  * So scores are gone before the maximum of their block is known, as in attend_many_tiles.c: weights are taken against a
  * reference, the maximum of the first keys that a row saw. Where the weights of a block add up to more than LIMIT (or to
@@ -32,10 +32,10 @@ enum {
 /* What the weights of a row and a block may add up to: references stay near to maxima, far from overflow. */
 #define LIMIT 65536.0f
 
-/* Tiles 0 to 3 hold two tiles of each strip of a pair, which lie at `at`. */
+/* Tiles 0 to 3: two of each strip of a pair, or one of each strip of two pairs. */
 typedef struct held_tiles {
-    float *at[2];
-    int32_t num; /* of strips; 0: nothing is held */
+    float *at[4]; /* where each belongs */
+    int32_t num;  /* of tiles; 0: nothing is held */
 } held_tiles;
 
 /* A pair and a block. */
@@ -93,21 +93,26 @@ static int32_t pair_sees(const fv_strip_pair *pair, int32_t step)
 /* --- tiles that change hands ---------------------------------------------------------------------------------------- */
 
 /* What tile t of 0 to 3 holds goes to memory. */
-#define LEAVE_TILE(tiles, t, held)                                                                   \
-    do {                                                                                             \
-        if ((held)->num > (t) / 2)                                                                   \
-            fv_tile_store(tiles, t, (held)->at[(t) / 2] + (t) % 2 * TILE_FLOATS, FV_TILE_ROW_BYTES); \
+#define LEAVE_TILE(tiles, t, held)                                                        \
+    do {                                                                                  \
+        if ((held)->num > (t)) fv_tile_store(tiles, t, (held)->at[t], FV_TILE_ROW_BYTES); \
     } while (0)
 
 /* And what it is to hold comes from there, or is 0. */
-#define SWITCH_TILE(tiles, t, held, next, is_zero)                                                  \
-    do {                                                                                            \
-        LEAVE_TILE(tiles, t, held);                                                                 \
-        if (is_zero)                                                                                \
-            fv_tile_zero(tiles, t);                                                                 \
-        else                                                                                        \
-            fv_tile_load(tiles, t, (next)->at[(t) / 2] + (t) % 2 * TILE_FLOATS, FV_TILE_ROW_BYTES); \
+#define SWITCH_TILE(tiles, t, held, next, is_zero)                    \
+    do {                                                              \
+        LEAVE_TILE(tiles, t, held);                                   \
+        if (is_zero)                                                  \
+            fv_tile_zero(tiles, t);                                   \
+        else                                                          \
+            fv_tile_load(tiles, t, (next)->at[t], FV_TILE_ROW_BYTES); \
     } while (0)
+
+/* Two tiles, one behind the other, for each strip of a pair. */
+static held_tiles held_of_pair(float *first, float *second, int32_t num_strips)
+{
+    return (held_tiles){{first, first + TILE_FLOATS, second, second + TILE_FLOATS}, 2 * num_strips};
+}
 
 static void store_held(shared_item *shared)
 {
@@ -224,7 +229,7 @@ static void score_and_weigh_latents(shared_item *shared, const pair_step *next, 
         FV_UNROLL
         for (int32_t i = 0; i < DEPTH / 2; i++) {
             score_products(shared, next, keys, strip * (DEPTH / 2) + i, strip == 0 && i == 0, 2);
-            if (i % 2) fv_weigher_quarter(&weigh, words, last->scores.at[strip], i / 2, 1);
+            if (i % 2) fv_weigher_quarter(&weigh, words, last->scores.at[2 * strip], i / 2, 1);
         }
         fv_words_store_transposed(step_weights_of(last, strip), words);
         last->work->weigh[strip] = weigh;
@@ -235,7 +240,7 @@ static void score_and_weigh_latents(shared_item *shared, const pair_step *next, 
 static void weigh(const pair_step *last)
 {
     for (int32_t i = 0; i < last->work->pair.num; i++)
-        fv_weigher_step(&last->work->weigh[i], step_weights_of(last, i), last->scores.at[i], 1);
+        fv_weigher_step(&last->work->weigh[i], step_weights_of(last, i), last->scores.at[2 * i], 1);
 }
 
 /* `last` is none where it is not to be weighed. */
@@ -247,7 +252,7 @@ static void score_and_weigh(shared_item *shared, const pair_step *next, const pa
         score_and_weigh_latents(shared, next, last, &keys);
         return;
     }
-    if (shared->held.num > num) store_held(shared);
+    if (shared->held.num > 2 * num) store_held(shared);
     for (int32_t d = 0; d < depth; d++) {
         if (num == 2 && d == 0)
             score_products(shared, next, &keys, d, 1, 2);
@@ -280,7 +285,7 @@ static int32_t begin_weights(shared_item *shared, const pair_step *at, const fv_
     const int32_t local = keys->first_key + at->step * FV_STEP_KEYS;
     for (int32_t i = 0; i < work->pair.num; i++) {
         fv_row_strip *rows = &work->pair.strips[i]->rows;
-        float *scores = at->scores.at[i];
+        float *scores = at->scores.at[2 * i];
         const int32_t is_edge = local < rows->all.first || local + FV_STEP_KEYS > rows->all.end;
         if (is_edge || !fv_strip_has_reference(rows)) store_held(shared);
         if (is_edge) fv_weigher_hide(rows, scores, local, 0, 1);
@@ -294,12 +299,10 @@ static int32_t begin_weights(shared_item *shared, const pair_step *at, const fv_
 /* Scores that live until the next pair's are stored, or are kept. */
 static held_tiles scores_of(const shared_item *shared, const pair_work *work, int32_t step, int32_t turn)
 {
-    held_tiles scores = {.num = work->pair.num};
-    for (int32_t i = 0; i < scores.num; i++) {
-        scores.at[i] = work->has_scores ? work->pair.scores[i] + step * FV_STEP_SCORES
-                                        : shared->item->scratch.step_scores + (2 * turn + i) * FV_STEP_SCORES;
-    }
-    return scores;
+    const int32_t num = work->pair.num, offset = step * FV_STEP_SCORES;
+    float *room = shared->item->scratch.step_scores + 2 * turn * FV_STEP_SCORES;
+    if (!work->has_scores) return held_of_pair(room, room + FV_STEP_SCORES, num);
+    return held_of_pair(work->pair.scores[0] + offset, work->pair.scores[num - 1] + offset, num);
 }
 
 /* Scores of a block and, but for the exact, weights; pairs of its values. */
@@ -425,9 +428,9 @@ FV_ALWAYS_INLINE void add_columns(shared_item *shared, const fv_strip_pair *pair
 {
     const char *weights = pair->weights[0], *others = pair->weights[num - 1];
     const int32_t is_zero = !pair->strips[0]->has_sums;
-    held_tiles sums = {.num = num};
-    for (int32_t i = 0; i < num; i++) sums.at[i] = pair->strips[i]->sums + column * FV_TILE_STRIP_ROWS;
-    if (shared->held.num > num) store_held(shared);
+    const int32_t offset = column * FV_TILE_STRIP_ROWS;
+    const held_tiles sums = held_of_pair(pair->strips[0]->sums + offset, pair->strips[num - 1]->sums + offset, num);
+    if (shared->held.num > sums.num) store_held(shared);
     int32_t step = pair->first_step;
     add_step(shared, &sums, weights + step * FV_TILE_BYTES, others + step * FV_TILE_BYTES,
              slice + step * STEP_PAIRS_BYTES, 1, is_zero, num);
@@ -437,12 +440,81 @@ FV_ALWAYS_INLINE void add_columns(shared_item *shared, const fv_strip_pair *pair
     call_ahead(shared);
 }
 
-static void add_values(shared_item *shared)
+/* Sums t of the strip whose weights are in tile a, with pairs of V. */
+#define DOT_PAIRS(tiles, t, a, is_odd)   \
+    do {                                 \
+        if (is_odd)                      \
+            fv_tile_dot(tiles, t, a, 7); \
+        else                             \
+            fv_tile_dot(tiles, t, a, 4); \
+    } while (0)
+
+/* The products of 16 columns of two pairs with a step, as above. Pairs of V take tiles 4 and 7 in turn. */
+FV_ALWAYS_INLINE void add_quad_step(shared_item *shared, const held_tiles *next, const char *const weights[4],
+                                    int32_t step, const char *pairs, const int32_t is_first, int32_t is_zero,
+                                    const int32_t is_odd)
+{
+    fv_tiles *tiles = &shared->item->tiles;
+    const held_tiles *held = &shared->held;
+    const int32_t offset = step * FV_TILE_BYTES;
+    pairs += step * STEP_PAIRS_BYTES;
+    if (is_odd)
+        fv_tile_load_past(tiles, 7, pairs, FV_TILE_ROW_BYTES);
+    else
+        fv_tile_load_past(tiles, 4, pairs, FV_TILE_ROW_BYTES);
+    fv_tile_load(tiles, 5, weights[0] + offset, FV_TILE_ROW_BYTES);
+    if (is_first) SWITCH_TILE(tiles, 0, held, next, is_zero);
+    DOT_PAIRS(tiles, 0, 5, is_odd);
+    fv_tile_load(tiles, 6, weights[1] + offset, FV_TILE_ROW_BYTES);
+    if (is_first) SWITCH_TILE(tiles, 1, held, next, is_zero);
+    DOT_PAIRS(tiles, 1, 6, is_odd);
+    fv_tile_load(tiles, 5, weights[2] + offset, FV_TILE_ROW_BYTES);
+    if (is_first) SWITCH_TILE(tiles, 2, held, next, is_zero);
+    DOT_PAIRS(tiles, 2, 5, is_odd);
+    fv_tile_load(tiles, 6, weights[3] + offset, FV_TILE_ROW_BYTES);
+    if (is_first) SWITCH_TILE(tiles, 3, held, next, is_zero);
+    DOT_PAIRS(tiles, 3, 6, is_odd);
+    if (is_first) shared->held = *next;
+    call_ahead(shared);
+}
+
+/* 1: all strips of two pairs are there, and begin and end with the same steps. */
+static int32_t is_quad(const fv_strip_pair *a, const fv_strip_pair *b)
+{
+    return a->num == 2 && b->num == 2 && a->first_step == b->first_step && a->end_step == b->end_step &&
+           a->strips[0]->has_sums == b->strips[0]->has_sums;
+}
+
+/* All columns of two pairs. */
+static void add_quad(shared_item *shared, const fv_strip_pair *a, const fv_strip_pair *b)
 {
     const fv_tile_item *item = shared->item;
-    const char *slice = item->scratch.pairs;
-    for (int32_t column = 0; column < item->job->params->v_head_size; column += COLUMNS) {
-        for (int32_t p = 0; p < shared->num_pairs; p++) {
+    const char *const weights[4] = {a->weights[0], a->weights[1], b->weights[0], b->weights[1]};
+    const int32_t is_zero = !a->strips[0]->has_sums;
+    for (int32_t column = 0; column < item->job->params->v_head_size; column += FV_TILE_COLUMNS) {
+        const char *pairs = item->scratch.pairs + column / COLUMNS * shared->pairs.slice_bytes +
+                            column % COLUMNS / FV_TILE_COLUMNS * FV_TILE_BYTES;
+        const int32_t offset = column * FV_TILE_STRIP_ROWS;
+        const held_tiles sums = {{a->strips[0]->sums + offset, a->strips[1]->sums + offset, b->strips[0]->sums + offset,
+                                  b->strips[1]->sums + offset},
+                                 4};
+        int32_t step = a->first_step;
+        add_quad_step(shared, &sums, weights, step++, pairs, 1, is_zero, 0);
+        for (; step + 1 < a->end_step; step += 2) {
+            add_quad_step(shared, &sums, weights, step, pairs, 0, 0, 1);
+            add_quad_step(shared, &sums, weights, step + 1, pairs, 0, 0, 0);
+        }
+        if (step < a->end_step) add_quad_step(shared, &sums, weights, step, pairs, 0, 0, 1);
+        call_ahead(shared);
+    }
+}
+
+/* All columns of the pairs [first, end), one after the other for each 32. */
+static void add_pairs(shared_item *shared, int32_t first, int32_t end)
+{
+    const char *slice = shared->item->scratch.pairs;
+    for (int32_t column = 0; column < shared->item->job->params->v_head_size; column += COLUMNS) {
+        for (int32_t p = first; p < end; p++) {
             const fv_strip_pair *pair = &shared->works[p].pair;
             if (has_steps(pair) && pair->num == 2)
                 add_columns(shared, pair, column, slice, 2);
@@ -451,8 +523,20 @@ static void add_values(shared_item *shared)
         }
         slice += shared->pairs.slice_bytes;
     }
+}
+
+static void add_values(shared_item *shared)
+{
+    const int32_t num = shared->num_pairs;
+    for (int32_t p = 0; p < num; p += 2) {
+        const fv_strip_pair *a = &shared->works[p].pair, *b = p + 1 < num ? &shared->works[p + 1].pair : NULL;
+        if (b && has_steps(a) && is_quad(a, b))
+            add_quad(shared, a, b);
+        else
+            add_pairs(shared, p, b ? p + 2 : p + 1);
+    }
     store_held(shared);
-    for (int32_t p = 0; p < shared->num_pairs; p++) {
+    for (int32_t p = 0; p < num; p++) {
         const fv_strip_pair *pair = &shared->works[p].pair;
         for (int32_t i = 0; i < pair->num && has_steps(pair); i++) pair->strips[i]->has_sums = 1;
     }

@@ -46,6 +46,7 @@ typedef struct fv_tile_scratch {
     fv_tile_strip *strips; /* [heads][num_strips] */
     char *q;
     float *sums;
+    size_t sums_stride;      /* from strip to strip */
     float *weight_sums;      /* [strips][16][16]: of a row's weights as bf16, in 16 parts; many strips only */
     float *row_sums;         /* the same of its weights in fp32 */
     float *scores;           /* of two pairs of strips, in turn, or of all that share a block: [2][2][block_keys][16] */
@@ -95,8 +96,10 @@ static inline fv_tile_scratch fv_tile_scratch_of(const fv_attend_params *params,
     fv_tile_scratch scratch = {0};
     scratch.strips = fv_scratch_take(memory, &scratch.bytes, strips * sizeof(fv_tile_strip));
     scratch.q = fv_scratch_take(memory, &scratch.bytes, strips * FV_TILE_STRIP_ROWS * k_bytes);
-    scratch.sums = fv_scratch_take(memory, &scratch.bytes,
-                                   strips * FV_TILE_STRIP_ROWS * (size_t)params->v_head_size * sizeof(float));
+    /* Strips that share a block: sums of the same columns lie in different lines of L1. */
+    scratch.sums_stride = FV_TILE_STRIP_ROWS * (size_t)params->v_head_size +
+                          (shared_strips ? FV_TILE_BYTES / sizeof(float) : 0);
+    scratch.sums = fv_scratch_take(memory, &scratch.bytes, strips * scratch.sums_stride * sizeof(float));
     scratch.weight_sums = fv_scratch_take(memory, &scratch.bytes, many * FV_TILE_BYTES);
     scratch.row_sums = fv_scratch_take(memory, &scratch.bytes, many * FV_TILE_BYTES);
     scratch.scores = fv_scratch_take(memory, &scratch.bytes, weighed * strip_scores * sizeof(float));

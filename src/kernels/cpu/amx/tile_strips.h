@@ -67,13 +67,12 @@ static inline fv_words fv_strips_begin(fv_tile_item *item, int32_t q_as_rows)
 {
     fv_words top = {0};
     const fv_attend_job *job = item->job;
-    const size_t v_size = (size_t)job->params->v_head_size;
     const int32_t num_all = item->num_heads * item->num_strips;
     for (int32_t i = 0; i < num_all; i++) {
         const int32_t kv_head = item->first_head + i / item->num_strips;
         fv_tile_strip *strip = &item->scratch.strips[i];
         strip->q = item->scratch.q + (size_t)i * FV_TILE_STRIP_ROWS * (size_t)job->params->head_size * FV_BF16_BYTES;
-        strip->sums = item->scratch.sums + (size_t)i * FV_TILE_STRIP_ROWS * v_size;
+        strip->sums = item->scratch.sums + (size_t)i * item->scratch.sums_stride;
         fv_row_strip_init(&strip->rows, job, kv_head, i % item->num_strips * FV_TILE_STRIP_ROWS,
                           fv_strip_num_vectors(FV_TILE_STRIP_ROWS));
         fv_tile_scale_init(strip);
