@@ -25,8 +25,10 @@
 /* Before a loop of few, constant steps over an array of vectors that is to live in registers. */
 #if defined(__clang__)
 #define FV_UNROLL _Pragma("clang loop unroll(full)")
+#define FV_ROLLED _Pragma("clang loop unroll(disable)")
 #else
 #define FV_UNROLL _Pragma("GCC unroll 16")
+#define FV_ROLLED _Pragma("GCC unroll 1") /* before a loop whose body is long enough as it is */
 #endif
 
 typedef float fv_f32x8 __attribute__((vector_size(32)));

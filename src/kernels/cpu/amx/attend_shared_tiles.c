@@ -2,13 +2,15 @@
  * 288 KB, and pairs of V as large.
  *
  *   block   for each step of 32 keys, whose K (36 KB) stays in L1:
- *             for each pair of strips: 18 x 4 products; between them the weights of the pair before, and V's pairs
+ *             for each pair of strips: 18 x 4 products; between them the weights of the pair before, and V's pairs,
+ *             in portions as small as can be, for a core looks but a few products ahead
  *           for each two pairs of strips, whose weights (32 KB) stay in L1:
  *             for each 16 columns: 8 x 4 products; a pair that has no other: for each 32 columns
  *
  * What binds it is the way from L2 to L1. Queries and pairs of V, which stream past K and weights, are loaded without a
  * stay in L1; four tiles of sums make room one after the other, so that the products of the next ones begin before the
- * last of these are stored; scores live for 8 KB.
+ * last of these are stored; scores live for 4 KB. Loops stay
+ * rolled up, for their instructions pass a cache, too.
  *
  * So scores are gone before the maximum of their block is known, as in attend_many_tiles.c: weights are taken against a
  * reference, the maximum of the first keys that a row saw. Where the weights of a block add up to more than LIMIT (or to
@@ -22,8 +24,8 @@ enum {
     MAX_PAIRS = FV_TILE_SHARED_STRIPS / 2,
     MIN_STRIPS = 2,
     MIN_V_SIZE = 256,
-    DEPTH = 18,   /* of 576 elements: what has its own code */
     COLUMNS = 32, /* of sums that are in tiles at a time */
+    WEIGHED = 16, /* the times four products that have weights between them */
     MOST_SLICES = 4,
     TILE_FLOATS = FV_TILE_ROWS * FV_TILE_COLUMNS,
     STEP_PAIRS_BYTES = FV_STEP_KEYS * COLUMNS * FV_BF16_BYTES,
@@ -169,6 +171,44 @@ FV_ALWAYS_INLINE void make_pairs_of(pair_maker *pairs, const int32_t num_slices)
     pairs->key += 2;
 }
 
+/* Where the next of the columns of two keys are, and where their pairs go. */
+typedef struct pair_place {
+    const char *even, *odd; /* NULL: nothing is left */
+    char *to;
+} pair_place;
+
+/* MOST_SLICES columns of 32 are taken. */
+FV_ALWAYS_INLINE pair_place take_pairs(pair_maker *pairs)
+{
+    if (pairs->key >= FV_STEP_KEYS || pairs->run != MOST_SLICES) return (pair_place){0};
+    const int64_t offset = pairs->column * FV_BF16_BYTES;
+    const pair_place place = {pairs->rows[pairs->key] + offset, pairs->rows[pairs->key + 1] + offset,
+                              pairs->to + pairs->column / COLUMNS * pairs->slice_bytes +
+                                  pairs->key / 2 * FV_TILE_ROW_BYTES};
+    for (int32_t i = 0; FV_UNLIKELY(pairs->looks) && i < MOST_SLICES; i++) {
+        const int64_t at = i * COLUMNS * FV_BF16_BYTES;
+        pairs->not_finite |= fv_words_not_finite(place.even + at) | fv_words_not_finite(place.odd + at);
+    }
+    pairs->column += MOST_SLICES * COLUMNS;
+    if (pairs->column >= pairs->size) {
+        pairs->column = 0;
+        pairs->key += 2;
+    }
+    return place;
+}
+
+/* One half of what was taken. */
+FV_ALWAYS_INLINE void make_half(const pair_place *place, int64_t slice_bytes, const int32_t half)
+{
+    if (!place->even) return;
+    FV_UNROLL
+    for (int32_t i = half * MOST_SLICES / 2; i < (half + 1) * MOST_SLICES / 2; i++) {
+        const int64_t at = i * COLUMNS * FV_BF16_BYTES;
+        char *to = place->to + i * slice_bytes;
+        fv_words_store_pairs(to, to + FV_TILE_BYTES, place->even + at, place->odd + at);
+    }
+}
+
 /* Two keys, `run` of 32 columns. */
 FV_ALWAYS_INLINE void make_pairs(pair_maker *pairs)
 {
@@ -186,31 +226,46 @@ static void make_rest(pair_maker *pairs)
 
 /* --- scores beside weights ------------------------------------------------------------------------------------------- */
 
+/* What is to be weighed between four products. */
+typedef struct due_weights {
+    fv_weigher *weigh; /* NULL: nothing */
+    fv_words *words;   /* two: four keys */
+    const float *scores;
+} due_weights;
+
 /* Four products of a pair's scores; of the first elements: tile after tile is taken over from the pair before. */
 FV_ALWAYS_INLINE void score_products(shared_item *shared, const pair_step *next, const fv_step_keys *keys, int32_t d,
-                                     const int32_t is_first, const int32_t num)
+                                     const int32_t is_first, const int32_t num, due_weights due)
 {
     fv_tile_item *item = shared->item;
     fv_tiles *tiles = &item->tiles;
     const held_tiles *held = &shared->held, *scores = &next->scores;
     const fv_strip_pair *pair = &next->work->pair;
+    const int64_t slice_bytes = shared->pairs.slice_bytes;
+    const pair_place place = take_pairs(&shared->pairs);
     fv_tile_load_past(tiles, 6, pair->strips[0]->q + d * FV_TILE_BYTES, FV_TILE_ROW_BYTES);
     fv_tile_load(tiles, 4, keys->tiles[0] + d * keys->depths[0], keys->strides[0]);
     if (is_first) SWITCH_TILE(tiles, 0, held, scores, 1);
     fv_tile_dot(tiles, 0, 4, 6);
+    make_half(&place, slice_bytes, 0);
     fv_tile_load(tiles, 5, keys->tiles[1] + d * keys->depths[1], keys->strides[1]);
     if (is_first) SWITCH_TILE(tiles, 1, held, scores, 1);
     fv_tile_dot(tiles, 1, 5, 6);
+    if (due.weigh) due.words[0] = fv_weigher_words(due.weigh, due.scores, 1);
     if (num == 2) {
         fv_tile_load_past(tiles, 7, pair->strips[1]->q + d * FV_TILE_BYTES, FV_TILE_ROW_BYTES);
         if (is_first) SWITCH_TILE(tiles, 2, held, scores, 1);
         fv_tile_dot(tiles, 2, 4, 7);
+    }
+    make_half(&place, slice_bytes, 1);
+    if (num == 2) {
         if (is_first) SWITCH_TILE(tiles, 3, held, scores, 1);
         fv_tile_dot(tiles, 3, 5, 7);
     }
     if (is_first) shared->held = *scores;
-    for (int32_t i = 0; i < shared->pairs.share; i++) make_pairs(&shared->pairs);
+    for (int32_t i = place.even ? 1 : 0; i < shared->pairs.share; i++) make_pairs(&shared->pairs);
     fv_tile_call_ahead(item);
+    if (due.weigh) due.words[1] = fv_weigher_words(due.weigh, due.scores + FV_TILE_STRIP_ROWS, 1);
 }
 
 static char *step_weights_of(const pair_step *at, int32_t i)
@@ -218,23 +273,26 @@ static char *step_weights_of(const pair_step *at, int32_t i)
     return at->work->pair.weights[i] + at->step * FV_TILE_BYTES;
 }
 
-/* The scores of two strips and the weights of two others, for 576 elements. */
-static void score_and_weigh_latents(shared_item *shared, const pair_step *next, const pair_step *last,
-                                    const fv_step_keys *keys)
+/* The scores of two strips and, from the second four products on, the weights of two others. */
+static void score_and_weigh_pairs(shared_item *shared, const pair_step *next, const pair_step *last,
+                                  const fv_step_keys *keys, int32_t depth)
 {
-    fv_weigher weigh = last->work->weigh[0];
-    fv_words words[16];
-    FV_UNROLL
+    const due_weights none = {0};
+    int32_t d = 0;
+    score_products(shared, next, keys, d++, 1, 2, none);
+    FV_ROLLED
     for (int32_t strip = 0; strip < 2; strip++) {
-        FV_UNROLL
-        for (int32_t i = 0; i < DEPTH / 2; i++) {
-            score_products(shared, next, keys, strip * (DEPTH / 2) + i, strip == 0 && i == 0, 2);
-            if (i % 2) fv_weigher_quarter(&weigh, words, last->scores.at[2 * strip], i / 2, 1);
+        fv_weigher weigh = last->work->weigh[strip];
+        fv_words words[16];
+        FV_ROLLED
+        for (int32_t p = 0; p < 16; p += 2, d++) {
+            const float *scores = last->scores.at[2 * strip] + fv_words_key(p, 0) * FV_TILE_STRIP_ROWS;
+            score_products(shared, next, keys, d, 0, 2, (due_weights){&weigh, words + p, scores});
         }
         fv_words_store_transposed(step_weights_of(last, strip), words);
         last->work->weigh[strip] = weigh;
-        if (strip == 0) weigh = last->work->weigh[1];
     }
+    for (; d < depth; d++) score_products(shared, next, keys, d, 0, 2, none);
 }
 
 static void weigh(const pair_step *last)
@@ -248,20 +306,21 @@ static void score_and_weigh(shared_item *shared, const pair_step *next, const pa
 {
     const fv_step_keys keys = fv_step_keys_of(&shared->item->scratch, next->step);
     const int32_t depth = shared->item->job->params->head_size / FV_TILE_DEPTH, num = next->work->pair.num;
-    if (depth == DEPTH && num == 2 && last->work && last->work->pair.num == 2) {
-        score_and_weigh_latents(shared, next, last, &keys);
+    if (depth > WEIGHED && num == 2 && last->work && last->work->pair.num == 2) {
+        score_and_weigh_pairs(shared, next, last, &keys, depth);
         return;
     }
+    const due_weights none = {0};
     if (shared->held.num > 2 * num) store_held(shared);
     for (int32_t d = 0; d < depth; d++) {
         if (num == 2 && d == 0)
-            score_products(shared, next, &keys, d, 1, 2);
+            score_products(shared, next, &keys, d, 1, 2, none);
         else if (num == 2)
-            score_products(shared, next, &keys, d, 0, 2);
+            score_products(shared, next, &keys, d, 0, 2, none);
         else if (d == 0)
-            score_products(shared, next, &keys, d, 1, 1);
+            score_products(shared, next, &keys, d, 1, 1, none);
         else
-            score_products(shared, next, &keys, d, 0, 1);
+            score_products(shared, next, &keys, d, 0, 1, none);
     }
     if (last->work) weigh(last);
 }
@@ -297,10 +356,10 @@ static int32_t begin_weights(shared_item *shared, const pair_step *at, const fv_
 }
 
 /* Scores that live until the next pair's are stored, or are kept. */
-static held_tiles scores_of(const shared_item *shared, const pair_work *work, int32_t step, int32_t turn)
+static held_tiles scores_of(const shared_item *shared, const pair_work *work, int32_t step)
 {
     const int32_t num = work->pair.num, offset = step * FV_STEP_SCORES;
-    float *room = shared->item->scratch.step_scores + 2 * turn * FV_STEP_SCORES;
+    float *room = shared->item->scratch.step_scores;
     if (!work->has_scores) return held_of_pair(room, room + FV_STEP_SCORES, num);
     return held_of_pair(work->pair.scores[0] + offset, work->pair.scores[num - 1] + offset, num);
 }
@@ -316,7 +375,6 @@ static void weigh_block(shared_item *shared, const fv_key_block *keys)
         end = fv_max_i32(end, pair->end_step);
     }
     pair_step last = {0};
-    int32_t turn = 0;
     for (int32_t step = first; step < end; step++) {
         begin_pairs(shared, step);
         for (int32_t p = 0; p < shared->num_pairs; p++) {
@@ -324,10 +382,9 @@ static void weigh_block(shared_item *shared, const fv_key_block *keys)
             if (!pair_sees(&work->pair, step) || (work->is_exact && !work->has_scores)) continue;
             if (!begin_weights(shared, &last, keys)) last.work = NULL;
             if (work->is_exact && !work->has_scores) continue; /* since now */
-            const pair_step next = {work, step, scores_of(shared, work, step, turn)};
+            const pair_step next = {work, step, scores_of(shared, work, step)};
             score_and_weigh(shared, &next, &last);
             last = next;
-            turn = !turn;
         }
         make_rest(&shared->pairs);
     }
@@ -347,7 +404,7 @@ static void weigh_exactly(shared_item *shared, pair_work *work, const fv_key_blo
     if (!work->has_scores) {
         work->has_scores = 1;
         for (int32_t step = pair->first_step; step < pair->end_step; step++) {
-            const pair_step next = {work, step, scores_of(shared, work, step, 0)};
+            const pair_step next = {work, step, scores_of(shared, work, step)};
             score_and_weigh(shared, &next, &none);
         }
         store_held(shared);

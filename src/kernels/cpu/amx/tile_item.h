@@ -51,7 +51,7 @@ typedef struct fv_tile_scratch {
     float *row_sums;         /* the same of its weights in fp32 */
     float *scores;           /* of two pairs of strips, in turn, or of all that share a block: [2][2][block_keys][16] */
     char *weights;           /* of two pairs in turn, or of all: [2][2][block_keys / 32] A tiles */
-    float *step_scores;      /* [2][2][32][16]: a step of two pairs in turn, of strips that share a block */
+    float *step_scores;      /* [2][32][16]: a step of a pair of strips that share a block */
     char *pairs;             /* [block_keys / 32][Dv / 16] B tiles of V */
     char *k_copies;          /* [block_keys / 16][D / 32] A tiles */
     char *v_copies;          /* [FV_STEP_KEYS][Dv] */
@@ -105,7 +105,7 @@ static inline fv_tile_scratch fv_tile_scratch_of(const fv_attend_params *params,
     scratch.scores = fv_scratch_take(memory, &scratch.bytes, weighed * strip_scores * sizeof(float));
     scratch.weights = fv_scratch_take(memory, &scratch.bytes, weighed * strip_scores * FV_BF16_BYTES);
     const size_t slices = shared_strips ? (size_t)params->v_head_size / (2 * FV_TILE_COLUMNS) : 0;
-    scratch.step_scores = fv_scratch_take(memory, &scratch.bytes, (shared_strips ? 8 : 0) * (size_t)FV_TILE_BYTES);
+    scratch.step_scores = fv_scratch_take(memory, &scratch.bytes, (shared_strips ? 4 : 0) * (size_t)FV_TILE_BYTES);
     scratch.pairs = fv_scratch_take(memory, &scratch.bytes, keys * v_bytes + slices * FV_TILE_SLICE_PAD);
     scratch.k_copies = fv_scratch_take(memory, &scratch.bytes, keys * k_bytes);
     scratch.v_copies = fv_scratch_take(memory, &scratch.bytes, FV_STEP_KEYS * v_bytes);

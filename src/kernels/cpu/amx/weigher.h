@@ -101,25 +101,29 @@ static inline void fv_weigher_end(const fv_weigher *weigh, fv_tile_strip *strip)
     fv_lanes_store(strip->rows.sum, (weigh->sum + weigh->other_sum) / fv_tile_scale_of(strip));
 }
 
-/* A quarter of a step: eight of its keys, to words[4 * quarter] and the next three. sums_rounded: rounded_sum too. */
+/* Words p of a step: two keys, whose first one's scores are at `scores`. sums_rounded: rounded_sum too. */
+FV_ALWAYS_INLINE fv_words fv_weigher_words(fv_weigher *weigh, const float *scores, const int32_t sums_rounded)
+{
+    const float *other = scores + (fv_words_key(0, 1) - fv_words_key(0, 0)) * FV_TILE_STRIP_ROWS;
+    fv_lanes low = fv_lanes_exp2(fv_lanes_load(scores) * weigh->factor - weigh->base);
+    fv_lanes high = fv_lanes_exp2(fv_lanes_load(other) * weigh->factor - weigh->base);
+    weigh->sum += low;
+    weigh->other_sum += high;
+    if (sums_rounded) {
+        low = fv_lanes_as_bf16(low);
+        high = fv_lanes_as_bf16(high);
+        weigh->rounded_sum += low + high;
+    }
+    return fv_words_of(low, high);
+}
+
+/* A quarter of a step: eight of its keys, to words[4 * quarter] and the next three. */
 FV_ALWAYS_INLINE void fv_weigher_quarter(fv_weigher *weigh, fv_words words[16], const float *scores,
                                          const int32_t quarter, const int32_t sums_rounded)
 {
     FV_UNROLL
-    for (int32_t p = 4 * quarter; p < 4 * quarter + 4; p++) {
-        const float *at = scores + fv_words_key(p, 0) * FV_TILE_STRIP_ROWS;
-        const float *other = scores + fv_words_key(p, 1) * FV_TILE_STRIP_ROWS;
-        fv_lanes low = fv_lanes_exp2(fv_lanes_load(at) * weigh->factor - weigh->base);
-        fv_lanes high = fv_lanes_exp2(fv_lanes_load(other) * weigh->factor - weigh->base);
-        weigh->sum += low;
-        weigh->other_sum += high;
-        if (sums_rounded) {
-            low = fv_lanes_as_bf16(low);
-            high = fv_lanes_as_bf16(high);
-            weigh->rounded_sum += low + high;
-        }
-        words[p] = fv_words_of(low, high);
-    }
+    for (int32_t p = 4 * quarter; p < 4 * quarter + 4; p++)
+        words[p] = fv_weigher_words(weigh, scores + fv_words_key(p, 0) * FV_TILE_STRIP_ROWS, sums_rounded);
 }
 
 /* One step. */
