@@ -239,7 +239,13 @@ static __device__ __forceinline__ void begin_first_job(few_walk *walk, few_scout
     const attend_job job = job_of(args, &item, item.first_kv_head, &lengths);
     const int32_t block = first < num_keys ? job.table[at.x] : -1;
     walk->place = few_place{second < num_keys ? job.table[next.x] : -1, next.y};
-    load_few_queries<S>(memory, args, num_rows, [&](int32_t r) { return few_row_of(args, &job, r); });
+    constexpr bool IS_LATE = few_queries<S>::OWN == 1; /* else there are no registers to wait for them with */
+    const auto row_of = [&](int32_t r) { return few_row_of(args, &job, r); };
+    uint4 query = make_uint4(0, 0, 0, 0);
+    if constexpr (IS_LATE)
+        query = ask_few_query<S>(memory, args, num_rows, 0, row_of);
+    else
+        load_few_queries<S>(memory, args, num_rows, row_of);
     walk->asked = FEW_QUERIES;
     const int32_t last_end = job.context + item.first_token + item.num_tokens; /* of the keys that its last row sees */
     if (first >= item.first_key && first + S::TILE <= fv_min_i32(num_keys, last_end)) {
@@ -249,6 +255,7 @@ static __device__ __forceinline__ void begin_first_job(few_walk *walk, few_scout
     } else if (lane < S::TILE) {
         memory->jobs.first_blocks[0][warp * S::TILE + lane] = block;
     }
+    if constexpr (IS_LATE) store_few_query<S>(memory, args, query, 0); /* while the tile is on its way */
     if (warp == S::WARPS - 1) {
         const few_row row = few_row_of_lane<S::BLOCK_M>(args, &job, 0, lane);
         const attend_keys keys = few_keys_of(&row, lane < num_rows);

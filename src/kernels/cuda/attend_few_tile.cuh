@@ -542,28 +542,49 @@ static __device__ __forceinline__ void store_narrow_query(few_memory<S> *memory,
     }
 }
 
-/* The rows of q: asked for, or, next to entries of one byte, there. A barrier must follow. `row_of`(r): row r, of which
- * the token and the head are read. */
+/* The threads' chunks of q, of 8 elements each: `OWN` for a thread at most. */
+template <class S> struct few_queries {
+    static constexpr int CHUNKS = S::HEAD / 8, ALL = S::BLOCK_M * CHUNKS, OWN = (ALL + S::THREADS - 1) / S::THREADS;
+};
+
+/* Asks for a thread's n-th chunk; next to entries of one byte it is what comes back, and store_few_query() must follow.
+ * `row_of`(r): row r, of which the token and the head are read. */
+template <class S, class RowOf>
+static __device__ __forceinline__ uint4 ask_few_query(few_memory<S> *memory, const attend_args *args, int32_t num_rows,
+                                                      int n, RowOf row_of)
+{
+    typedef few_queries<S> Q;
+    const fv_attend_params *params = &args->params;
+    const uint4 zeros = make_uint4(0, 0, 0, 0);
+    const int32_t i = (int32_t)threadIdx.x + n * S::THREADS, r = i / Q::CHUNKS, chunk = i % Q::CHUNKS;
+    if (Q::ALL % S::THREADS != 0 && i >= Q::ALL) return zeros; /* whole rows are a warp's */
+    const bool is_there = r < num_rows && chunk * 8 < params->head_size;
+    const few_row row = row_of(r);
+    const char *from = (const char *)params->q;
+    if (is_there) from += row.token * params->q_token_stride + row.head * params->q_head_stride + chunk * 16;
+    if constexpr (S::IS_NARROW) return is_there ? *(const uint4 *)from : zeros;
+    ptx_cp_async_16_or_zeros(memory->q + r * S::Q_ROW + chunk * 8, from, is_there ? 16 : 0);
+    return zeros;
+}
+
+template <class S>
+static __device__ __forceinline__ void store_few_query(few_memory<S> *memory, const attend_args *args, uint4 eight,
+                                                       int n)
+{
+    typedef few_queries<S> Q;
+    const int32_t i = (int32_t)threadIdx.x + n * S::THREADS;
+    if (!S::IS_NARROW || (Q::ALL % S::THREADS != 0 && i >= Q::ALL)) return;
+    store_narrow_query<S>(memory, args->params.q_dtype, eight, i / Q::CHUNKS, i % Q::CHUNKS);
+}
+
+/* The rows of q: asked for, or, next to entries of one byte, there. A barrier must follow. */
 template <class S, class RowOf>
 static __device__ __forceinline__ void load_few_queries(few_memory<S> *memory, const attend_args *args,
                                                         int32_t num_rows, RowOf row_of)
 {
-    constexpr int CHUNKS = S::HEAD / 8, ALL = S::BLOCK_M * CHUNKS;
-    const fv_attend_params *params = &args->params;
 #pragma unroll
-    for (int n = 0; n < (ALL + S::THREADS - 1) / S::THREADS; n++) {
-        const int32_t i = (int32_t)threadIdx.x + n * S::THREADS, r = i / CHUNKS, chunk = i % CHUNKS;
-        if (ALL % S::THREADS != 0 && i >= ALL) break; /* whole rows are a warp's */
-        const bool is_there = r < num_rows && chunk * 8 < params->head_size;
-        const few_row row = row_of(r);
-        const char *from = (const char *)params->q;
-        if (is_there) from += row.token * params->q_token_stride + row.head * params->q_head_stride + chunk * 16;
-        if constexpr (S::IS_NARROW)
-            store_narrow_query<S>(memory, params->q_dtype, is_there ? *(const uint4 *)from : make_uint4(0, 0, 0, 0), r,
-                                  chunk);
-        else
-            ptx_cp_async_16_or_zeros(memory->q + r * S::Q_ROW + chunk * 8, from, is_there ? 16 : 0);
-    }
+    for (int n = 0; n < few_queries<S>::OWN; n++)
+        store_few_query<S>(memory, args, ask_few_query<S>(memory, args, num_rows, n, row_of), n);
 }
 
 /* Where a lane begins to read: rows of ldmatrix, but of keys of one byte chunks of 16. */
