@@ -101,7 +101,7 @@ static __device__ __forceinline__ void attend_few_tiles(few_state<S> *state, few
 
 /* Where element `d` of a row of a warp's sums lies: pairs of rows take turns at places of 32 bytes, so that four of
  * them have all banks. */
-template <class S> static __device__ __forceinline__ int32_t few_sum_place(int32_t r, int32_t d)
+template <class S> static __device__ __forceinline__ uint32_t few_sum_place(uint32_t r, uint32_t d)
 {
     return r * S::VALUE + (d ^ r / 2 % 4 * 8);
 }
@@ -112,21 +112,24 @@ static __device__ __forceinline__ void share_few_state(few_memory<S> *memory, co
                                                        const few_slot *slot, float *values, int32_t warp, int32_t lane)
 {
     const int32_t num_rows = slot->job.num_rows - slot->row0;
-    if (lane == 0) memory->values[warp] = values;
+    float sums[2 * S::OCTETS];
+#pragma unroll
+    for (int j = 0; j < 2 * S::OCTETS; j++) sums[j] = state->sum[j / 2][j % 2];
+#pragma unroll
+    for (int step = 4; step < 32; step *= 2)
+#pragma unroll
+        for (int j = 0; j < 2 * S::OCTETS; j++) sums[j] += __shfl_xor_sync(~0u, sums[j], step);
+    const uint32_t values_at = ptx_shared_address(values);
 #pragma unroll
     for (int j = 0; j < 2 * S::OCTETS; j++) {
         const int32_t r = few_row_of_sum(j, lane);
-        float sum = state->sum[j / 2][j % 2];
-#pragma unroll
-        for (int step = 4; step < 32; step *= 2) sum += __shfl_xor_sync(~0u, sum, step);
         if (r >= num_rows) continue;
         if (lane < 4) {
-            const float max = state->max[j / 2][j % 2];
-            memory->max[warp][r] = max == FEW_LEAST && sum == 0 ? -INFINITY : max; /* NaN alone: a sum, no maximum */
-            memory->sum[warp][r] = sum;
-            memory->rounded[warp][r] = state->rounded[j];
+            float max = state->max[j / 2][j % 2];
+            max = max == FEW_LEAST && sums[j] == 0 ? -INFINITY : max; /* NaN alone: a sum, no maximum */
+            memory->shares[warp][r] = few_share{max, sums[j], state->rounded[j], values_at};
         }
-        const int32_t place = few_sum_place<S>(r, lane / 4 * (S::IS_NARROW ? 2 : 1));
+        const uint32_t place = few_sum_place<S>(r, lane / 4 * (S::IS_NARROW ? 2 : 1));
 #pragma unroll
         for (int n = 0; n < S::VALUE / 16; n++) {
             const float low = state->out[n][j / 2][j % 2], high = state->out[n][j / 2][j % 2 + 2];
@@ -141,6 +144,18 @@ static __device__ __forceinline__ void share_few_state(few_memory<S> *memory, co
     }
 }
 
+/* Finds where the rows of a slot go, by a warp before the job's tiles: at its end each instruction counts. A barrier must
+ * follow. */
+static __device__ __forceinline__ void place_few_rows(few_slot *slot, const attend_args *args, int32_t lane)
+{
+    if (lane >= FEW_MOST_ROWS) return;
+    attend_row row = {};
+    row.token = slot->rows[lane].token;
+    row.head = slot->rows[lane].head;
+    const attend_end end = place_row(args, &slot->job, &row);
+    slot->targets[lane] = few_target{target_of(args, &row, &end).to, (int32_t)end.partial};
+}
+
 /* The warps' sums become one, and the row's results go to memory: a thread for each four elements. One barrier, behind
  * which the sums of all warps are there; where results go is found before it. */
 template <class S>
@@ -149,41 +164,55 @@ static __device__ __forceinline__ void store_few_rows(const few_memory<S> *memor
 {
     constexpr int FOURS = S::VALUE / 4;
     static_assert(S::THREADS <= S::BLOCK_M * FOURS, "each thread's first four are of a row of the slot");
-    const attend_job *job = &slot->job;
-    const int32_t num_fours = fv_min_i32(S::BLOCK_M, job->num_rows - slot->row0) * FOURS;
-    const float v_head_scale = job->v_head_scale;
-    int32_t i = threadIdx.x;
+    const uint32_t num_fours = (uint32_t)fv_min_i32(S::BLOCK_M, slot->job.num_rows - slot->row0) * FOURS;
+    const float v_head_scale = slot->job.v_head_scale;
+    uint32_t i = threadIdx.x;
 #pragma unroll 1
     do {
-        const int32_t r = i / FOURS, d = i % FOURS * 4;
+        const uint32_t r = i / FOURS, d = i % FOURS * 4;
+        const few_target place = slot->targets[r];
+        if (i < S::THREADS) __syncthreads();
+        if (i >= num_fours) break;
+        i += S::THREADS;
+        few_share shares[S::WARPS];
+        float max = -INFINITY, sum = 0, rounded = 0;
+        float4 value = make_float4(0, 0, 0, 0);
+        uint4 parts[S::WARPS];
+#pragma unroll
+        for (int w = 0; w < S::WARPS; w++) shares[w] = memory->shares[w][r];
+#pragma unroll
+        for (int w = 0; w < S::WARPS; w++) {
+            max = fmaxf(max, shares[w].max);
+            parts[w] = ptx_ld_shared_v4(shares[w].values + few_sum_place<S>(r, d) * 4);
+        }
+#pragma unroll
+        for (int w = 0; w < S::WARPS; w++) {
+            const float own = shares[w].max, factor = own == -INFINITY ? 0.0f : ptx_ex2(own - max);
+            sum += shares[w].sum * factor;
+            rounded += shares[w].rounded * factor;
+            if (factor == 0.0f) continue; /* whatever its values are */
+            value.x += __uint_as_float(parts[w].x) * factor;
+            value.y += __uint_as_float(parts[w].y) * factor;
+            value.z += __uint_as_float(parts[w].z) * factor;
+            value.w += __uint_as_float(parts[w].w) * factor;
+        }
         attend_row row = {};
         row.token = slot->rows[r].token;
         row.head = slot->rows[r].head;
-        attend_end end = place_row(args, job, &row);
-        attend_target target = target_of(args, &row, &end);
-        target.to = (char *)ptx_keep((const char *)target.to); /* found here */
-        if (i < S::THREADS) __syncthreads();
-        if (i >= num_fours) break;
-        float max = -INFINITY, sum = 0, rounded = 0;
-        float4 value = make_float4(0, 0, 0, 0);
-#pragma unroll
-        for (int w = 0; w < S::WARPS; w++) max = fmaxf(max, memory->max[w][r]);
-#pragma unroll
-        for (int w = 0; w < S::WARPS; w++) {
-            const float own = memory->max[w][r], factor = own == -INFINITY ? 0.0f : ptx_ex2(own - max);
-            const float4 part = *(const float4 *)(memory->values[w] + few_sum_place<S>(r, d));
-            sum += memory->sum[w][r] * factor;
-            rounded += memory->rounded[w][r] * factor;
-            value.x += factor == 0.0f ? 0.0f : part.x * factor;
-            value.y += factor == 0.0f ? 0.0f : part.y * factor;
-            value.z += factor == 0.0f ? 0.0f : part.z * factor;
-            value.w += factor == 0.0f ? 0.0f : part.w * factor;
-        }
+        attend_end end = {-INFINITY, 0.0f, 0.0f, place.partial, (int64_t)row.token - args->params.out_first_token};
         finish_row(&end, args, &row, max, sum, v_head_scale * (rounded > 0 ? __fdividef(sum, rounded) : 1.0f));
-        target.out_factor = end.out_factor;
         if (d == 0) store_sums(args, &row, &end);
-        i += S::THREADS;
-        if (d >= args->params.v_head_size) continue; /* a multiple of 4 */
+        if (d >= (uint32_t)args->params.v_head_size) continue; /* a multiple of 4 */
+        if (place.partial >= 0) {
+            const float factor = end.out_factor;
+            const bool is_there = factor != 0.0f;
+            *(float4 *)(place.to +
+                        d * 4) = make_float4(is_there ? value.x * factor : 0.0f, is_there ? value.y * factor : 0.0f,
+                                             is_there ? value.z * factor : 0.0f, is_there ? value.w * factor : 0.0f);
+            continue;
+        }
+        const fv_dtype dtype = args->params.out_dtype;
+        const attend_target target = {place.to, dtype, args->out_pairs && dtype != FV_DTYPE_F32, end.out_factor};
         if (target.pairs) {
             store_pair(&target, d, value.x, value.y);
             store_pair(&target, d + 2, value.z, value.w);
@@ -199,9 +228,10 @@ static __device__ __forceinline__ void store_few_rows(const few_memory<S> *memor
 /* A job from its first tile to its results, and the way to the next one. */
 template <class S>
 static __device__ __forceinline__ void attend_few_job(few_walk *walk, few_scout *scout, few_memory<S> *memory,
-                                                      const attend_args *args, const few_slot *slot, int32_t warp,
+                                                      const attend_args *args, few_slot *slot, int32_t warp,
                                                       int32_t lane)
 {
+    if (warp == S::WARPS - 1 && slot->state == FEW_JOB) place_few_rows(slot, args, lane);
     few_state<S> state;
     clear_few_state(&state);
     attend_few_tiles<S>(&state, walk, scout, memory, args, slot, warp, lane);

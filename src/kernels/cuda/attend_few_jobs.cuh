@@ -34,10 +34,17 @@ typedef struct alignas(16) few_row {
     int32_t first, end, token, head;
 } few_row;
 
+/* Where a row's results go: attend_target.to and attend_end.partial. */
+typedef struct alignas(16) few_target {
+    char *to;
+    int32_t partial;
+} few_target;
+
 /* Rows of a job from row0 on. */
 typedef struct few_slot {
     attend_job job;
     few_row rows[FEW_MOST_ROWS];
+    few_target targets[FEW_MOST_ROWS]; /* written by a warp of the job's own (place_few_rows) */
     attend_keys keys;
     int32_t row0;
     int32_t state;

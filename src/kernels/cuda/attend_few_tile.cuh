@@ -31,15 +31,19 @@ template <int HEAD_, bool IS_NARROW_, int ROWS, int WARPS_ = HEAD_ <= 64 ? 4 : 6
     static_assert(ROWS == 8 || ROWS == FEW_MOST_ROWS, "rows are the columns of one instruction, or of two");
 };
 
+/* A warp's part of a row. */
+typedef struct alignas(16) few_share {
+    float max, sum, rounded; /* few_state */
+    uint32_t values;         /* [VALUE], shared */
+} few_share;
+
 template <class S> struct few_memory {
     alignas(256) char ring[S::WARPS][S::RING]; /* places of a row, of up to 256 bytes, are flipped in its address */
     alignas(16) uint16_t q[S::BLOCK_M * S::Q_ROW];
     float q_factors[S::BLOCK_M];      /* entries of one byte: what scores lack, for q is fp16 */
     const char *k[S::WARPS][S::TILE]; /* of the tile that a warp asks for; NULL: no row sees the key */
     const char *v[S::WARPS][S::TILE];
-    /* At a job's end, of each warp: values [BLOCK_M][VALUE], maxima, sums, and sums as rounded. */
-    const float *values[S::WARPS];
-    float max[S::WARPS][S::BLOCK_M], sum[S::WARPS][S::BLOCK_M], rounded[S::WARPS][S::BLOCK_M];
+    few_share shares[S::WARPS][S::BLOCK_M]; /* at a job's end, of each warp */
     few_jobs jobs;
 };
 
