@@ -76,8 +76,27 @@ static void token_head_scales(check_case_list *list)
     }
 }
 
+/* More decodes than a device works on at once, over entries of one byte: pieces taper, and some devices take two heads side
+ * by side. */
+static void many_decodes(check_case_list *list)
+{
+    static const heads shapes[] = {{32, 8}, {16, 8}, {8, 8}, {32, 4}};
+    static const fv_dtype small[] = {FV_DTYPE_F8_E4M3, FV_DTYPE_F8_E5M2, FV_DTYPE_I8};
+    const lens_list lens = LENS_TIMES(10, C(1, 313), C(1, 7), C(1, 500), C(1, 64), C(1, 401), C(1, 65), C(1, 1));
+    for (int32_t cell = 0; cell < 3 * 4; cell++) {
+        check_case test = grid_case(shapes[cell % 4], 128, cell / 2 % 2 ? 64 : 16,
+                                    cell / 3 % 2 ? FV_DTYPE_BF16 : FV_DTYPE_F16);
+        grid_set_fp8(&test, small[cell % 3]);
+        test.problem.window = cell % 5 == 4 ? 100 : 0;
+        test.problem.sinks = cell % 6 == 5;
+        test.problem.returns_lse = cell / 4 % 2;
+        grid_add(list, "many_decodes", &test, &lens);
+    }
+}
+
 void check_own_cases(check_case_list *list)
 {
+    many_decodes(list);
     shared_prefix(list);
     shared_prefix_verify(list);
     token_head_scales(list);
