@@ -253,6 +253,8 @@ static size_t scratch_bytes(const fv_plan *plan)
  * weighs the same for a step's own lengths. Segments are whole tiles (fv_grid_item): the last ones may get none. */
 static int64_t lane_segments(const fv_plan *plan, int64_t most)
 {
+    fv_split_rule rule = plan->rule;
+    rule.lane_heads = 1; /* the batch may be smaller */
     const int64_t blocks = (int64_t)plan->bounds.max_num_seqs * plan->problem.mha.num_kv_heads;
     const int64_t keys = fv_max_i64(1, plan->bounds.max_seq_len), tiles = fv_ceil_div(keys, plan->rule.tile_keys);
     const int64_t longest = fv_max_i64(1, keys / FV_MIN_LANE_SEGMENT_KEYS);
@@ -264,9 +266,9 @@ static int64_t lane_segments(const fv_plan *plan, int64_t most)
         const int64_t pieces = fv_ceil_div(keys, segment_keys);
         if (pieces < segments) continue; /* as good with fewer */
         const float num_items = (float)(blocks * segments);
-        const float beside = segments > 1 ? fv_lane_part_keys(&plan->rule, rows, num_items)
+        const float beside = segments > 1 ? fv_lane_part_keys(&rule, rows, num_items)
                                           : (float)fv_lane_item_keys(rows, 0);
-        const float time = fv_lane_time(&plan->rule, num_items, (float)segment_keys, beside);
+        const float time = fv_lane_time(&rule, num_items, (float)segment_keys, beside);
         if (time < best_time) {
             best_time = time;
             best = segments;
@@ -493,6 +495,13 @@ static int32_t num_lanes(const fv_plan *plan, const fv_attend_variant *variant, 
     return places ? fv_max_i32(1, places / (int32_t)fv_ceil_div(group, variant->block_m)) : 0;
 }
 
+/* Batch-invariant: how many heads a lane takes is the batch's. */
+static int32_t lane_heads(const fv_plan *plan, const fv_attend_variant *variant)
+{
+    if (!variant->heads_at_once || plan->options.batch_invariant) return 1;
+    return variant->heads_at_once(&plan->problem);
+}
+
 /* As the planner counts them: lanes that do not slow each other down are workers. */
 static int32_t num_workers(const fv_plan *plan, const fv_attend_variant *variant, int32_t lanes)
 {
@@ -532,6 +541,7 @@ fv_status fv_strategy_create(fv_plan *plan, const fv_strategy *strategy)
         .tile_keys = plan->paged->tile_keys,
         .num_workers = num_workers(plan, plan->paged, lanes),
         .num_lanes = lanes,
+        .lane_heads = lane_heads(plan, plan->paged),
         .splits_items = splits_items(plan, plan->paged),
         .path = options->path,
         .batch_invariant = options->batch_invariant,
@@ -546,6 +556,7 @@ fv_status fv_strategy_create(fv_plan *plan, const fv_strategy *strategy)
         plan->dense_rule.tile_keys = plan->dense->tile_keys;
         plan->dense_rule.num_lanes = num_lanes(plan, plan->dense, 1);
         plan->dense_rule.num_workers = num_workers(plan, plan->dense, plan->dense_rule.num_lanes);
+        plan->dense_rule.lane_heads = 1;
         plan->dense_rule.splits_items = 0;
         plan->dense_rule.path = FV_PATH_2D;
         plan->dense_rule.cascade = 0;

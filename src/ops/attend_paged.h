@@ -96,6 +96,7 @@ typedef struct fv_attend_params {
     int32_t num_items;
     int32_t num_split; /* each of a list's last items may be shared by two lanes of a device, which may do without; of
                         * the static grid: 0, or all cells may */
+    int32_t lane_heads;      /* of a list: KV heads of an item that a lane had best take side by side; 0: as it likes */
     int32_t batch_invariant; /* 1: a row's bits must not depend on how many items there are */
     int32_t block_q;
     int32_t tile_keys;
@@ -207,6 +208,8 @@ typedef struct fv_attend_variant {
     fv_rescaling rescaling;
     /* Items that a worker of the device holds at a time; NULL: one, and it takes them as they come. */
     int32_t (*items_at_once)(const fv_problem *problem);
+    /* KV heads of an item of one token that a lane can take side by side; NULL: one. */
+    int32_t (*heads_at_once)(const fv_problem *problem);
     /* 1: two lanes share the keys of an item where the list says so; NULL: they do not. */
     int32_t (*splits_items)(const fv_problem *problem);
     /* 1: the call leaves partial results in a form of its device's own, in partial_out alone and in no more bytes than

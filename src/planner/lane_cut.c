@@ -9,7 +9,7 @@
 #define TAPER_KEYS 512      /* of the smallest piece that pieces taper to */
 #define TAPER_END 0.2f      /* of the last piece: how long lanes wait for it */
 
-/* Equal Q blocks, neighbours in the pass, as the lanes see them: of one KV head. */
+/* Equal Q blocks, neighbours in the pass, as the lanes see them: one part of its heads. */
 typedef struct lane_block {
     int32_t count, rows;
     float cost;  /* of its keys */
@@ -31,7 +31,7 @@ static int32_t add_kind(lane_blocks *blocks, const fv_split_rule *rule, const fv
     blocks->kinds[blocks->num_kinds++] = (lane_block){
         .count = 1,
         .rows = rows,
-        .cost = (float)(fv_query_block_cost(rule, block) / rule->problem->mha.num_kv_heads),
+        .cost = (float)(fv_query_block_cost(rule, block) / fv_lane_parts(rule)),
         .most = (float)fv_max_i32(1, (block->end_key - block->first_key) / FV_MIN_LANE_SEGMENT_KEYS),
         .whole = fv_lane_item_cost(rows, 0),
         .part = fv_lane_item_cost(rows, 1),
@@ -101,17 +101,17 @@ static float lane_time(const fv_split_rule *rule, const lane_blocks *blocks, int
         beside = fixed;
         rows_of_part = pieces > 1 ? block->rows : 0;
     }
-    const float num_kv_heads = (float)rule->problem->mha.num_kv_heads, lanes = (float)rule->num_lanes;
-    if (rows_of_part > 0) beside = part_cost(rule, rows_of_part, num_items * num_kv_heads);
-    const float in_rounds = fv_lane_time(rule, num_items * num_kv_heads, keys, beside);
-    const float dealt_out = total * num_kv_heads / lanes + (keys + beside) * (1 - 1 / lanes); /* never longer */
+    const float parts = (float)fv_lane_parts(rule), lanes = (float)rule->num_lanes;
+    if (rows_of_part > 0) beside = part_cost(rule, rows_of_part, num_items * parts);
+    const float in_rounds = fv_lane_time(rule, num_items * parts, keys, beside);
+    const float dealt_out = total * parts / lanes + (keys + beside) * (1 - 1 / lanes); /* never longer */
     return in_rounds < dealt_out ? in_rounds : dealt_out;
 }
 
 /* The same where two lanes share each item, all in one round; INFINITY: there are too many. */
 static float split_time(const fv_split_rule *rule, const lane_blocks *blocks, int32_t from, int32_t end, float share)
 {
-    const float num_kv_heads = (float)rule->problem->mha.num_kv_heads;
+    const float parts = (float)fv_lane_parts(rule);
     float longest = 0, num_items = 0;
     int32_t at = 0;
     for (int32_t i = 0; i < blocks->num_kinds; i++) {
@@ -120,11 +120,11 @@ static float split_time(const fv_split_rule *rule, const lane_blocks *blocks, in
         if (count == 0) continue;
         const float pieces = fminf(ceilf(block->cost / share), block->most);
         num_items += pieces * count;
-        const float beside = pieces > 1 ? part_cost(rule, block->rows, num_items * num_kv_heads) : block->whole;
+        const float beside = pieces > 1 ? part_cost(rule, block->rows, num_items * parts) : block->whole;
         const float meeting = cost_of_keys(block->rows, fv_lane_meeting_keys(block->rows));
         longest = fmaxf(longest, block->cost / pieces / 2 + beside + meeting);
     }
-    return 2 * num_items * num_kv_heads <= (float)rule->num_lanes ? longest : INFINITY;
+    return 2 * num_items * parts <= (float)rule->num_lanes ? longest : INFINITY;
 }
 
 /* How long the first `end` blocks take if they are not cut. */
@@ -142,8 +142,8 @@ static float whole_time(const fv_split_rule *rule, const lane_blocks *blocks, in
 static int32_t count_whole_blocks(const fv_split_rule *rule, const fv_pass *pass, int32_t num_blocks)
 {
     if (rule->num_lanes > rule->num_workers || num_blocks != pass->num_runs || pass->num_groups > 0) return 0;
-    const int32_t num_kv_heads = rule->problem->mha.num_kv_heads;
-    return num_blocks * num_kv_heads / rule->num_lanes * rule->num_lanes / num_kv_heads;
+    const int32_t parts = fv_lane_parts(rule);
+    return num_blocks * parts / rule->num_lanes * rule->num_lanes / parts;
 }
 
 /* What blocks from `from` on cost together. */
@@ -167,7 +167,7 @@ static int64_t one_round_share(const fv_split_rule *rule, const lane_blocks *blo
                                int32_t least, int32_t most)
 {
     const int32_t num_blocks = blocks->num_blocks - from;
-    const int32_t pieces = num_blocks > 0 ? num_lanes / (num_blocks * rule->problem->mha.num_kv_heads) : 0;
+    const int32_t pieces = num_blocks > 0 ? num_lanes / (num_blocks * fv_lane_parts(rule)) : 0;
     if (pieces < least || pieces > most) return 0;
     float largest = 0;
     int32_t at = 0;
@@ -177,11 +177,11 @@ static int64_t one_round_share(const fv_split_rule *rule, const lane_blocks *blo
     return share_of(fv_ceil_div((int64_t)largest, pieces));
 }
 
-/* The share of `rest` (of one KV head) at which 24 lanes get so many items. */
+/* The share of `rest` (of one part) at which 24 lanes get so many items. */
 static int64_t items_share(const fv_split_rule *rule, int64_t rest, int64_t items)
 {
     const int64_t lanes = rule->num_lanes;
-    return fv_max_i64(1, share_of(fv_ceil_div(rest * rule->problem->mha.num_kv_heads * 24, lanes * items)));
+    return fv_max_i64(1, share_of(fv_ceil_div(rest * fv_lane_parts(rule) * 24, lanes * items)));
 }
 
 static int64_t least_taper_share(void) { return (int64_t)TAPER_KEYS * (FV_LANE_KEY_COST + FV_DECODE_ROWS); }
@@ -196,7 +196,7 @@ int64_t fv_lane_taper_share(const fv_split_rule *rule, const fv_lane_cut *cut, i
  * to the end. */
 static float taper_time(const fv_split_rule *rule, const fv_lane_cut *cut, const lane_blocks *blocks, int64_t total)
 {
-    const float num_kv_heads = (float)rule->problem->mha.num_kv_heads;
+    const float parts = (float)fv_lane_parts(rule);
     float rest = (float)total, sum = 0, last = 0, num_items = 0;
     for (int32_t i = 0; i < blocks->num_kinds; i++) {
         const lane_block *block = &blocks->kinds[i];
@@ -206,19 +206,19 @@ static float taper_time(const fv_split_rule *rule, const fv_lane_cut *cut, const
             const float pieces = fmaxf(1, fminf(wanted, block->most));
             last = block->cost / pieces + (pieces > 1 ? block->part : block->whole);
             sum += last * pieces;
-            num_items += pieces * num_kv_heads;
-            rest = fmaxf(0, rest - block->cost * num_kv_heads);
+            num_items += pieces * parts;
+            rest = fmaxf(0, rest - block->cost * parts);
         }
     }
     if (num_items <= (float)rule->num_lanes) return INFINITY;
-    return sum * num_kv_heads / (float)rule->num_lanes + last * (rule->num_workers < rule->num_lanes ? TAPER_END : 1);
+    return sum * parts / (float)rule->num_lanes + last * (rule->num_workers < rule->num_lanes ? TAPER_END : 1);
 }
 
 fv_lane_cut fv_lane_cut_choose(const fv_split_rule *rule, const fv_step *step, const fv_pass *pass, int64_t total)
 {
     static const uint8_t items[] = {8, 12, 16, 18, 21, 24, 30, 36, 42, 48, 60, 72, 84, 96}; /* for 24 lanes */
     fv_lane_cut best = {.share = fv_max_i64(1, total / rule->num_lanes), .tapers = 1, .uncut = 4 * least_taper_share()};
-    if (pass->num_runs * (int64_t)rule->problem->mha.num_kv_heads > 4 * (int64_t)rule->num_lanes) return best;
+    if (pass->num_runs * (int64_t)fv_lane_parts(rule) > 4 * (int64_t)rule->num_lanes) return best;
     lane_blocks blocks;
     const int32_t num_blocks = list_lane_blocks(&blocks, rule, step, pass);
     if (num_blocks == 0) return best;

@@ -55,7 +55,7 @@ static inline float fv_lane_time(const fv_split_rule *rule, float num_items, flo
     const float rounds = num_items / (float)rule->num_lanes, whole = (float)(int32_t)rounds, rest = rounds - whole;
     const int32_t shares = rule->num_workers < rule->num_lanes;
     const int32_t are_two = rule->num_lanes <= 2 * rule->num_workers;
-    const int32_t is_wide = fv_dtype_bytes(rule->problem->kv_dtype) > 1;
+    const int32_t is_wide = fv_dtype_bytes(rule->problem->kv_dtype) * fv_max_i32(1, rule->lane_heads) > 1;
     const float most = are_two && is_wide && !rule->batch_invariant ? 1.5f : 1; /* rounds that are one */
     if (shares && rounds <= most && (is_wide || are_two)) {
         const float alone = are_two && is_wide ? 0.97f : 1.35f;
@@ -71,7 +71,7 @@ static inline float fv_lane_time(const fv_split_rule *rule, float num_items, flo
 
 /* How a pass is cut. */
 typedef struct fv_lane_cut {
-    int64_t share;      /* cost of the largest piece, of one KV head */
+    int64_t share;      /* cost of the largest piece, of a lane's heads */
     int32_t tapers;     /* 1: fv_lane_taper_share() instead, run by run ... */
     int64_t uncut;      /* ... where blocks of less stay whole */
     int32_t whole_runs; /* the first ones, which are not cut */
@@ -83,7 +83,7 @@ typedef struct fv_lane_cut {
  * `total`: the pass's cost. */
 fv_lane_cut fv_lane_cut_choose(const fv_split_rule *rule, const fv_step *step, const fv_pass *pass, int64_t total);
 
-/* The largest piece of a block of that cost (of one KV head) where pieces taper and `rest` is left for all lanes. */
+/* The largest piece of a block of that cost (of a lane's heads) where pieces taper and `rest` is left for all lanes. */
 int64_t fv_lane_taper_share(const fv_split_rule *rule, const fv_lane_cut *cut, int64_t rest, int64_t cost);
 
 #endif

@@ -50,6 +50,7 @@ typedef struct fv_split_rule {
     int32_t num_workers;
     int32_t num_lanes;    /* items that a device works on at once, each KV head of an item by itself; 0: a worker takes
                            * items one by one, and where rows are few an item has several KV heads */
+    int32_t lane_heads;   /* KV heads of an item of one token that a lane can take side by side; 0: one */
     int32_t splits_items; /* 1: two lanes may share an item */
     fv_softmax_path path;
     int32_t batch_invariant; /* 1: cut by the sequence's own lengths only */
@@ -63,6 +64,12 @@ typedef struct fv_split_rule {
 static inline int32_t fv_group_of(const fv_problem *problem)
 {
     return problem->mha.num_heads / problem->mha.num_kv_heads;
+}
+
+/* What lanes take of an item, each `lane_heads` of its KV heads. */
+static inline int32_t fv_lane_parts(const fv_split_rule *rule)
+{
+    return rule->problem->mha.num_kv_heads / fv_max_i32(1, rule->lane_heads);
 }
 
 /* Most tokens of a short query; 1 where even a single token has more rows than that. */

@@ -15,9 +15,10 @@
 #include "planner/query_block.h"
 #include "planner/worker_cut.h"
 
-#define FORCED_SEGMENTS 16   /* of the forced 3D path, as in the Triton attention paper */
-#define INVARIANT_SEGMENTS 8 /* at most, of a sequence at the maximal length */
-#define REDUCE_TOKENS 4      /* of a reduction of a prefix group */
+#define FORCED_SEGMENTS 16     /* of the forced 3D path, as in the Triton attention paper */
+#define INVARIANT_SEGMENTS 8   /* at most, of a sequence at the maximal length */
+#define REDUCE_TOKENS 4        /* of a reduction of a prefix group */
+#define SIDE_BY_SIDE_KEYS 4096 /* of a lane, at least, where it takes several heads at once */
 
 static int64_t total_cost(const fv_split_rule *rule, const fv_step *step, const fv_pass *pass)
 {
@@ -66,7 +67,7 @@ static block_cut choose_cut(const fv_split_rule *rule, const fv_query_block *blo
     const int32_t num_kv_heads = rule->problem->mha.num_kv_heads;
     const int32_t several_heads = takes_several_heads(rule, block->num_tokens);
     const int32_t span = block->end_key - block->first_key;
-    const int64_t cost = fv_query_block_cost(rule, block) / (several_heads ? 1 : num_kv_heads);
+    const int64_t cost = fv_query_block_cost(rule, block) / (several_heads ? 1 : fv_lane_parts(rule));
     const int64_t pieces = fv_max_i64(1, fv_ceil_div(cost, share));
     int32_t head_run = whole_head_run(rule, block->num_tokens);
 
@@ -181,7 +182,7 @@ static fv_query_run suffix_run(const fv_query_run *run, const fv_prefix_group *g
 static int64_t pieces_of(const fv_split_rule *rule, int64_t cost, int32_t num_tokens, int64_t share)
 {
     const int32_t several_heads = takes_several_heads(rule, num_tokens);
-    return fv_max_i64(1, fv_ceil_div(cost / (several_heads ? 1 : rule->problem->mha.num_kv_heads), share));
+    return fv_max_i64(1, fv_ceil_div(cost / (several_heads ? 1 : fv_lane_parts(rule)), share));
 }
 
 static group_cut cut_group(const fv_split_rule *rule, const fv_step *step, const fv_pass *pass,
@@ -335,8 +336,26 @@ static int64_t max_shares(const fv_split_rule *rule)
     return fv_max_i64((int64_t)rule->num_workers * FV_SHARES_PER_WORKER, 4 * (int64_t)rule->num_lanes);
 }
 
-fv_status fv_work_list_append(fv_work_list *list, const fv_split_rule *rule, const fv_step *step, const fv_pass *pass)
+/* KV heads that the lanes take side by side: several where that leaves parts for more than one round of the lanes, and
+ * many keys for each, for what a lane begins and ends with takes longer. */
+static int32_t heads_side_by_side(const fv_split_rule *rule, const fv_pass *pass)
 {
+    const int64_t parts = fv_lane_parts(rule);
+    if (rule->lane_heads <= 1 || pass->num_groups > 0 || pass->num_runs * parts <= rule->num_lanes) return 1;
+    int64_t keys = 0;
+    for (int32_t i = 0; i < pass->num_runs; i++) {
+        if (pass->runs[i].num_tokens != 1) return 1;
+        keys += pass->runs[i].end_key - pass->runs[i].first_key;
+    }
+    return keys * parts >= (int64_t)SIDE_BY_SIDE_KEYS * rule->num_lanes ? rule->lane_heads : 1;
+}
+
+fv_status fv_work_list_append(fv_work_list *list, const fv_split_rule *of_plan, const fv_step *step,
+                              const fv_pass *pass)
+{
+    fv_split_rule of_pass = *of_plan;
+    const fv_split_rule *rule = &of_pass;
+    of_pass.lane_heads = list->lane_heads = heads_side_by_side(of_plan, pass);
     const int32_t first_item = list->num_items;
     list->num_slots = list->num_split = 0;
     const int64_t no_share = INT64_MAX / 2; /* whole */
@@ -363,7 +382,7 @@ fv_status fv_work_list_append(fv_work_list *list, const fv_split_rule *rule, con
         for (const int32_t until = i + (now ? now->num_runs : 1); i < until; i++) {
             const fv_query_run *run = &pass->runs[i];
             if (cut.tapers && !fv_query_run_repeats(step, pass, i)) cost = fv_query_run_cost(rule, step, run);
-            if (cut.tapers) share = fv_lane_taper_share(rule, &cut, rest, cost / rule->problem->mha.num_kv_heads);
+            if (cut.tapers) share = fv_lane_taper_share(rule, &cut, rest, cost / fv_lane_parts(rule));
             const fv_status status = append_run(list, rule, step, run, i < cut.whole_runs ? no_share : share);
             rest -= cost;
             if (status != FV_OK) return status;

@@ -186,6 +186,18 @@ static int32_t count_jobs(const fv_attend_params *params)
     return (params->items ? params->num_items : num_cells) * params->num_kv_heads;
 }
 
+/* Does the list ask for two KV heads a job, and do they serve the call? */
+static bool takes_pairs(const attend_args *args, const fv_cuda_attend_few_kernels *kernels, int32_t rows)
+{
+    const fv_attend_params *params = &args->params;
+    if (!kernels->narrow_pair.kernel || !params->items || params->lane_heads != kernels->narrow_pair.heads)
+        return false;
+    if (rows <= 0 || rows > FV_CUDA_FEWEST_ROWS / 2) return false;
+    if (params->num_kv_heads % 2 != 0 || params->num_kv_scales > 1) return false;
+    if (!args->pages_hold_tiles || !args->planes_alike) return false;
+    return params->head_size == kernels->head_size && params->v_head_size == kernels->head_size;
+}
+
 /* The kernel of few rows that serves the call, or NULL. */
 static const fv_cuda_attend_kernel *find_few_kernel(const attend_args *args, int32_t num_workers)
 {
@@ -198,6 +210,7 @@ static const fv_cuda_attend_kernel *find_few_kernel(const attend_args *args, int
     for (const fv_cuda_attend_few_kernels &kernels : fv_cuda_attend_few) {
         if (fv_max_i32(params->head_size, params->v_head_size) > kernels.head_size) continue;
         const fv_cuda_attend_kernel *three = &kernels.wide_of_three[is_more];
+        if (args->is_narrow && takes_pairs(args, &kernels, rows)) return &kernels.narrow_pair;
         if (!args->is_narrow) return are_three && three->kernel ? three : &kernels.wide[is_more];
         return !is_more && are_two && kernels.narrow_of_two.kernel ? &kernels.narrow_of_two : &kernels.narrow[is_more];
     }
@@ -286,7 +299,7 @@ static dim3 grid_of(attend_args *args, const fv_cuda_attend_kernel *kernel, int3
         return dim3((uint32_t)params->num_q_blocks * parts, (uint32_t)params->num_kv_heads,
                     (uint32_t)params->num_segments);
     }
-    const int32_t num_jobs = count_jobs(params);
+    const int32_t num_jobs = count_jobs(params) / fv_max_i32(1, kernel->heads);
     args->num_jobs = !params->items && params->whole_queries ? -1 : num_jobs;
     return dim3((uint32_t)(kernel->stays ? fv_min_i32(num_jobs, kernel->stays * num_workers) : num_jobs) * parts);
 }
@@ -335,6 +348,7 @@ fv_status fv_cuda_attend_launch(const fv_launch *launch, const fv_attend_params 
     }
     if (kernel.takes_row_parts)
         args.row_parts = index_divisor_of((int32_t)fv_ceil_div(most_rows(params), kernel.block_m));
+    if (kernel.heads > 1) args.kv_heads = index_divisor_of(params->num_kv_heads / kernel.heads);
     const bool splits = kernel.splits_items && params->num_split > 0;
     const dim3 grid = splits ? split_grid_of(&args) : grid_of(&args, &kernel, launch->device->num_workers);
     return fv_cuda_launch_overlapped(launch, "attend_paged", kernel.kernel, grid, (uint32_t)kernel.num_threads,
@@ -390,8 +404,8 @@ extern "C" fv_status fv_cuda_attend_open(const fv_device *device)
         }
     }
     for (const fv_cuda_attend_few_kernels &kernels : fv_cuda_attend_few) {
-        for (const fv_cuda_attend_kernel *kernel :
-             {&kernels.wide[0], &kernels.wide[1], &kernels.narrow[0], &kernels.narrow[1], &kernels.narrow_of_two})
+        for (const fv_cuda_attend_kernel *kernel : {&kernels.wide[0], &kernels.wide[1], &kernels.narrow[0],
+                                                    &kernels.narrow[1], &kernels.narrow_of_two, &kernels.narrow_pair})
             if (status == FV_OK && kernel->kernel)
                 status = allow_shared(device, kernel, bytes_for_blocks(kernel, device, 1));
         for (const fv_cuda_attend_kernel &kernel : kernels.wide_of_three)

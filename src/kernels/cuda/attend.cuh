@@ -20,8 +20,9 @@ typedef struct fv_cuda_attend_kernel {
     int32_t num_threads;
     int32_t block_m;         /* rows that it takes at once */
     int32_t takes_row_parts; /* 1: the rows of an item are dealt out to attend_args.row_parts blocks, block_m to each */
-    int32_t stays; /* blocks of threads on a multiprocessor that take one job after the other; 0: one job each */
-    int32_t splits_items;     /* 1: two of its blocks can share an item's keys */
+    int32_t stays;        /* blocks of threads on a multiprocessor that take one job after the other; 0: one job each */
+    int32_t heads;        /* KV heads of a job; 0: one */
+    int32_t splits_items; /* 1: two of its blocks can share an item's keys */
     int32_t narrows_partials; /* 1: its partial results are of 16 bits where narrow_partial.cuh allows it */
 } fv_cuda_attend_kernel;
 
@@ -48,6 +49,8 @@ typedef struct fv_cuda_attend_few_kernels {
     fv_cuda_attend_kernel narrow_of_two;
     /* As `wide`, of fewer warps, for jobs that are one round of three blocks a multiprocessor, not of two; or NULL. */
     fv_cuda_attend_kernel wide_of_three[2];
+    /* Entries of one byte, jobs of two KV heads of up to half of FV_CUDA_FEWEST_ROWS each; or NULL. */
+    fv_cuda_attend_kernel narrow_pair;
 } fv_cuda_attend_few_kernels;
 
 enum { FV_CUDA_NUM_ATTEND_FEW = 3 };

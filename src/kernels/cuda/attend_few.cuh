@@ -84,7 +84,7 @@ static __device__ __forceinline__ void attend_few_tiles(few_state<S> *state, few
         }
         ptx_cp_async_commit();
         if (warp == 0 && tiles.count - n <= SCOUTED && scout->step != FEW_DONE)
-            step_few_scout<S::BLOCK_M, S::WARPS * S::TILE>(scout, &memory->jobs, args, walk->n, lane);
+            step_few_scout<S>(scout, &memory->jobs, args, walk->n, lane);
         if (n < 0 || n >= end) continue;
         ptx_cp_async_wait<1>();
         __syncwarp();
@@ -123,7 +123,7 @@ static __device__ __forceinline__ void share_few_state(few_memory<S> *memory, co
 #pragma unroll
     for (int j = 0; j < 2 * S::OCTETS; j++) {
         const int32_t r = few_row_of_sum(j, lane);
-        if (r >= num_rows) continue;
+        if (few_item_row<S>(r) >= num_rows) continue;
         if (lane < 4) {
             float max = state->max[j / 2][j % 2];
             max = max == FEW_LEAST && sums[j] == 0 ? -INFINITY : max; /* NaN alone: a sum, no maximum */
@@ -164,12 +164,15 @@ static __device__ __forceinline__ void store_few_rows(const few_memory<S> *memor
 {
     constexpr int FOURS = S::VALUE / 4;
     static_assert(S::THREADS <= S::BLOCK_M * FOURS, "each thread's first four are of a row of the slot");
-    const uint32_t num_fours = (uint32_t)fv_min_i32(S::BLOCK_M, slot->job.num_rows - slot->row0) * FOURS;
+    const uint32_t num_rows = (uint32_t)fv_min_i32(S::ITEM_ROWS, slot->job.num_rows - slot->row0); /* of each head */
+    const uint32_t num_fours = S::HEADS * num_rows * FOURS;
     const float v_head_scale = slot->job.v_head_scale;
     uint32_t i = threadIdx.x;
 #pragma unroll 1
     do {
-        const uint32_t r = i / FOURS, d = i % FOURS * 4;
+        const uint32_t d = i % FOURS * 4;
+        uint32_t r = i / FOURS;
+        if constexpr (S::HEADS > 1) r = r < num_rows ? r : r - num_rows + S::ITEM_ROWS;
         const few_target place = slot->targets[r];
         if (i < S::THREADS) __syncthreads();
         if (i >= num_fours) break;
@@ -257,9 +260,9 @@ static __device__ __forceinline__ void begin_first_job(few_walk *walk, few_scout
     if (!has_whole_tiles<S>(args) || params->window > 0 || params->context_parallel.world > 1) return;
     if (has_few_flags(params)) return;
     fv_work_item item;
-    if (!find_first_item(&item, &scout->num_jobs, args)) return;
+    if (!find_first_item<S>(&item, &scout->num_jobs, args)) return;
     const int32_t num_rows = item.num_tokens * (int32_t)args->group.by;
-    if (num_rows <= 0 || num_rows > S::BLOCK_M) return;
+    if (num_rows <= 0 || num_rows > S::ITEM_ROWS) return;
     const int32_t first = item.first_key / S::TILE * S::TILE + warp * S::TILE, second = first + S::WARPS * S::TILE;
     const int32_t num_keys = fv_min_i32(item.seq_len, item.end_key); /* all of them have pages */
     const int2 at = split_key(args, first), next = split_key(args, second);
@@ -270,7 +273,7 @@ static __device__ __forceinline__ void begin_first_job(few_walk *walk, few_scout
     const int32_t block = first < num_keys ? job.table[at.x] : -1;
     walk->place = few_place{second < num_keys ? job.table[next.x] : -1, next.y};
     constexpr bool IS_LATE = few_queries<S>::OWN == 1; /* else there are no registers to wait for them with */
-    const auto row_of = [&](int32_t r) { return few_row_of(args, &job, r); };
+    const auto row_of = [&](int32_t r) { return few_row_of<S>(args, &job, r); };
     uint4 query = make_uint4(0, 0, 0, 0);
     if constexpr (IS_LATE)
         query = ask_few_query<S>(memory, args, num_rows, 0, row_of);
@@ -287,8 +290,8 @@ static __device__ __forceinline__ void begin_first_job(few_walk *walk, few_scout
     }
     if constexpr (IS_LATE) store_few_query<S>(memory, args, query, 0); /* while the tile is on its way */
     if (warp == S::WARPS - 1) {
-        const few_row row = few_row_of_lane<S::BLOCK_M>(args, &job, 0, lane);
-        const attend_keys keys = few_keys_of(&row, lane < num_rows);
+        const few_row row = few_row_of_lane<S>(args, &job, 0, lane);
+        const attend_keys keys = few_keys_of(&row, is_few_row<S>(&job, 0, lane));
         write_few_slot(&memory->jobs.slots[0], &job, &keys, &row, 0, lane);
     }
     scout->number = (int32_t)blockIdx.x;
@@ -318,7 +321,7 @@ static __global__ void __launch_bounds__(S::THREADS, S::BLOCKS)
 
 template <class S> constexpr fv_cuda_attend_kernel attend_few_of(void)
 {
-    return {attend_few_kernel<S>, (int32_t)sizeof(few_memory<S>), S::THREADS, S::BLOCK_M, 0, S::BLOCKS};
+    return {attend_few_kernel<S>, (int32_t)sizeof(few_memory<S>), S::THREADS, S::BLOCK_M, 0, S::BLOCKS, S::HEADS};
 }
 
 #endif

@@ -78,24 +78,32 @@ static __device__ __forceinline__ int32_t few_first_key(const attend_keys *keys)
 
 /* Asks for the blocks of the first keys; of pages that hold tiles, for that of each tile with a key that some row
  * sees. */
-template <int FIRST_KEYS>
+template <class S>
 static __device__ __forceinline__ void ask_few_blocks(few_scout *scout, const attend_args *args, const attend_job *job,
                                                       const attend_keys *keys, int32_t lane)
 {
     const bool has_keys = keys->first < keys->end;
     const int32_t first = has_keys ? few_first_key(keys) : 0;
 #pragma unroll
-    for (int i = 0; i < FIRST_KEYS / 32; i++) {
+    for (int i = 0; i < S::FIRST_KEYS / 32; i++) {
         const int32_t key = first + lane + i * 32, from = args->pages_hold_tiles ? key / 16 * 16 : key;
         const bool is_seen = has_keys && from < keys->end && (args->pages_hold_tiles || key >= keys->first);
         scout->blocks[i] = is_seen ? job->table[split_key(args, from).x] : -1;
     }
 }
 
-/* row_of */
-static __device__ __forceinline__ few_row few_row_of(const attend_args *args, const attend_job *job, int32_t r)
+/* Which of its KV head's rows row r is: of two heads, each has half of a slot's. */
+template <class S> static __device__ __forceinline__ int32_t few_item_row(int32_t r)
+{
+    return S::HEADS > 1 ? r % S::ITEM_ROWS : r;
+}
+
+/* row_of; of two heads `of_job` is less than the rows of a slot. */
+template <class S>
+static __device__ __forceinline__ few_row few_row_of(const attend_args *args, const attend_job *job, int32_t of_job)
 {
     const fv_attend_params *params = &args->params;
+    const int32_t r = few_item_row<S>(of_job), kv_head = job->kv_head + (S::HEADS > 1 ? of_job / S::ITEM_ROWS : 0);
     const int32_t token = divide_index(r, args->group), new_token = job->item.first_token + token;
     const fv_key_range seen = row_keys(&params->context_parallel, job->seq_len, job->context + new_token, job->causal,
                                        params->window);
@@ -103,17 +111,22 @@ static __device__ __forceinline__ few_row few_row_of(const attend_args *args, co
     row.first = fv_max_i32(seen.first, job->item.first_key);
     row.end = fv_max_i32(row.first, fv_min_i32(seen.end, job->item.end_key));
     row.token = job->query_start + new_token;
-    row.head = job->kv_head * job->group + r - token * job->group;
+    row.head = kv_head * job->group + r - token * job->group;
     return row;
 }
 
-/* The lane's row of the ROWS of `job` from row0 on; all zeros behind the last one. */
-template <int ROWS>
+template <class S> static __device__ __forceinline__ bool is_few_row(const attend_job *job, int32_t row0, int32_t r)
+{
+    return r < S::BLOCK_M && few_item_row<S>(row0 + r) < job->num_rows;
+}
+
+/* The lane's row of the slot's of `job` from row0 on; all zeros behind the last one. */
+template <class S>
 static __device__ __forceinline__ few_row few_row_of_lane(const attend_args *args, const attend_job *job, int32_t row0,
                                                           int32_t lane)
 {
-    const few_row row = few_row_of(args, job, row0 + lane);
-    return lane < ROWS && row0 + lane < job->num_rows ? row : few_row{0, 0, 0, 0};
+    const few_row row = few_row_of<S>(args, job, row0 + lane);
+    return is_few_row<S>(job, row0, lane) ? row : few_row{0, 0, 0, 0};
 }
 
 /* The keys of the lanes' rows. */
@@ -142,13 +155,13 @@ static __device__ __forceinline__ void write_few_slot(few_slot *slot, const atte
 }
 
 /* Writes a slot, the rows of `job` from row0 on, and asks for its first blocks. */
-template <int ROWS, int FIRST_KEYS>
+template <class S>
 static __device__ __forceinline__ void fill_few_slot(few_slot *slot, few_scout *scout, const attend_args *args,
                                                      const attend_job *job, int32_t row0, int32_t lane)
 {
-    const few_row row = few_row_of_lane<ROWS>(args, job, row0, lane);
-    const attend_keys keys = few_keys_of(&row, lane < ROWS && row0 + lane < job->num_rows);
-    ask_few_blocks<FIRST_KEYS>(scout, args, job, &keys, lane);
+    const few_row row = few_row_of_lane<S>(args, job, row0, lane);
+    const attend_keys keys = few_keys_of(&row, is_few_row<S>(job, row0, lane));
+    ask_few_blocks<S>(scout, args, job, &keys, lane);
     write_few_slot(slot, job, &keys, &row, row0, lane);
 }
 
@@ -278,15 +291,16 @@ static __device__ __forceinline__ fv_work_item few_cell_item(const attend_args *
                         cell.head, cell.segment, segment_tiles * params->tile_keys);
 }
 
-/* Which of its item's heads a job has. */
+/* Which of its item's heads a job has, the first of them. */
+template <class S>
 static __device__ __forceinline__ int32_t few_head_of(const few_scout *scout, const attend_args *args)
 {
     if (!args->params.items) return 0;
-    return scout->number - divide_index(scout->number, args->kv_heads) * args->params.num_kv_heads;
+    return (scout->number - divide_index(scout->number, args->kv_heads) * (int32_t)args->kv_heads.by) * S::HEADS;
 }
 
 /* Makes a step towards the slot of job `n` + 1 of the block, all lanes of the scout's warp together. */
-template <int ROWS, int FIRST_KEYS>
+template <class S>
 static __device__ __forceinline__ void step_few_scout(few_scout *scout, few_jobs *jobs, const attend_args *args,
                                                       int32_t n, int32_t lane)
 {
@@ -295,9 +309,9 @@ static __device__ __forceinline__ void step_few_scout(few_scout *scout, few_jobs
     const int32_t num_heads = args->params.num_kv_heads;
     switch (scout->step) {
     case FEW_CLAIM:
-        if (now->state == FEW_JOB && now->row0 + ROWS < now->job.num_rows) { /* more rows of this one */
+        if (now->state == FEW_JOB && now->row0 + S::ITEM_ROWS < now->job.num_rows) { /* more rows of this one */
             const attend_job job = now->job;
-            fill_few_slot<ROWS, FIRST_KEYS>(next, scout, args, &job, now->row0 + ROWS, lane);
+            fill_few_slot<S>(next, scout, args, &job, now->row0 + S::ITEM_ROWS, lane);
             scout->step = FEW_BLOCKS;
             break;
         }
@@ -331,7 +345,7 @@ static __device__ __forceinline__ void step_few_scout(few_scout *scout, few_jobs
     case FEW_FLAGS: {
         const int32_t seq = __shfl_sync(~0u, scout->item_word, offsetof(fv_work_item, seq) / 4);
         const int32_t first_head = __shfl_sync(~0u, scout->item_word, offsetof(fv_work_item, first_kv_head) / 4);
-        const int32_t head = fv_min_i32(first_head + few_head_of(scout, args), num_heads - 1); /* may have none */
+        const int32_t head = fv_min_i32(first_head + few_head_of<S>(scout, args), num_heads - 1); /* may have none */
         scout->word = load_few_flag(&args->params, seq, head, lane);
         scout->step = FEW_FIND_ROWS;
         break;
@@ -346,13 +360,13 @@ static __device__ __forceinline__ void step_few_scout(few_scout *scout, few_jobs
             if (lane == 0) next->state = FEW_NO_JOB;
             break;
         }
-        const int32_t head = few_head_of(scout, args);
+        const int32_t head = few_head_of<S>(scout, args);
         const fv_work_item item = is_cell ? few_cell_item(args, scout->number, &lengths) : few_item_of(scout, head);
         lengths.query_start = item.query_start;
         lengths.query_end = item.query_end;
         lengths.seq_len = item.seq_len;
         const attend_job job = job_of(args, &item, item.first_kv_head, &lengths);
-        fill_few_slot<ROWS, FIRST_KEYS>(next, scout, args, &job, 0, lane);
+        fill_few_slot<S>(next, scout, args, &job, 0, lane);
         const bool has_head = is_cell ||
                               head < __shfl_sync(~0u, scout->item_word, offsetof(fv_work_item, num_kv_heads) / 4);
         if (!has_head && lane == 0) next->state = FEW_NOTHING;
@@ -360,7 +374,7 @@ static __device__ __forceinline__ void step_few_scout(few_scout *scout, few_jobs
     }
     case FEW_BLOCKS: /* warps that are behind still read those of job n */
 #pragma unroll
-        for (int i = 0; i < FIRST_KEYS / 32; i++) jobs->first_blocks[(n + 1) & 1][lane + i * 32] = scout->blocks[i];
+        for (int i = 0; i < S::FIRST_KEYS / 32; i++) jobs->first_blocks[(n + 1) & 1][lane + i * 32] = scout->blocks[i];
         __threadfence_block();
         __syncwarp();
         if (lane == 0) *(volatile int32_t *)&jobs->num_known = n + 2;
@@ -386,12 +400,14 @@ static __device__ __forceinline__ few_scout begin_few_jobs(few_jobs *jobs, const
 
 /* The item of the block's first job, with one KV head, by each thread, and of whole queries the number of jobs; false:
  * there is none, or it takes a search. */
+template <class S>
 static __device__ __forceinline__ bool find_first_item(fv_work_item *item, int32_t *num_jobs, const attend_args *args)
 {
     const fv_attend_params *params = &args->params;
     const int32_t number = (int32_t)blockIdx.x;
     if (params->items) {
-        const int32_t at = divide_index(number, args->kv_heads), head = number - at * params->num_kv_heads;
+        const int32_t at = divide_index(number, args->kv_heads);
+        const int32_t head = (number - at * (int32_t)args->kv_heads.by) * S::HEADS;
         *item = params->items[at];
         item->first_kv_head += head;
         return head < item->num_kv_heads;

@@ -8,26 +8,31 @@
 #include "kernels/cuda/attend.cuh"
 #include "kernels/cuda/attend_few_jobs.cuh"
 
-/* IS_NARROW: of entries of one byte. */
-template <int HEAD_, bool IS_NARROW_, int ROWS, int WARPS_ = HEAD_ <= 64 ? 4 : 6> struct few_shape {
+/* IS_NARROW: of entries of one byte. HEADS: KV heads of a job; where they are two, each has half of the rows. */
+template <int HEAD_, bool IS_NARROW_, int ROWS, int WARPS_ = HEAD_ <= 64 ? 4 : 6, int HEADS_ = 1> struct few_shape {
     static constexpr int HEAD = HEAD_, VALUE = HEAD_, TILE = 16, BLOCK_M = ROWS, OCTETS = ROWS / 8;
+    static constexpr int HEADS = HEADS_, ITEM_ROWS = ROWS / HEADS; /* of an item, at once */
     static constexpr bool IS_NARROW = IS_NARROW_, IS_SMALL = IS_NARROW && OCTETS == 1;
-    static constexpr int WARPS = WARPS_, THREADS = 32 * WARPS;
+    static constexpr int WARPS = WARPS_, THREADS = 32 * WARPS, FIRST_KEYS = WARPS * TILE;
     /* Blocks on a multiprocessor. */
-    static constexpr int BLOCKS = WARPS == 4 ? (HEAD <= 64 || IS_NARROW ? 4 : 3) : HEAD <= 128 || IS_SMALL ? 2 : 1;
+    static constexpr int BLOCKS = WARPS == 4 ? (HEAD <= 64 || (IS_NARROW && HEADS == 1) ? 4 : 3)
+                                             : (HEAD <= 128 || IS_SMALL ? 2 : 1);
     static constexpr int Q_ROW = HEAD + 8; /* 8 rows lie in different banks */
     /* A warp's ring: bytes of an entry's row there, its 16-byte copies, bytes of a tile and of the warp's sums. They
      * take the stage that is free at a job's end, or, where they do not fit, room of their own before the first one. */
     static constexpr int ROW = HEAD * (IS_NARROW ? 1 : 2), COPIES = ROW / 16;
-    static constexpr int STAGE = 2 * TILE * ROW, SUMS = BLOCK_M * VALUE * 4;
+    static constexpr int PART = TILE * ROW, STAGE = 2 * HEADS * PART; /* keys of each head, values of each */
+    static constexpr int SUMS = BLOCK_M * VALUE * 4;
     static constexpr int FIRST = SUMS <= STAGE ? 0 : SUMS, RING = FIRST + 2 * STAGE;
     /* Is there room for Q^T in registers? */
-    static constexpr bool KEEPS_Q = OCTETS == 1 && (HEAD <= 64 || !IS_NARROW || (WARPS > 4 && HEAD <= 128));
+    static constexpr bool KEEPS_Q = OCTETS == 1 &&
+                                    (HEAD <= 64 || !IS_NARROW || HEADS > 1 || (WARPS > 4 && HEAD <= 128));
     /* Sums of products that go on side by side: one product waits for the one before it. */
     static constexpr int CHAINS = OCTETS > 1 ? 1 : IS_SMALL ? 2 : 4;
     static_assert(HEAD * 2 % 128 == 0, "keys and values lie in whole lines");
     static_assert(!IS_NARROW || (ROW <= 256 && RING % 256 == 0 && FIRST % 256 == 0), "rows of one byte are aligned");
-    static_assert(WARPS * TILE <= FEW_FIRST_KEYS, "the blocks of each warp's first tile are known");
+    static_assert(HEADS == 1 || (OCTETS == 1 && IS_NARROW && HEAD <= 128), "two heads have one octet of rows");
+    static_assert(FIRST_KEYS <= FEW_FIRST_KEYS, "the blocks of each warp's first tile are known");
     static_assert(ROWS == 8 || ROWS == FEW_MOST_ROWS, "rows are the columns of one instruction, or of two");
 };
 
@@ -226,11 +231,14 @@ template <class S>
 static __device__ __forceinline__ few_lane few_lane_of(const few_memory<S> *memory, const attend_args *args,
                                                        int32_t warp, int32_t lane)
 {
-    const int32_t key = lane / S::COPIES, copy = lane % S::COPIES;
+    const fv_kv_plane *plane = &args->k[0].plane;
+    const int32_t key = lane / (S::HEADS * S::COPIES), head = lane / S::COPIES % S::HEADS, copy = lane % S::COPIES;
     const int32_t place = few_chunk_place<S::ROW / S::HEAD, S::COPIES>(key, copy);
+    const char *from = (const char *)plane->data + key * plane->slot_stride + copy * 16;
+    if constexpr (S::HEADS > 1) from += head * plane->head_stride;
     few_lane own;
-    own.from = ptx_keep((const char *)args->k[0].plane.data + key * args->k[0].plane.slot_stride + copy * 16);
-    const uint32_t to = ptx_shared_address(memory->ring[warp] + S::FIRST + key * S::ROW + place * 16);
+    own.from = ptx_keep(from);
+    const uint32_t to = ptx_shared_address(memory->ring[warp] + S::FIRST + head * S::PART + key * S::ROW + place * 16);
     own.to = (int32_t)ptx_keep(has_whole_tiles<S>(args) ? to : ~0u);
     return own;
 }
@@ -239,7 +247,7 @@ static __device__ __forceinline__ few_lane few_lane_of(const few_memory<S> *memo
 template <class S>
 static __device__ __forceinline__ void copy_whole_rows(uint32_t to, const char *from, uint32_t stride)
 {
-    constexpr int STEP = 32 / S::COPIES;
+    constexpr int STEP = 32 / (S::HEADS * S::COPIES);
 #pragma unroll
     for (int i = 0; i < S::TILE / STEP; i++) {
         /* As in copy_few_run; rows lie in whole lines. */
@@ -258,7 +266,7 @@ static __device__ __forceinline__ void copy_whole_tile(const few_lane *own, cons
                        (uint64_t)(uint32_t)kv_head * (uint32_t)k->head_stride +
                        (uint64_t)(uint32_t)place->slot * stride;
     copy_whole_rows<S>(to, from, stride);
-    copy_whole_rows<S>(to + S::TILE * S::ROW, from + ((const char *)v->data - (const char *)k->data), stride);
+    copy_whole_rows<S>(to + S::HEADS * S::PART, from + ((const char *)v->data - (const char *)k->data), stride);
 }
 
 /* Bit k: some row sees key `first` + k. */
@@ -289,10 +297,17 @@ static __device__ __forceinline__ void load_few_tile(few_memory<S> *memory, cons
         const uint32_t seen = seen_few_keys(&slot->keys, first);
         copy_few_run<S::TILE, S::HEAD, ELEMENT, S::ROW>(to, plain_row(k, block, kv_head, at), (int32_t)k->slot_stride,
                                                         seen, params->head_size, lane);
-        copy_few_run<S::TILE, S::VALUE, ELEMENT, S::ROW>(to + S::TILE * S::ROW, plain_row(v, block, kv_head, at),
+        copy_few_run<S::TILE, S::VALUE, ELEMENT, S::ROW>(to + S::HEADS * S::PART, plain_row(v, block, kv_head, at),
                                                          (int32_t)v->slot_stride, seen, params->v_head_size, lane);
+        if constexpr (S::HEADS > 1) {
+            copy_few_run<S::TILE, S::HEAD, ELEMENT, S::ROW>(to + S::PART, plain_row(k, block, kv_head + 1, at),
+                                                            (int32_t)k->slot_stride, seen, params->head_size, lane);
+            copy_few_run<S::TILE, S::VALUE, ELEMENT, S::ROW>(to + 3 * S::PART, plain_row(v, block, kv_head + 1, at),
+                                                             (int32_t)v->slot_stride, seen, params->v_head_size, lane);
+        }
         return;
     }
+    if constexpr (S::HEADS > 1) return; /* pages hold tiles */
     if (lane < S::TILE) {
         const int32_t at = split_key(args, first + lane).y;
         memory->k[warp][lane] = block < 0 ? NULL : plain_row(k, block, kv_head, at);
@@ -300,8 +315,8 @@ static __device__ __forceinline__ void load_few_tile(few_memory<S> *memory, cons
     }
     __syncwarp();
     copy_few_rows<S::TILE, S::HEAD, ELEMENT, S::ROW>(to, memory->k[warp], params->q, params->head_size, lane);
-    copy_few_rows<S::TILE, S::VALUE, ELEMENT, S::ROW>(to + S::TILE * S::ROW, memory->v[warp], params->q,
-                                                      params->v_head_size, lane);
+    copy_few_rows<S::TILE, S::VALUE, ELEMENT, S::ROW>(to + S::PART, memory->v[warp], params->q, params->v_head_size,
+                                                      lane);
     __syncwarp(); /* the addresses are read */
 }
 
@@ -512,6 +527,38 @@ static __device__ __forceinline__ void add_narrow_values(few_state<S> *state, co
     }
 }
 
+/* Of two heads each row has its own's products: a lane's rows are of one of them. */
+template <class S, fv_dtype DTYPE>
+static __device__ __forceinline__ void multiply_keys_of_heads(float (&s)[S::OCTETS][4], const few_reads<S> *reads,
+                                                              uint32_t keys, int32_t lane)
+{
+    multiply_narrow_keys<S, DTYPE>(s, reads, keys);
+    if constexpr (S::HEADS > 1) {
+        float others[S::OCTETS][4];
+        multiply_narrow_keys<S, DTYPE>(others, reads, keys + S::PART);
+#pragma unroll
+        for (int j = 0; j < 4; j++) s[0][j] = lane % 4 < 2 ? s[0][j] : others[0][j];
+    }
+}
+
+/* Of two heads each one's values are added to its own rows: the weights of others are zeros, so that a value which is
+ * no number reaches both. */
+template <class S, fv_dtype DTYPE>
+static __device__ __forceinline__ void add_values_of_heads(few_state<S> *state, const uint32_t (&weights)[S::OCTETS][2],
+                                                           uint32_t values, int32_t lane)
+{
+    if constexpr (S::HEADS > 1) {
+#pragma unroll
+        for (int head = 0; head < S::HEADS; head++) {
+            const bool is_own = lane / 16 == head;
+            const uint32_t own[1][2] = {{is_own ? weights[0][0] : 0, is_own ? weights[0][1] : 0}};
+            add_narrow_values<S, DTYPE>(state, own, values + head * S::PART);
+        }
+    } else {
+        add_narrow_values<S, DTYPE>(state, weights, values);
+    }
+}
+
 /* A chunk of 8 elements of row r of q, all lanes of a row's chunks together, in the order of multiply_narrow_keys and
  * as fp16: of bf16 times a power of two of the row's own that makes its largest element about 2^13, so that what fp16
  * cannot hold is 2^-37 of that. */
@@ -562,7 +609,7 @@ static __device__ __forceinline__ uint4 ask_few_query(few_memory<S> *memory, con
     const uint4 zeros = make_uint4(0, 0, 0, 0);
     const int32_t i = (int32_t)threadIdx.x + n * S::THREADS, r = i / Q::CHUNKS, chunk = i % Q::CHUNKS;
     if (Q::ALL % S::THREADS != 0 && i >= Q::ALL) return zeros; /* whole rows are a warp's */
-    const bool is_there = r < num_rows && chunk * 8 < params->head_size;
+    const bool is_there = few_item_row<S>(r) < num_rows && chunk * 8 < params->head_size;
     const few_row row = row_of(r);
     const char *from = (const char *)params->q;
     if (is_there) from += row.token * params->q_token_stride + row.head * params->q_head_stride + chunk * 16;
@@ -602,7 +649,8 @@ static __device__ __forceinline__ void place_few_reads(few_reads<S> *reads, cons
     const int32_t value = S::IS_NARROW ? lane % 16 : lane / 16 * 8 + lane % 8;
     const int32_t value_chunk = S::IS_NARROW ? lane / 16 : lane / 8 % 2;
     const uint32_t k = key * S::ROW + few_chunk_place<ELEMENT, S::COPIES>(key, key_chunk) * 16;
-    const uint32_t v = (S::TILE + value) * S::ROW + few_chunk_place<ELEMENT, S::COPIES>(value, value_chunk) * 16;
+    const uint32_t v = S::HEADS * S::PART + value * S::ROW +
+                       few_chunk_place<ELEMENT, S::COPIES>(value, value_chunk) * 16;
     const int32_t row = S::OCTETS == 1 ? lane % 8 : lane % 16, chunk = S::OCTETS == 1 ? lane / 8 : lane / 16;
     reads->queries = ptx_shared_address(memory->q + row * S::Q_ROW + chunk * 8);
     reads->keys = ring + k;
@@ -652,7 +700,7 @@ static __device__ __forceinline__ void attend_few_tile(few_state<S> *state, cons
     float s[S::OCTETS][4], x[S::OCTETS][4];
     uint32_t weights[S::OCTETS][2];
     if constexpr (S::IS_NARROW)
-        multiply_narrow_keys<S, DTYPE>(s, reads, reads->keys + tile);
+        multiply_keys_of_heads<S, DTYPE>(s, reads, reads->keys + tile, lane);
     else
         multiply_few_keys<S, T>(s, reads, reads->keys + tile);
     if constexpr (S::OCTETS == 1) {
@@ -664,7 +712,7 @@ static __device__ __forceinline__ void attend_few_tile(few_state<S> *state, cons
     }
     weigh_few_keys<S, T>(weights, state, x);
     if constexpr (S::IS_NARROW)
-        add_narrow_values<S, DTYPE>(state, weights, reads->values + tile);
+        add_values_of_heads<S, DTYPE>(state, weights, reads->values + tile, lane);
     else
         add_few_values<S, T>(state, weights, reads->values + tile);
     __syncwarp(); /* the tile is read to the end */

@@ -139,6 +139,18 @@ template <bool IS_HOPPER> static int32_t few_at_once(const fv_problem *problem)
     return size <= 64 ? 4 : size <= 128 || is_small ? 2 : 1;
 }
 
+/* KV heads of a job of one token. Next to one byte two heads of 128 with up to four rows each fill what one instruction takes,
+ * and their keys are 256 bytes in one place, which come faster than 128 (docs/notes/cuda-hopper.md). */
+template <bool IS_HOPPER> static int32_t few_heads_at_once(const fv_problem *problem)
+{
+    const fv_mha_shape *mha = &problem->mha;
+    if (problem->kind == FV_ATTENTION_MLA || fv_dtype_bytes(problem->kv_dtype) != 1) return 1;
+    if (IS_HOPPER && takes_mma(problem)) return 1;
+    if (mha->head_size != 128 || mha->v_head_size != 128 || mha->num_kv_heads % 2 != 0) return 1;
+    if (problem->block_size % 16 != 0 || problem->kv_scaling == FV_KV_SCALING_PER_HEAD) return 1;
+    return 2 * mha->num_heads <= FV_CUDA_FEWEST_ROWS * mha->num_kv_heads ? 2 : 1;
+}
+
 /* Those of attend_mma.cuh wait for their own arithmetic. */
 template <bool IS_HOPPER> static int32_t few_keep_pace(const fv_problem *problem)
 {
@@ -158,6 +170,7 @@ static constexpr fv_attend_variant paged(const char *name, const char *(*reason)
         .launch = launch_paged<BLOCK_M, FV_RESCALING_MULTIPLY, IS_HOPPER>,
         .rescaling = FV_RESCALING_MULTIPLY,
         .items_at_once = items_at_once,
+        .heads_at_once = items_at_once == one_at_once ? NULL : few_heads_at_once<IS_HOPPER>,
         .items_keep_pace = items_at_once == one_at_once ? NULL : few_keep_pace<IS_HOPPER>,
     };
 }
