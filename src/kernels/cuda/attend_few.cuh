@@ -144,8 +144,8 @@ static __device__ __forceinline__ void share_few_state(few_memory<S> *memory, co
     }
 }
 
-/* Finds where the rows of a slot go, by a warp before the job's tiles: at its end each instruction counts. A barrier must
- * follow. */
+/* Finds where the rows of a slot go, by a warp before the job's tiles: at its end each instruction counts. A barrier
+ * must follow. */
 static __device__ __forceinline__ void place_few_rows(few_slot *slot, const attend_args *args, int32_t lane)
 {
     if (lane >= FEW_MOST_ROWS) return;
