@@ -25,7 +25,7 @@ usage=$("$cuobjdump" --dump-resource-usage "$plugin" 2>/dev/null)
 counts=$(awk '
     /^Fatbin/ {is_code = $2 == "elf"}
     /^arch = / && is_code {arch = $3}
-    /^ *Function .*:$/ {kernels[arch]++; if (/attend|wgmma/) attention[arch]++}
+    /^ *Function .*:$/ {kernels[arch]++; if (/attend|wgmma/ && !/mla_query/) attention[arch]++}
     END {for (arch in kernels) print arch, kernels[arch], attention[arch] + 0}' <<<"$usage" | sort)
 [ -n "$counts" ] || { echo "$plugin has no kernels"; fail=1; }
 awk 'NF {print $1 ": " $2 " kernels, " $3 " of them attention"}' <<<"$counts"
