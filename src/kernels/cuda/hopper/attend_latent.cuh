@@ -24,7 +24,8 @@ typedef struct latent_move {
     float by[2];
 } latent_move;
 
-/* S = Q K of a tile, panels FIRST .. END - 1: issued, each as soon as it is there, and each a group. */
+/* S = Q K of a tile, panels FIRST .. END - 1: issued, each as soon as it is there, and each a group. LATENT_ROPE is the
+ * first of all. */
 template <class T, int FIRST, int END>
 static __device__ __forceinline__ void multiply_latent_panels(float (&s)[LATENT_TILE / 2], latent_memory *memory,
                                                               int32_t buffer, uint32_t parity)
@@ -37,7 +38,8 @@ static __device__ __forceinline__ void multiply_latent_panels(float (&s)[LATENT_
         ptx_wgmma_fence();
 #pragma unroll
         for (int d = 0; d < 64; d += 16)
-            ptx_wgmma_m64n64k16_ss<T>(s, ptx_descriptor_at(q_at, d * 2), ptx_descriptor_at(k_at, d * 2), panel + d > 0);
+            ptx_wgmma_m64n64k16_ss<T>(s, ptx_descriptor_at(q_at, d * 2), ptx_descriptor_at(k_at, d * 2),
+                                      FIRST != LATENT_ROPE || d > 0);
         ptx_wgmma_commit();
         q_at = ptx_descriptor_at(q_at, LATENT_PANEL_BYTES);
         k_at = ptx_descriptor_at(k_at, LATENT_PANEL_BYTES);
@@ -82,10 +84,10 @@ static __device__ __forceinline__ void multiply_other_values(float (&out)[LATENT
     ptx_wgmma_commit();
 }
 
-/* The products with half a tile have ended: it may be overwritten. */
-static __device__ __forceinline__ void release_latents(latent_memory *memory, int32_t buffer, int32_t group)
+/* The products with part of a tile have ended: it may be overwritten. Part `group`: that group's values. */
+static __device__ __forceinline__ void release_latents(latent_memory *memory, int32_t buffer, int32_t part)
 {
-    if (threadIdx.x % 32 == 0) ptx_mbarrier_arrive(&memory->empty[buffer][group]);
+    if (threadIdx.x % 32 == 0) ptx_mbarrier_arrive(&memory->empty[buffer][part]);
 }
 
 /* What a row's sums are relative to after a tile whose largest score is `max`. */
@@ -253,10 +255,10 @@ static __device__ __forceinline__ void attend_latents(float (&out)[LATENT_VALUE 
 #pragma unroll 1
     for (int32_t tile = group; tile < num_tiles; tile += 2, parity ^= 1) {
         if (group == 0 && tile > 0) attend_other_latent<F>(out, state, memory, args, group);
-        multiply_latent_panels<typename F::T, 0, 1>(s, memory, group, parity);
+        multiply_latent_panels<typename F::T, LATENT_ROPE, LATENT_PANELS>(s, memory, group, parity);
         ptx_wgmma_wait<1>(); /* the values' product, with one panel behind it for the tensor cores to go on with */
         if (group == 0 && tile > 0) release_latents(memory, 1, 0);
-        multiply_latent_panels<typename F::T, 1, LATENT_PANELS>(s, memory, group, parity);
+        multiply_latent_panels<typename F::T, 0, LATENT_ROPE>(s, memory, group, parity);
         if (group == 1) {
             attend_other_latent<F>(out, state, memory, args, group);
             ptx_wgmma_wait<1>();
@@ -264,6 +266,7 @@ static __device__ __forceinline__ void attend_latents(float (&out)[LATENT_VALUE 
             ptx_wgmma_wait<0>();
         }
         ptx_wgmma_settle(s);
+        release_latents(memory, group, LATENT_ROPE / LATENT_LOW_PANELS);
         weigh_latent_keys<F>(out, s, state, memory, args, origin + tile * LATENT_TILE, scale);
         ptx_wgmma_wait<0>();
         ptx_wgmma_settle(out);
@@ -316,7 +319,9 @@ static __global__ void __launch_bounds__(LATENT_THREADS, 1)
     attend_keys keys;
     if (args.map_rows > 0 && threadIdx.x == LATENT_CONSUMERS) ptx_prefetch_map(&args.key_map);
     if (!find_latent_item(&item, memory, &args)) return;
-    if (!find_latent_rows(&keys, memory, &args, &item)) return;
+    const bool is_early = threadIdx.x >= LATENT_CONSUMERS &&
+                          find_early_keys(&keys, &args, &item, first_latent_row(&args));
+    if (!is_early && !find_latent_rows(&keys, memory, &args, &item)) return;
     if (is_split(&args)) ptx_cluster_arrive();
     if (threadIdx.x >= LATENT_CONSUMERS) {
         ptx_give_registers<LATENT_PRODUCER_REGISTERS>();

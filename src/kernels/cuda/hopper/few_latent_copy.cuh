@@ -16,15 +16,10 @@ typedef struct latent_source {
 static __device__ __forceinline__ latent_source find_early_source(const attend_args *args, int32_t row0)
 {
     const fv_attend_params *params = &args->params;
-    latent_source source = {NULL, 0, 0};
     fv_work_item item;
-    if (params->window > 0 || params->context_parallel.world > 1 || row0 >= (int32_t)args->group.by) return source;
-    if (!find_few_item(&item, args) || item.num_tokens != 1) return source;
-    if (item.first_token + 1 != item.query_end - item.query_start) return source;
-    source.table = params->block_table + item.table_row * params->block_table_stride;
-    source.first = item.first_key;
-    source.end = fv_max_i32(item.first_key, fv_min_i32(item.end_key, item.seq_len));
-    return source;
+    attend_keys keys;
+    if (!find_few_item(&item, args) || !find_early_keys(&keys, args, &item, row0)) return {NULL, 0, 0};
+    return {params->block_table + item.table_row * params->block_table_stride, keys.first, keys.end};
 }
 
 static __device__ __forceinline__ int32_t count_few_units(const latent_source *source)

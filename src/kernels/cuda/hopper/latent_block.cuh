@@ -6,6 +6,7 @@
 
 #include "kernels/cuda/hopper/mbarrier.cuh"
 #include "kernels/cuda/hopper/panel.cuh"
+#include "kernels/cuda/narrow_partial.cuh"
 #include "kernels/cuda/overlap.cuh"
 
 enum {
@@ -21,9 +22,13 @@ enum {
     LATENT_THREADS = LATENT_CONSUMERS + LATENT_PRODUCERS,
     LATENT_CONSUMER_REGISTERS = 224,
     LATENT_PRODUCER_REGISTERS = 56,
-    LATENT_LOW_PANELS = 4,                          /* of the first warpgroup's values */
+    LATENT_LOW_PANELS = 4,                           /* of the first warpgroup's values */
+    LATENT_ROPE = 2 * LATENT_LOW_PANELS,             /* the panel that is no value */
+    LATENT_PREFETCH_TILES = 16,                      /* of a block whose tiles L2 is asked for ahead, at most */
     LATENT_STAGED_BYTES = LATENT_VALUE / 2 * 4 + 32, /* of a row of half of the output; 32: four rows in all banks */
-    LATENT_WARP_BYTES = 16 * LATENT_STAGED_BYTES     /* of a warp's rows */
+    LATENT_WARP_BYTES = 16 * LATENT_STAGED_BYTES,    /* of a warp's rows */
+    LATENT_NARROW_BYTES = LATENT_VALUE / 2 * 2 + 16, /* of a row of half of it in 16 bits; 16: eight in all banks */
+    LATENT_NARROW_WARP_BYTES = 16 * LATENT_NARROW_BYTES
 };
 
 /* Barriers of threads, by their numbers; 0 is __syncthreads(). */
@@ -47,7 +52,7 @@ struct latent_memory { /* of the 227 KiB that a block can have, all */
     attend_row rows[LATENT_ROWS];
     float row_max[LATENT_ROWS]; /* what the sums of a row are relative to, from the tile whose P is in `p` on */
     uint64_t full[2][LATENT_PANELS];
-    uint64_t empty[2][2];              /* of a tile: the first LATENT_LOW_PANELS panels, the others */
+    uint64_t empty[2][3];              /* of a tile: the low values' panels, the high ones', LATENT_ROPE */
     uint64_t landed[2][LATENT_PANELS]; /* the rows of a panel that come one by one, before products may read them */
     attend_keys keys;
     attend_job job;
@@ -133,10 +138,11 @@ static __device__ __forceinline__ void init_latent_memory(latent_memory *memory,
             ptx_mbarrier_init(&memory->full[buffer][panel], LATENT_LOADERS / 32);
             ptx_mbarrier_init(&memory->landed[buffer][panel], LATENT_LOADERS);
         }
-        for (int32_t side = 0; side < 2; side++) ptx_mbarrier_init(&memory->empty[buffer][side], 4);
+        for (int32_t part = 0; part < 3; part++) ptx_mbarrier_init(&memory->empty[buffer][part], 4);
     }
     ptx_mbarrier_init(&memory->taken, 1);
-    init_meeting(memory, args, LATENT_ROWS, LATENT_WARP_BYTES);
+    init_meeting(memory, args, LATENT_ROWS,
+                 narrows_partials(&args->params) ? LATENT_NARROW_WARP_BYTES : LATENT_WARP_BYTES);
     if (is_split(args)) ptx_mbarrier_expect(&memory->taken, 4 * sizeof(float4));
 }
 
@@ -187,6 +193,20 @@ static __device__ __forceinline__ bool find_latent_rows(attend_keys *keys, laten
     keys->full_first = __shfl_sync(~0u, first, 1);
     keys->end = fv_min_i32(__shfl_sync(~0u, end, 1), item->end_key);
     if (thread == LATENT_CONSUMERS - 32) memory->keys = *keys;
+    return true;
+}
+
+/* The keys of a block's rows, from `row0` of the item on, where they are known without the rows: of an item whose one
+ * token is its sequence's last, as in decode, all that the item has. False: they are not. */
+static __device__ __forceinline__ bool find_early_keys(attend_keys *keys, const attend_args *args,
+                                                       const fv_work_item *item, int32_t row0)
+{
+    const fv_attend_params *params = &args->params;
+    if (params->window > 0 || params->context_parallel.world > 1) return false;
+    if (item->num_tokens != 1 || item->first_token + 1 != item->query_end - item->query_start) return false;
+    if (row0 >= (int32_t)args->group.by) return false;
+    keys->first = keys->full_first = item->first_key;
+    keys->end = keys->full_end = fv_max_i32(item->first_key, fv_min_i32(item->end_key, item->seq_len));
     return true;
 }
 

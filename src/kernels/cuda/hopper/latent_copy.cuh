@@ -28,10 +28,10 @@ static __device__ __forceinline__ bool comes_in_boxes(const attend_args *args, c
 /* The row of a tile that a loader looks up; a warp's 32 are those that it brings. */
 static __device__ __forceinline__ int32_t row_of_loader(void) { return threadIdx.x % LATENT_LOADERS; }
 
-/* Half a tile may be overwritten. */
-static __device__ __forceinline__ void wait_for_space(latent_memory *memory, int32_t tile, int32_t side)
+/* The part of a tile that panel `panel` belongs to may be overwritten. */
+static __device__ __forceinline__ void wait_for_space(latent_memory *memory, int32_t tile, int32_t panel)
 {
-    ptx_mbarrier_wait(&memory->empty[tile % 2][side], (tile / 2 + 1) % 2);
+    ptx_mbarrier_wait(&memory->empty[tile % 2][panel / LATENT_LOW_PANELS], (tile / 2 + 1) % 2);
 }
 
 /* Where box `box` of the warp's lies: the same in all lanes. */
@@ -40,43 +40,73 @@ static __device__ __forceinline__ latent_slot slot_of_box(const attend_args *arg
     return {__shfl_sync(~0u, at.page, box * args->map_rows), __shfl_sync(~0u, at.slot, box * args->map_rows)};
 }
 
+static constexpr __device__ __forceinline__ int panel_in_turn(int i) { return i < 0 ? (int)LATENT_ROPE : i; }
+
 /* Panels FIRST .. END - 1 of the boxes that begin at the warp's rows, when there is space, and how many bytes that is:
  * the phase of a panel's barrier ends when both warps have said so, and all bytes are there. By one lane, and from what
- * is the same in all: else a copy takes 40 instructions, and a tile longer to ask for than to multiply. */
+ * is the same in all: else a copy takes 40 instructions, and a tile longer to ask for than to multiply. With LATENT_ROPE
+ * before them where FIRST is -1. */
 template <int FIRST, int END>
 static __device__ __forceinline__ void load_box_panels(latent_memory *memory, const attend_args *args, int32_t tile,
                                                        latent_slot at, int32_t num_boxes)
 {
     const int32_t buffer = uniform(tile % 2), row = uniform(row_of_loader() / 32 * 32), box_rows = args->map_rows;
     latent_slot of_box = slot_of_box(args, at, 0);
-    wait_for_space(memory, tile, FIRST > 0);
+    if (FIRST < 0) wait_for_space(memory, tile, LATENT_ROPE);
+    wait_for_space(memory, tile, FIRST < 0 ? 0 : FIRST);
 #pragma unroll 1
     for (int32_t box = 0; box < num_boxes; box++) {
         const int32_t offset = (row + box * box_rows) * FV_PANEL_ROW_BYTES;
         if (ptx_elect()) {
 #pragma unroll
-            for (int panel = FIRST; panel < END; panel++)
-                ptx_tensor_copy(memory->tiles[buffer][panel] + offset, &args->key_map, panel * 64, of_box.slot,
-                                of_box.page, &memory->full[buffer][panel]);
+            for (int i = FIRST; i < END; i++)
+                ptx_tensor_copy(memory->tiles[buffer][panel_in_turn(i)] + offset, &args->key_map, panel_in_turn(i) * 64,
+                                of_box.slot, of_box.page, &memory->full[buffer][panel_in_turn(i)]);
         }
         of_box = slot_of_box(args, at, box + 1);
     }
     if (ptx_elect()) {
 #pragma unroll
-        for (int panel = FIRST; panel < END; panel++)
-            ptx_mbarrier_expect(&memory->full[buffer][panel], num_boxes * box_rows * FV_PANEL_ROW_BYTES);
+        for (int i = FIRST; i < END; i++)
+            ptx_mbarrier_expect(&memory->full[buffer][panel_in_turn(i)], num_boxes * box_rows * FV_PANEL_ROW_BYTES);
     }
     __syncwarp();
 }
 
-/* The warp's part of a tile that comes in boxes of the map; the first warp's are all where one is a tile. */
+/* A tile that is asked for next: to L2, by one lane. */
+static __device__ __forceinline__ void prefetch_latents(const attend_args *args, latent_slot at)
+{
+    const fv_kv_plane *plane = &args->k[0].plane;
+    const uint64_t own = (uint64_t)plane->data + at.page * plane->block_stride + at.slot * plane->slot_stride;
+    const char *from = (const char *)__shfl_sync(~0u, own, 0);
+    if (ptx_elect()) ptx_bulk_prefetch(from, LATENT_TILE * LATENT_HEAD * 2);
+    __syncwarp();
+}
+
+/* Is L2 asked for tiles ahead? Where one lies in one piece, of the blocks that have the same keys by the first. By the
+ * warp that asks for boxes. */
+static __device__ __forceinline__ bool prefetches_latents(const attend_args *args, int32_t num_tiles)
+{
+    return args->map_rows == LATENT_TILE && args->k[0].plane.slot_stride == LATENT_HEAD * 2 &&
+           row_of_loader() < 32 && first_latent_row(args) == 0 && num_tiles <= LATENT_PREFETCH_TILES;
+}
+
+/* The warp's part of a tile that comes in boxes of the map; the first warp's are all where one is a tile. The panel that
+ * is no value comes first, for S begins with it: where a box is a tile as soon as S of the tile before is there, of
+ * smaller boxes with the low values' panels, for to ask for them is then what takes the time. */
 static __device__ __forceinline__ void load_latent_boxes(latent_memory *memory, const attend_args *args, int32_t tile,
-                                                         latent_slot at)
+                                                         latent_slot at, bool has_next, latent_slot next)
 {
     const int32_t box_rows = args->map_rows;
     const int32_t num_boxes = uniform(box_rows < LATENT_TILE ? 32 / box_rows : row_of_loader() < 32 ? 1 : 0);
-    load_box_panels<0, LATENT_LOW_PANELS>(memory, args, tile, at, num_boxes);
-    load_box_panels<LATENT_LOW_PANELS, LATENT_PANELS>(memory, args, tile, at, num_boxes);
+    if (box_rows == LATENT_TILE) {
+        load_box_panels<LATENT_ROPE, LATENT_PANELS>(memory, args, tile, at, num_boxes);
+        if (has_next) prefetch_latents(args, next);
+        load_box_panels<0, LATENT_LOW_PANELS>(memory, args, tile, at, num_boxes);
+    } else {
+        load_box_panels<-1, LATENT_LOW_PANELS>(memory, args, tile, at, num_boxes);
+    }
+    load_box_panels<LATENT_LOW_PANELS, LATENT_ROPE>(memory, args, tile, at, num_boxes);
 }
 
 /* Panels FIRST .. END - 1 of the warp's rows, eight lanes to each: asked for. L2 takes 256 bytes at a time from memory,
@@ -114,10 +144,12 @@ static __device__ __forceinline__ void load_latent_rows(latent_memory *memory, c
     for (int i = 0; i < 8; i++)
         rows[i] = (const char *)plane->data + __shfl_sync(~0u, own, i * 4 + threadIdx.x % 32 / 8) +
                   threadIdx.x % 8 * 16;
+    wait_for_space(memory, tile, LATENT_ROPE);
+    load_latent_panels<LATENT_ROPE, LATENT_PANELS>(memory, buffer, rows);
     wait_for_space(memory, tile, 0);
     load_latent_panels<0, LATENT_LOW_PANELS>(memory, buffer, rows);
-    wait_for_space(memory, tile, 1);
-    load_latent_panels<LATENT_LOW_PANELS, LATENT_PANELS>(memory, buffer, rows);
+    wait_for_space(memory, tile, LATENT_LOW_PANELS);
+    load_latent_panels<LATENT_LOW_PANELS, LATENT_ROPE>(memory, buffer, rows);
 }
 
 /* The first two warps: they ask for latents, and wait for nothing but space. */
@@ -126,6 +158,7 @@ static __device__ __forceinline__ void load_latents(latent_memory *memory, const
                                                     int32_t num_tiles)
 {
     const int32_t first = origin + row_of_loader();
+    const bool prefetches = prefetches_latents(args, num_tiles);
     latent_slot next = find_latent_slot(args, table, keys, first);
     latent_slot second = find_latent_slot(args, table, keys, first + LATENT_TILE);
 #pragma unroll 1
@@ -135,7 +168,7 @@ static __device__ __forceinline__ void load_latents(latent_memory *memory, const
         next = second;
         second = find_latent_slot(args, table, keys, first + (tile + 2) * LATENT_TILE);
         if (comes_in_boxes(args, keys, tile_first))
-            load_latent_boxes(memory, args, tile, at);
+            load_latent_boxes(memory, args, tile, at, prefetches && tile >= 2 && tile + 1 < num_tiles, next);
         else
             load_latent_rows(memory, args, tile, at);
     }
@@ -146,14 +179,15 @@ static __device__ __forceinline__ void load_latents(latent_memory *memory, const
 static __device__ __forceinline__ void announce_latents(latent_memory *memory, const attend_args *args,
                                                         const attend_keys *keys, int32_t origin, int32_t num_tiles)
 {
-    const int32_t first_panel = threadIdx.x / 32 % 2;
+    const int32_t first_turn = threadIdx.x / 32 % 2;
     uint32_t parities = 0; /* a bit for each buffer */
 #pragma unroll 1
     for (int32_t tile = 0; tile < num_tiles; tile++) {
         if (comes_in_boxes(args, keys, origin + tile * LATENT_TILE)) continue;
         const int32_t buffer = tile % 2;
 #pragma unroll 1
-        for (int32_t panel = first_panel; panel < LATENT_PANELS; panel += 2) {
+        for (int32_t turn = first_turn; turn < LATENT_PANELS; turn += 2) {
+            const int32_t panel = turn == 0 ? LATENT_ROPE : turn - 1; /* as they are asked for */
             ptx_mbarrier_wait(&memory->landed[buffer][panel], parities >> buffer & 1);
             ptx_fence_proxy_async();
             if (threadIdx.x % 32 < LATENT_LOADERS / 32) ptx_mbarrier_arrive(&memory->full[buffer][panel]);
