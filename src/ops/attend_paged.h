@@ -94,9 +94,9 @@ typedef struct fv_attend_params {
      * num_q_blocks x num_kv_heads x num_segments, see fv_grid_item */
     const fv_work_item *items;
     int32_t num_items;
-    int32_t num_split; /* each of a list's last items may be shared by two lanes of a device, which may do without; of
+    int32_t num_split;  /* each of a list's last items may be shared by two lanes of a device, which may do without; of
                         * the static grid: 0, or all cells may */
-    int32_t lane_heads;      /* of a list: KV heads of an item that a lane had best take side by side; 0: as it likes */
+    int32_t lane_heads; /* of a list: KV heads of an item that a lane had best take side by side; 0: as it likes */
     int32_t batch_invariant; /* 1: a row's bits must not depend on how many items there are */
     int32_t block_q;
     int32_t tile_keys;
