@@ -44,8 +44,8 @@ static constexpr __device__ __forceinline__ int panel_in_turn(int i) { return i 
 
 /* Panels FIRST .. END - 1 of the boxes that begin at the warp's rows, when there is space, and how many bytes that is:
  * the phase of a panel's barrier ends when both warps have said so, and all bytes are there. By one lane, and from what
- * is the same in all: else a copy takes 40 instructions, and a tile longer to ask for than to multiply. With LATENT_ROPE
- * before them where FIRST is -1. */
+ * is the same in all: else a copy takes 40 instructions, and a tile longer to ask for than to multiply. FIRST -1: with
+ * LATENT_ROPE before them. */
 template <int FIRST, int END>
 static __device__ __forceinline__ void load_box_panels(latent_memory *memory, const attend_args *args, int32_t tile,
                                                        latent_slot at, int32_t num_boxes)
@@ -87,13 +87,13 @@ static __device__ __forceinline__ void prefetch_latents(const attend_args *args,
  * warp that asks for boxes. */
 static __device__ __forceinline__ bool prefetches_latents(const attend_args *args, int32_t num_tiles)
 {
-    return args->map_rows == LATENT_TILE && args->k[0].plane.slot_stride == LATENT_HEAD * 2 &&
-           row_of_loader() < 32 && first_latent_row(args) == 0 && num_tiles <= LATENT_PREFETCH_TILES;
+    return args->map_rows == LATENT_TILE && args->k[0].plane.slot_stride == LATENT_HEAD * 2 && row_of_loader() < 32 &&
+           first_latent_row(args) == 0 && num_tiles <= LATENT_PREFETCH_TILES;
 }
 
-/* The warp's part of a tile that comes in boxes of the map; the first warp's are all where one is a tile. The panel that
- * is no value comes first, for S begins with it: where a box is a tile as soon as S of the tile before is there, of
- * smaller boxes with the low values' panels, for to ask for them is then what takes the time. */
+/* The warp's part of a tile that comes in boxes of the map; the first warp's are all where one is a tile. The panel
+ * that is no value comes first, for S begins with it: where a box is a tile as soon as S of the tile before is there,
+ * of smaller boxes with the low values' panels, for to ask for them is then what takes the time. */
 static __device__ __forceinline__ void load_latent_boxes(latent_memory *memory, const attend_args *args, int32_t tile,
                                                          latent_slot at, bool has_next, latent_slot next)
 {
