@@ -6,7 +6,6 @@
 
 #include "kernels/cuda/hopper/mbarrier.cuh"
 #include "kernels/cuda/hopper/panel.cuh"
-#include "kernels/cuda/narrow_partial.cuh"
 #include "kernels/cuda/overlap.cuh"
 
 enum {
@@ -24,11 +23,8 @@ enum {
     LATENT_PRODUCER_REGISTERS = 56,
     LATENT_LOW_PANELS = 4,                           /* of the first warpgroup's values */
     LATENT_ROPE = 2 * LATENT_LOW_PANELS,             /* the panel that is no value */
-    LATENT_PREFETCH_TILES = 16,                      /* of a block whose tiles L2 is asked for ahead, at most */
     LATENT_STAGED_BYTES = LATENT_VALUE / 2 * 4 + 32, /* of a row of half of the output; 32: four rows in all banks */
-    LATENT_WARP_BYTES = 16 * LATENT_STAGED_BYTES,    /* of a warp's rows */
-    LATENT_NARROW_BYTES = LATENT_VALUE / 2 * 2 + 16, /* of a row of half of it in 16 bits; 16: eight in all banks */
-    LATENT_NARROW_WARP_BYTES = 16 * LATENT_NARROW_BYTES
+    LATENT_WARP_BYTES = 16 * LATENT_STAGED_BYTES     /* of a warp's rows */
 };
 
 /* Barriers of threads, by their numbers; 0 is __syncthreads(). */
@@ -141,8 +137,7 @@ static __device__ __forceinline__ void init_latent_memory(latent_memory *memory,
         for (int32_t part = 0; part < 3; part++) ptx_mbarrier_init(&memory->empty[buffer][part], 4);
     }
     ptx_mbarrier_init(&memory->taken, 1);
-    init_meeting(memory, args, LATENT_ROWS,
-                 narrows_partials(&args->params) ? LATENT_NARROW_WARP_BYTES : LATENT_WARP_BYTES);
+    init_meeting(memory, args, LATENT_ROWS, LATENT_WARP_BYTES);
     if (is_split(args)) ptx_mbarrier_expect(&memory->taken, 4 * sizeof(float4));
 }
 

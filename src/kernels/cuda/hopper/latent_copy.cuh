@@ -73,35 +73,16 @@ static __device__ __forceinline__ void load_box_panels(latent_memory *memory, co
     __syncwarp();
 }
 
-/* A tile that is asked for next: to L2, by one lane. */
-static __device__ __forceinline__ void prefetch_latents(const attend_args *args, latent_slot at)
-{
-    const fv_kv_plane *plane = &args->k[0].plane;
-    const uint64_t own = (uint64_t)plane->data + at.page * plane->block_stride + at.slot * plane->slot_stride;
-    const char *from = (const char *)__shfl_sync(~0u, own, 0);
-    if (ptx_elect()) ptx_bulk_prefetch(from, LATENT_TILE * LATENT_HEAD * 2);
-    __syncwarp();
-}
-
-/* Is L2 asked for tiles ahead? Where one lies in one piece, of the blocks that have the same keys by the first. By the
- * warp that asks for boxes. */
-static __device__ __forceinline__ bool prefetches_latents(const attend_args *args, int32_t num_tiles)
-{
-    return args->map_rows == LATENT_TILE && args->k[0].plane.slot_stride == LATENT_HEAD * 2 && row_of_loader() < 32 &&
-           first_latent_row(args) == 0 && num_tiles <= LATENT_PREFETCH_TILES;
-}
-
 /* The warp's part of a tile that comes in boxes of the map; the first warp's are all where one is a tile. The panel
  * that is no value comes first, for S begins with it: where a box is a tile as soon as S of the tile before is there,
  * of smaller boxes with the low values' panels, for to ask for them is then what takes the time. */
 static __device__ __forceinline__ void load_latent_boxes(latent_memory *memory, const attend_args *args, int32_t tile,
-                                                         latent_slot at, bool has_next, latent_slot next)
+                                                         latent_slot at)
 {
     const int32_t box_rows = args->map_rows;
     const int32_t num_boxes = uniform(box_rows < LATENT_TILE ? 32 / box_rows : row_of_loader() < 32 ? 1 : 0);
     if (box_rows == LATENT_TILE) {
         load_box_panels<LATENT_ROPE, LATENT_PANELS>(memory, args, tile, at, num_boxes);
-        if (has_next) prefetch_latents(args, next);
         load_box_panels<0, LATENT_LOW_PANELS>(memory, args, tile, at, num_boxes);
     } else {
         load_box_panels<-1, LATENT_LOW_PANELS>(memory, args, tile, at, num_boxes);
@@ -158,7 +139,6 @@ static __device__ __forceinline__ void load_latents(latent_memory *memory, const
                                                     int32_t num_tiles)
 {
     const int32_t first = origin + row_of_loader();
-    const bool prefetches = prefetches_latents(args, num_tiles);
     latent_slot next = find_latent_slot(args, table, keys, first);
     latent_slot second = find_latent_slot(args, table, keys, first + LATENT_TILE);
 #pragma unroll 1
@@ -168,7 +148,7 @@ static __device__ __forceinline__ void load_latents(latent_memory *memory, const
         next = second;
         second = find_latent_slot(args, table, keys, first + (tile + 2) * LATENT_TILE);
         if (comes_in_boxes(args, keys, tile_first))
-            load_latent_boxes(memory, args, tile, at, prefetches && tile >= 2 && tile + 1 < num_tiles, next);
+            load_latent_boxes(memory, args, tile, at);
         else
             load_latent_rows(memory, args, tile, at);
     }

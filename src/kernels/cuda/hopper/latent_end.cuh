@@ -158,49 +158,33 @@ static __device__ __forceinline__ void send_latent_run(char *to, const char *sta
 
 /* --- two blocks of an item: the first ends the first warpgroup's columns, the second the second's ----------------- */
 
-/* The number that the thread has of each of its two rows, as row lane % 16 of the warp's has it. */
-static __device__ __forceinline__ float of_lane_row(const float (&of_rows)[2])
-{
-    const int32_t lane = threadIdx.x % 32, from = lane % 8 * 4;
-    const float low = __shfl_sync(~0u, of_rows[0], from), high = __shfl_sync(~0u, of_rows[1], from);
-    return lane % 16 < 8 ? low : high;
-}
-
 /* The warp's part of the output, relative to the block's own maxima, goes to the other block when that has sent its
- * sums too and needs its queries no more: in 16 bits where partial results are, for what the copy takes is its bytes.
- * The block stays until it is there. */
-static __device__ __forceinline__ void give_latent_values(const float (&out)[LATENT_VALUE / 4], float4 *sums,
-                                                          latent_memory *memory, const attend_args *args, int32_t group)
+ * sums too and needs its queries no more. The block stays until it is there. */
+static __device__ __forceinline__ void give_latent_values(const float (&out)[LATENT_VALUE / 4], const float4 *sums,
+                                                          latent_memory *memory, int32_t group)
 {
     const uint32_t other_rank = ~blockIdx.x % 2;
     const int32_t warp = threadIdx.x / 32 % 4, lane = threadIdx.x % 32;
-    const bool narrows = narrows_partials(&args->params);
-    float by[2] = {1, 1}, scale[2] = {1, 1};
-    if (narrows) find_narrow_scales(by, scale, out);
-    sums->w = of_lane_row(scale);
+    const float as_it_is[2] = {1, 1};
     char *staged = memory->tiles[group][0] + warp * LATENT_WARP_BYTES;
     ptx_cluster_wait(); /* its barriers are there */
     if (lane < 16)
         ptx_store_async_16(ptx_shared_address_in(sums_of_other(memory, warp * 16 + lane), other_rank), *sums,
                            ptx_shared_address_in(&memory->met, other_rank));
-    if (narrows)
-        stage_latent_values<int16_t>(out, staged, LATENT_NARROW_BYTES, by);
-    else
-        stage_latent_values<float>(out, staged, LATENT_STAGED_BYTES, by);
+    stage_latent_values<float>(out, staged, LATENT_STAGED_BYTES, as_it_is);
     ptx_fence_proxy_async();
     ptx_mbarrier_wait(&memory->met, 0);
     __syncwarp();
     if (ptx_elect())
         ptx_bulk_send(ptx_shared_address_in(memory->q[0] + warp * LATENT_WARP_BYTES, other_rank), staged,
-                      narrows ? LATENT_NARROW_WARP_BYTES : LATENT_WARP_BYTES,
-                      ptx_shared_address_in(&memory->inbox[warp], other_rank));
+                      LATENT_WARP_BYTES, ptx_shared_address_in(&memory->inbox[warp], other_rank));
     __syncwarp();
     ptx_mbarrier_wait(&memory->taken, 0);
 }
 
 /* Output and sums go over to the keys of both blocks. */
 static __device__ __forceinline__ void take_latent_values(float (&out)[LATENT_VALUE / 4], float4 *sums,
-                                                          latent_memory *memory, const attend_args *args)
+                                                          latent_memory *memory)
 {
     const uint32_t other_rank = ~blockIdx.x % 2;
     const int32_t warp = threadIdx.x / 32 % 4, lane = threadIdx.x % 32;
@@ -208,33 +192,21 @@ static __device__ __forceinline__ void take_latent_values(float (&out)[LATENT_VA
     ptx_mbarrier_wait(&memory->met, 0);
     const float4 other = *sums_of_other(memory, warp * 16 + lane % 16);
     const float max = fmaxf(sums->x, other.x), base = max == -INFINITY ? 0.0f : max;
-    const float weight = ptx_ex2(sums->x - base), of_other = ptx_ex2(other.x - base), by = of_other * other.w;
+    const float weight = ptx_ex2(sums->x - base), of_other = ptx_ex2(other.x - base);
     *sums = make_float4(max, weight * sums->y + of_other * other.y, weight * sums->z + of_other * other.z, 0);
     const float weights[2] = {__shfl_sync(~0u, weight, lane / 4), __shfl_sync(~0u, weight, lane / 4 + 8)};
-    const float others[2] = {__shfl_sync(~0u, by, lane / 4), __shfl_sync(~0u, by, lane / 4 + 8)};
+    const float others[2] = {__shfl_sync(~0u, of_other, lane / 4), __shfl_sync(~0u, of_other, lane / 4 + 8)};
     ptx_mbarrier_wait(&memory->inbox[warp], 0);
     if (ptx_elect()) /* to where nothing is any more */
         ptx_store_async_16(ptx_shared_address_in(memory->p + LATENT_PANEL_BYTES / 2 + warp * 16, other_rank), other,
                            ptx_shared_address_in(&memory->taken, other_rank));
     __syncwarp();
-    const char *rows = memory->q[0] + warp * LATENT_WARP_BYTES;
-    if (narrows_partials(&args->params)) {
-        const char *from = rows + lane / 4 * LATENT_NARROW_BYTES + lane % 4 * 4;
+    const char *from = memory->q[0] + warp * LATENT_WARP_BYTES + staged_part(LATENT_STAGED_BYTES);
 #pragma unroll
-        for (int i = 0; i < LATENT_VALUE / 8; i++) {
-            const float2 values =
-                narrow_multiples(*(const uint32_t *)(from + i % 2 * 8 * LATENT_NARROW_BYTES + i / 2 * 16));
-            out[2 * i] = out[2 * i] * weights[i % 2] + values.x * others[i % 2];
-            out[2 * i + 1] = out[2 * i + 1] * weights[i % 2] + values.y * others[i % 2];
-        }
-    } else {
-        const char *from = rows + staged_part(LATENT_STAGED_BYTES);
-#pragma unroll
-        for (int i = 0; i < LATENT_VALUE / 8; i++) {
-            const float2 values = *(const float2 *)(from + i % 2 * 8 * LATENT_STAGED_BYTES + i / 2 * 32);
-            out[2 * i] = out[2 * i] * weights[i % 2] + values.x * others[i % 2];
-            out[2 * i + 1] = out[2 * i + 1] * weights[i % 2] + values.y * others[i % 2];
-        }
+    for (int i = 0; i < LATENT_VALUE / 8; i++) {
+        const float2 values = *(const float2 *)(from + i % 2 * 8 * LATENT_STAGED_BYTES + i / 2 * 32);
+        out[2 * i] = out[2 * i] * weights[i % 2] + values.x * others[i % 2];
+        out[2 * i + 1] = out[2 * i + 1] * weights[i % 2] + values.y * others[i % 2];
     }
 }
 
@@ -265,8 +237,8 @@ static __device__ __forceinline__ void store_latent_rows(float (&out)[LATENT_VAL
     const bool shares = !F::IS_AMLA && is_split(args);
     float4 sums = sum_latent_row(state, memory, group);
     if (shares) {
-        if (group != (int32_t)blockIdx.x % 2) return give_latent_values(out, &sums, memory, args, group);
-        take_latent_values(out, &sums, memory, args);
+        if (group != (int32_t)blockIdx.x % 2) return give_latent_values(out, &sums, memory, group);
+        take_latent_values(out, &sums, memory);
     }
     const attend_end end = end_latent_row<F>(&sums, state, memory, args, num_rows);
     const int32_t lane = threadIdx.x % 32, warp = threadIdx.x / 32 % 4, first_row = warp * 16;
@@ -284,8 +256,9 @@ static __device__ __forceinline__ void store_latent_rows(float (&out)[LATENT_VAL
     if (narrows) {
         float inverse[2];
         find_narrow_scales(inverse, factor, out);
-        const float scale = of_lane_row(factor);
-        if (is_row) store_narrow_tail(shares ? to : rows + lane * row_bytes, group, scale, &end);
+        const float scales[2] = {__shfl_sync(~0u, factor[0], lane % 8 * 4), __shfl_sync(~0u, factor[1], lane % 8 * 4)};
+        if (is_row)
+            store_narrow_tail(shares ? to : rows + lane * row_bytes, group, lane < 8 ? scales[0] : scales[1], &end);
         stage_latent_values<int16_t>(out, staged, row_bytes, inverse);
     } else if (dtype == FV_DTYPE_F32) {
         stage_latent_values<float>(out, staged, row_bytes, factor);
