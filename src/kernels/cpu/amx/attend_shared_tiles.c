@@ -9,8 +9,7 @@
  *
  * What binds it is the way from L2 to L1. Queries and pairs of V, which stream past K and weights, are loaded without a
  * stay in L1; four tiles of sums make room one after the other, so that the products of the next ones begin before the
- * last of these are stored; scores live for 4 KB. Loops stay
- * rolled up, for their instructions pass a cache, too.
+ * last of these are stored; scores live for 4 KB. Loops stay rolled up, for their instructions pass a cache, too.
  *
  * So scores are gone before the maximum of their block is known, as in attend_many_tiles.c: weights are taken against a
  * reference, the maximum of the first keys that a row saw. Where the weights of a block add up to more than LIMIT (or to
