@@ -380,12 +380,12 @@ FV_ALWAYS_INLINE void fv_lanes_store_natural(float *to, const float *low, const 
 }
 
 /* The same as bf16, times `factor`. */
-FV_ALWAYS_INLINE void fv_words_store_natural(char *to, const float *low, const float *high, fv_lanes factor)
+FV_ALWAYS_INLINE fv_words fv_words_natural(const float *low, const float *high, fv_lanes factor)
 {
     const fv_words words = fv_words_of(fv_lanes_load(low) * factor, fv_lanes_load(high) * factor);
 #if defined(__AVX512F__)
     const __m512i order = _mm512_set_epi64(7, 3, 6, 2, 5, 1, 4, 0);
-    _mm512_storeu_si512(to, _mm512_permutexvar_epi64(order, (__m512i)words));
+    return (fv_words)_mm512_permutexvar_epi64(order, (__m512i)words);
 #else
     uint64_t fours[8], ordered[8];
     memcpy(fours, &words, sizeof(fours));
@@ -393,8 +393,16 @@ FV_ALWAYS_INLINE void fv_words_store_natural(char *to, const float *low, const f
         ordered[2 * i] = fours[i];
         ordered[2 * i + 1] = fours[4 + i];
     }
-    memcpy(to, ordered, sizeof(ordered));
+    fv_words natural;
+    memcpy(&natural, ordered, sizeof(natural));
+    return natural;
 #endif
+}
+
+FV_ALWAYS_INLINE void fv_words_store_natural(char *to, const float *low, const float *high, fv_lanes factor)
+{
+    const fv_words words = fv_words_natural(low, high, factor);
+    memcpy(to, &words, sizeof(words));
 }
 
 /* 1: some of 32 bf16 is infinite or NaN. */

@@ -8,9 +8,7 @@
 FV_ALWAYS_INLINE void fv_words_stream_natural(char *to, const float *low, const float *high, fv_lanes factor)
 {
 #if defined(__AVX512F__)
-    const fv_words words = fv_words_of(fv_lanes_load(low) * factor, fv_lanes_load(high) * factor);
-    const __m512i order = _mm512_set_epi64(7, 3, 6, 2, 5, 1, 4, 0);
-    _mm512_stream_si512((__m512i *)(void *)to, _mm512_permutexvar_epi64(order, (__m512i)words));
+    _mm512_stream_si512((__m512i *)(void *)to, (__m512i)fv_words_natural(low, high, factor));
 #else
     fv_words_store_natural(to, low, high, factor);
 #endif
