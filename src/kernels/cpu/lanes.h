@@ -379,6 +379,23 @@ FV_ALWAYS_INLINE void fv_lanes_store_natural(float *to, const float *low, const 
     }
 }
 
+/* The same times `factor`. */
+FV_ALWAYS_INLINE void fv_lanes_store_natural_times(float *to, const float *low, const float *high, fv_lanes factor)
+{
+    const fv_lanes lows = fv_lanes_load(low) * factor, highs = fv_lanes_load(high) * factor;
+#if defined(__AVX512F__)
+    const __m512i first = _mm512_set_epi64(11, 10, 3, 2, 9, 8, 1, 0);
+    const __m512i second = _mm512_set_epi64(15, 14, 7, 6, 13, 12, 5, 4);
+    _mm512_storeu_si512(to, _mm512_permutex2var_epi64((__m512i)lows, first, (__m512i)highs));
+    _mm512_storeu_si512(to + 16, _mm512_permutex2var_epi64((__m512i)lows, second, (__m512i)highs));
+#else
+    float halves[2][16];
+    fv_lanes_store(halves[0], lows);
+    fv_lanes_store(halves[1], highs);
+    fv_lanes_store_natural(to, halves[0], halves[1]);
+#endif
+}
+
 /* The same as bf16, times `factor`. */
 FV_ALWAYS_INLINE fv_words fv_words_natural(const float *low, const float *high, fv_lanes factor)
 {

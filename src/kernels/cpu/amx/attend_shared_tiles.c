@@ -687,13 +687,52 @@ static void begin(shared_item *shared, fv_tile_item *item)
     for (int32_t i = 0; i < item->num_strips; i++) item->scratch.strips[i].has_sums = 0;
 }
 
-/* Makes the sums of a row those of weights that add up to its sum, rounded as they were. */
-static void fit_row(float *row, const shared_item *shared, int32_t strip, int32_t lane)
+/* What makes the sums of a row those of weights that add up to its sum, rounded as they were. */
+static float fit_of(const shared_item *shared, int32_t strip, int32_t lane)
 {
-    const float sum = shared->item->scratch.strips[strip].rows.sum[lane];
-    const fv_lanes factor = fv_lanes_splat(sum / shared->rounded_sums[strip][lane]);
-    for (int32_t d = 0; d < shared->item->job->params->v_head_size; d += FV_TILE_COLUMNS)
-        fv_lanes_store(row + d, fv_lanes_load(row + d) * factor);
+    const fv_row_strip *rows = &shared->item->scratch.strips[strip].rows;
+    return rows->max[lane] != -INFINITY ? rows->sum[lane] / shared->rounded_sums[strip][lane] : 1.0f;
+}
+
+/* A row of the sums in natural order, times `factor`. */
+static void store_row(float *to, const shared_item *shared, int32_t strip, int32_t lane, float factor)
+{
+    const float *sums = shared->item->scratch.strips[strip].sums + lane * FV_TILE_COLUMNS;
+    const fv_lanes factors = fv_lanes_splat(factor);
+    for (int32_t d = 0; d < shared->item->job->params->v_head_size; d += COLUMNS, sums += 2 * TILE_FLOATS)
+        fv_lanes_store_natural_times(to + d, sums, sums + TILE_FLOATS, factors);
+}
+
+/* As fv_attend_finish_row, where the result is partial, but straight to its place. */
+static void finish_partial_row(const shared_item *shared, int32_t row)
+{
+    const fv_tile_item *item = shared->item;
+    const fv_attend_job *job = item->job;
+    const fv_attend_params *params = job->params;
+    const int32_t strip = row / FV_TILE_STRIP_ROWS, lane = row % FV_TILE_STRIP_ROWS;
+    const fv_row_strip *rows = &item->scratch.strips[strip].rows;
+    const float sum = rows->sum[lane], max = sum != sum ? sum : rows->max[lane];
+    const int32_t is_empty = max == -INFINITY;
+    const int64_t slot = (int64_t)job->item->partial + row / job->group;
+    const int64_t at = slot * params->num_heads + item->first_head * job->group + row % job->group;
+    const float v_scale = fv_head_scale_of(job->v_head_scale, params->num_kv_scales, item->first_head);
+    store_row(params->partial_out + at * params->v_head_size, shared, strip, lane,
+              is_empty ? 0.0f : v_scale * fit_of(shared, strip, lane));
+    params->partial_max[at] = max * FV_LN2;
+    params->partial_sum[at] = is_empty ? 0.0f : sum;
+}
+
+static void finish_row(const shared_item *shared, int32_t row)
+{
+    const fv_tile_item *item = shared->item;
+    const int32_t i = row / FV_TILE_STRIP_ROWS, lane = row % FV_TILE_STRIP_ROWS;
+    const fv_tile_strip *strip = &item->scratch.strips[i];
+    if (shared->is_plain)
+        store_row(item->scratch.row, shared, i, lane, fit_of(shared, i, lane));
+    else
+        fv_strip_natural_row(item, strip, lane);
+    fv_attend_finish_row(&item->natural, item->first_head, row, item->scratch.row, strip->rows.max[lane],
+                         strip->rows.sum[lane]);
 }
 
 static void finish(const shared_item *shared)
@@ -705,12 +744,10 @@ static void finish(const shared_item *shared)
         if (!strip->has_sums) fv_strip_zero_sums(strip, size); /* its rows saw no key */
     }
     for (int32_t row = 0; row < item->job->num_rows; row++) {
-        const int32_t i = row / FV_TILE_STRIP_ROWS, lane = row % FV_TILE_STRIP_ROWS;
-        const fv_tile_strip *strip = &item->scratch.strips[i];
-        fv_strip_natural_row(item, strip, lane);
-        if (shared->is_plain && strip->rows.max[lane] != -INFINITY) fit_row(item->scratch.row, shared, i, lane);
-        fv_attend_finish_row(&item->natural, item->first_head, row, item->scratch.row, strip->rows.max[lane],
-                             strip->rows.sum[lane]);
+        if (shared->is_plain && item->job->item->partial >= 0)
+            finish_partial_row(shared, row);
+        else
+            finish_row(shared, row);
     }
 }
 
