@@ -150,6 +150,7 @@ typedef struct mla_case {
     int32_t cut;          /* keys of a segment; 0: whole */
     int32_t num_segments; /* static grid instead of a list */
     int32_t all_variants; /* not AMLA's alone */
+    int32_t num_workers;  /* 0: one */
 } mla_case;
 
 typedef struct mla_scene {
@@ -373,7 +374,8 @@ static void run_variant(mla_scene *s, const fv_kernel_table *table, const fv_att
 {
     memset(s->out, 0xff, s->out_bytes);
     const fv_kernel_table *reducing = table->reduce_segments ? table : table_at(0); /* the emulated one attends only */
-    attend_run_variant(&s->params, s->reduces, s->num_reduces, reducing, variant);
+    attend_run_variant_by(fv_max_i32(1, s->test->num_workers), &s->params, s->reduces, s->num_reduces, reducing,
+                          variant);
 }
 
 /* loss: what the row may be off by beyond the oracle's rule, as a part of its length. */
@@ -589,6 +591,25 @@ static void test_rows_that_share_blocks(void **state)
     }
 }
 
+/* Segments of one query, of which the first to run takes most keys, and the last find few or none left. */
+static void test_segments_that_deal_out_keys(void **state)
+{
+    (void)state;
+    static const int32_t cuts[] = {192, 320, 512, 1056};
+    for (int32_t i = 0; i < FV_ARRAY_LEN(cuts); i++) {
+        mla_case test = mixed();
+        test.query_lens[1] = 1;
+        test.lora = 256;
+        test.num_heads = i % 2 ? 60 : 20;
+        test.cut = cuts[i];
+        test.sinks = i & 1;
+        test.growth = (float)i;
+        test.all_variants = 1;
+        test.num_workers = 12; /* one for each item, at least */
+        check_case(&test);
+    }
+}
+
 static void test_segments_and_grid(void **state)
 {
     (void)state;
@@ -745,6 +766,7 @@ int main(void)
         cmocka_unit_test(test_masks_and_scores),
         cmocka_unit_test(test_segments_and_grid),
         cmocka_unit_test(test_rows_that_share_blocks),
+        cmocka_unit_test(test_segments_that_deal_out_keys),
         cmocka_unit_test(test_nan_out_of_sight),
         cmocka_unit_test(test_jumps),
     };

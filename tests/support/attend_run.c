@@ -44,21 +44,34 @@ void attend_run_reduce(const fv_attend_params *params, const fv_reduce_item *red
     assert_int_equal(reduce_segments(&launch, &reduce), FV_OK);
 }
 
-void attend_run_variant(const fv_attend_params *params, const fv_reduce_item *reduces, int32_t num_reduces,
-                        const fv_kernel_table *table, const fv_attend_variant *variant)
+static void run_in_turns(void *user, int64_t num_tasks, fv_task_fn task, void *task_user)
 {
-    const fv_executor executor = {.num_workers = 1};
+    const int32_t *num_workers = user;
+    for (int64_t i = 0; i < num_tasks; i++) task(task_user, i, (int32_t)(i % *num_workers));
+}
+
+void attend_run_variant_by(int32_t num_workers, const fv_attend_params *params, const fv_reduce_item *reduces,
+                           int32_t num_reduces, const fv_kernel_table *table, const fv_attend_variant *variant)
+{
+    const fv_executor executor = {.parallel_for = run_in_turns, .num_workers = num_workers, .user = &num_workers};
     const fv_launch launch = {.executor = &executor};
     fv_attend_params given = *params;
     given.scratch_bytes = variant->scratch_bytes(&given);
-    char *scratch = aligned_alloc(64, (size_t)fv_round_up((int64_t)given.scratch_bytes + FENCE_BYTES, 64));
+    const size_t bytes = given.scratch_bytes * (size_t)num_workers;
+    char *scratch = aligned_alloc(64, (size_t)fv_round_up((int64_t)bytes + FENCE_BYTES, 64));
     assert_non_null(scratch);
-    memset(scratch, 0xff, given.scratch_bytes);
-    memset(scratch + given.scratch_bytes, FENCE, FENCE_BYTES);
+    memset(scratch, 0xff, bytes);
+    memset(scratch + bytes, FENCE, FENCE_BYTES);
     given.scratch = scratch;
     assert_int_equal(variant->launch(&launch, &given), FV_OK);
-    for (int32_t i = 0; i < FENCE_BYTES; i++) assert_int_equal(scratch[given.scratch_bytes + (size_t)i], FENCE);
+    for (int32_t i = 0; i < FENCE_BYTES; i++) assert_int_equal(scratch[bytes + (size_t)i], FENCE);
     free(scratch);
     const int32_t has_segments = params->items ? num_reduces > 0 : params->num_segments > 1;
     if (has_segments) attend_run_reduce(params, reduces, num_reduces, table->reduce_segments);
+}
+
+void attend_run_variant(const fv_attend_params *params, const fv_reduce_item *reduces, int32_t num_reduces,
+                        const fv_kernel_table *table, const fv_attend_variant *variant)
+{
+    attend_run_variant_by(1, params, reduces, num_reduces, table, variant);
 }

@@ -10,24 +10,24 @@
 #define DENSE_BASE (&FV_BASE_SYMBOL(fv_attend_dense)[FV_NUM_VARIANTS_attend_dense - 1])
 
 static int32_t attend_item(const fv_attend_params *params, const fv_work_item *item, void *scratch,
-                           fv_rescaling rescaling)
+                           fv_rescaling rescaling, fv_key_shares *shares)
 {
     const fv_attend_job job = fv_attend_job_of(params, item);
     const int32_t query_len = params->query_start[item->seq + 1] - params->query_start[item->seq];
     const int64_t num_rows = (int64_t)fv_max_i32(query_len, item->num_tokens) * job.group;
-    return fv_item_loop_tiles(&job, num_rows, scratch, rescaling);
+    return fv_item_loop_tiles(&job, num_rows, scratch, rescaling, shares);
 }
 
 static fv_status launch_paged(const fv_launch *launch, const fv_attend_params *params)
 {
-    return fv_item_loop_run(&(fv_item_loop){launch, params, PAGED_BASE, attend_item, FV_RESCALING_MULTIPLY});
+    return fv_item_loop_run(&(fv_item_loop){launch, params, PAGED_BASE, attend_item, FV_RESCALING_MULTIPLY, NULL});
 }
 
 static fv_status launch_dense(const fv_launch *launch, const fv_attend_params *params)
 {
     assert(params->dense.k);
     const fv_attend_params dense = fv_attend_without_cache(params);
-    return fv_item_loop_run(&(fv_item_loop){launch, &dense, DENSE_BASE, attend_item, FV_RESCALING_MULTIPLY});
+    return fv_item_loop_run(&(fv_item_loop){launch, &dense, DENSE_BASE, attend_item, FV_RESCALING_MULTIPLY, NULL});
 }
 
 static size_t paged_scratch(const fv_attend_params *params) { return fv_item_loop_scratch(params, PAGED_BASE); }

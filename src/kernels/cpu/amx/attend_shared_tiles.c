@@ -75,6 +75,9 @@ typedef struct shared_item {
     int32_t num_pairs;
     int32_t is_last;                       /* no key is asked for ahead, but room for the results */
     int32_t is_plain;                      /* weights may be taken against a reference */
+    fv_key_shares *shares;                 /* NULL: the item has no siblings */
+    int32_t index;                         /* else: which it is */
+    fv_step_run own;                       /* then: its steps that are left */
     const char *values[FV_TILE_MANY_KEYS]; /* rows of the block's */
 } shared_item;
 
@@ -600,11 +603,23 @@ static void add_values(shared_item *shared)
 
 /* --- the item -------------------------------------------------------------------------------------------------------- */
 
-/* Block `index` of the item, its rows in one of the three buffers. */
-static fv_key_block keys_at(const fv_tile_item *item, int32_t index)
+/* The steps of the next block; !is_taken: as it would be now. Empty: none is left. */
+static fv_step_run next_run(shared_item *shared, int32_t is_taken)
 {
-    const int32_t first_key = item->job->keys.first / FV_STEP_KEYS * FV_STEP_KEYS;
-    return fv_key_block_at(item, first_key + index * item->block_keys, index % 3);
+    const int32_t steps = shared->item->block_keys / FV_STEP_KEYS;
+    if (shared->shares) return fv_key_shares_next(shared->shares, shared->index, steps, is_taken);
+    const fv_step_run run = {shared->own.first, fv_min_i32(shared->own.first + steps, shared->own.end)};
+    if (is_taken) shared->own.first = run.end;
+    return run;
+}
+
+/* The block of some steps, its rows in one of the three buffers. */
+static fv_key_block keys_of(const fv_tile_item *item, fv_step_run run, int32_t turn)
+{
+    fv_key_block block = fv_key_block_of(item, run.first * FV_STEP_KEYS, turn % 3);
+    block.end = fv_min_i32(block.end, (run.end - run.first) * FV_STEP_KEYS);
+    fv_key_block_find_rows(item, &block);
+    return block;
 }
 
 static pair_work pair_work_of(const shared_item *shared, int32_t p, const fv_key_block *keys)
@@ -668,13 +683,15 @@ static void aim_at_results(shared_item *shared, int32_t num_sites)
     fv_prefetch_next_run(&item->ahead);
 }
 
-static void begin(shared_item *shared, fv_tile_item *item)
+static void begin(shared_item *shared, fv_tile_item *item, fv_key_shares *shares)
 {
     const fv_attend_params *params = item->job->params;
     const int32_t depth = params->head_size / FV_TILE_DEPTH, num_pairs = (item->num_strips + 1) / 2;
     const int32_t slices = params->v_head_size / COLUMNS, run = slices % MOST_SLICES ? 1 : MOST_SLICES;
     *shared = (shared_item){
         .item = item,
+        .shares = shares,
+        .index = shares ? fv_key_share_index(item->job) : 0,
         .scale = fv_attend_score_scale(item->job, item->first_head),
         .num_pairs = num_pairs,
         .pairs.slice_bytes = slice_bytes_of(item),
@@ -683,6 +700,8 @@ static void begin(shared_item *shared, fv_tile_item *item)
         .pairs.share = (int32_t)fv_ceil_div(FV_STEP_KEYS / 2 * slices, num_pairs * depth * run),
         .pairs.key = FV_STEP_KEYS,
     };
+    const fv_key_range *own = &item->job->keys;
+    shared->own = (fv_step_run){own->first / FV_STEP_KEYS, (int32_t)fv_ceil_div(own->end, FV_STEP_KEYS)};
     shared->is_plain = fv_scores_are_plain(params, shared->scale) && item->rescaling == FV_RESCALING_MULTIPLY;
     for (int32_t i = 0; i < item->num_strips; i++) item->scratch.strips[i].has_sums = 0;
 }
@@ -751,26 +770,42 @@ static void finish(const shared_item *shared)
     }
 }
 
-int32_t FV_ISA_SYMBOL(fv_attend_shared_tiles)(fv_tile_item *item)
+/* shares NULL: the item keeps its keys. */
+static int32_t attend(fv_tile_item *item, fv_key_shares *shares)
 {
     const fv_attend_params *params = item->job->params;
     const int32_t steps = item->block_keys / FV_STEP_KEYS, columns = params->v_head_size / COLUMNS;
     shared_item shared;
-    begin(&shared, item);
+    begin(&shared, item, shares);
     const int32_t score_sites = shared.num_pairs * steps * (params->head_size / FV_TILE_DEPTH);
     const int32_t value_sites = shared.num_pairs * columns * (steps + 1);
-    fv_key_block keys = keys_at(item, 0);
+    fv_step_run run = next_run(&shared, 1);
+    fv_key_block keys = keys_of(item, run, 0);
     fv_tile_aim_ahead(item, &keys, score_sites);
     fv_strips_begin(item, 0);
-    for (int32_t index = 1; keys.first < keys.end; index++) {
-        const fv_key_block next = keys_at(item, index);
+    for (int32_t index = 1; run.first < run.end; index++) {
+        const fv_step_run ahead = next_run(&shared, 0);
+        const fv_key_block next = keys_of(item, ahead, index);
+        shared.is_last = 0;
         if (index > 1) fv_tile_aim_ahead(item, &next, score_sites + value_sites);
         if (!begin_block(&shared, &keys)) return 0;
         if (index == 1) fv_tile_aim_ahead(item, &next, value_sites);
         if (next.first >= next.end) aim_at_results(&shared, value_sites);
         add_values(&shared);
-        keys = next;
+        run = next_run(&shared, 1);
+        keys = run.first == ahead.first && run.end == ahead.end ? next : keys_of(item, run, index);
     }
     finish(&shared);
     return 1;
+}
+
+int32_t FV_ISA_SYMBOL(fv_attend_shared_tiles)(fv_tile_item *item, fv_key_shares *shares)
+{
+    const fv_attend_job *job = item->job;
+    if (!fv_key_shares_has(shares, job)) return attend(item, NULL);
+    const fv_attend_job whole = fv_key_shares_whole(shares, job);
+    item->job = &whole;
+    const int32_t is_done = attend(item, shares);
+    item->job = job;
+    return is_done;
 }

@@ -302,7 +302,8 @@ static int32_t attend_heads(fv_tile_item *item)
     return 1;
 }
 
-int32_t FV_ISA_SYMBOL(fv_attend_tiles)(const fv_attend_job *job, void *memory, fv_rescaling rescaling)
+int32_t FV_ISA_SYMBOL(fv_attend_tiles)(const fv_attend_job *job, void *memory, fv_rescaling rescaling,
+                                       fv_key_shares *shares)
 {
     const int32_t is_few = job->num_rows <= FV_TILE_STRIP_ROWS;
     const int32_t end_head = job->item->first_kv_head + job->item->num_kv_heads, run = is_few ? FV_TILE_MAX_HEADS : 1;
@@ -325,7 +326,7 @@ int32_t FV_ISA_SYMBOL(fv_attend_tiles)(const fv_attend_job *job, void *memory, f
         item.scratch = fv_tile_scratch_of(job->params, item.num_heads * item.num_strips, shared, item.block_keys,
                                           memory);
         if (shared)
-            is_done = FV_ISA_SYMBOL(fv_attend_shared_tiles)(&item);
+            is_done = FV_ISA_SYMBOL(fv_attend_shared_tiles)(&item, shares);
         else
             is_done = many ? FV_ISA_SYMBOL(fv_attend_many_tiles)(&item) : attend_heads(&item);
     }

@@ -6,6 +6,7 @@
 #include "core/executor.h"
 #include "kernels/cpu/amx/attend_few_tiles.h"
 #include "kernels/cpu/amx/attend_tiles.h"
+#include "kernels/cpu/amx/key_shares.h"
 #include "kernels/cpu/amx/made_keys.h"
 #include "kernels/cpu/kernels.h"
 
@@ -14,7 +15,7 @@
 
 /* 1: done; 0: the base takes the item. */
 typedef int32_t (*fv_tile_item_fn)(const fv_attend_params *params, const fv_work_item *item, void *scratch,
-                                   fv_rescaling rescaling);
+                                   fv_rescaling rescaling, fv_key_shares *shares);
 
 typedef struct fv_item_loop {
     const fv_launch *launch;
@@ -22,6 +23,7 @@ typedef struct fv_item_loop {
     const fv_attend_variant *base;
     fv_tile_item_fn attend;
     fv_rescaling rescaling;
+    fv_key_shares *shares; /* set by fv_item_loop_run */
 } fv_item_loop;
 
 typedef struct fv_chain_loop {
@@ -39,12 +41,12 @@ static inline int32_t fv_item_loop_reads_rows(const fv_attend_job *job)
 /* The strategy for the item's rows; a query of num_rows rows in all. Few would not pay for copies of the keys, which
  * the base reads as they are; fewer than FV_TILE_LEAST_ROWS leave most of a tile empty. */
 static inline int32_t fv_item_loop_tiles(const fv_attend_job *job, int64_t num_rows, void *scratch,
-                                         fv_rescaling rescaling)
+                                         fv_rescaling rescaling, fv_key_shares *shares)
 {
     if (job->has_k_scales || job->has_v_scales || num_rows < FV_TILE_LEAST_ROWS) return 0;
     if (num_rows <= FV_DECODE_ROWS && !fv_item_loop_reads_rows(job)) return 0;
     if (FV_ISA_SYMBOL(fv_few_tiles_serve)(job)) return FV_ISA_SYMBOL(fv_attend_few_tiles)(job, scratch, rescaling);
-    return FV_ISA_SYMBOL(fv_attend_tiles)(job, scratch, rescaling);
+    return FV_ISA_SYMBOL(fv_attend_tiles)(job, scratch, rescaling, shares);
 }
 
 /* The params of a worker, with its scratch memory. */
@@ -58,7 +60,7 @@ static inline fv_attend_params fv_item_loop_params(const fv_item_loop *loop, int
 static inline void fv_item_loop_attend(const fv_item_loop *loop, const fv_work_item *item, int32_t worker)
 {
     fv_attend_params one = fv_item_loop_params(loop, worker);
-    if (loop->attend(&one, item, one.scratch, loop->rescaling)) return;
+    if (loop->attend(&one, item, one.scratch, loop->rescaling, loop->shares)) return;
     one.items = item;
     one.num_items = 1;
     loop->base->launch(loop->launch, &one); /* of one item: it runs here, as worker 0 */
@@ -105,6 +107,9 @@ static inline fv_status fv_item_loop_run(fv_item_loop *loop)
     if (!FV_ISA_SYMBOL(fv_tiles_serve)(params)) return loop->base->launch(loop->launch, params);
     const int32_t keeps_keys = fv_made_keys_bytes(params) > 0;
     if (keeps_keys) fv_item_loop_begin(loop);
+    fv_key_shares shares;
+    fv_key_shares_find(&shares, params, loop->launch->executor->num_workers);
+    loop->shares = &shares;
     if (params->items && keeps_keys) {
         fv_chain_loop chained = {.loop = loop};
         fv_head_chains_find(&chained.chains, params);

@@ -8,7 +8,7 @@
 #define BASE(i) (&FV_BASE_SYMBOL(fv_mla_decode)[i])
 
 static int32_t attend_item(const fv_attend_params *params, const fv_work_item *item, void *scratch,
-                           fv_rescaling rescaling)
+                           fv_rescaling rescaling, fv_key_shares *shares)
 {
     fv_attend_job job = fv_attend_job_of(params, item);
     job.cache.v = job.cache.k;
@@ -16,14 +16,14 @@ static int32_t attend_item(const fv_attend_params *params, const fv_work_item *i
     job.v_head_scale = job.k_head_scale;
     const int32_t query_len = params->query_start[item->seq + 1] - params->query_start[item->seq];
     const int64_t num_rows = (int64_t)fv_max_i32(query_len, item->num_tokens) * job.group;
-    return fv_item_loop_tiles(&job, num_rows, scratch, rescaling);
+    return fv_item_loop_tiles(&job, num_rows, scratch, rescaling, shares);
 }
 
 static fv_status launch(const fv_launch *launch_at, const fv_attend_params *params, const fv_attend_variant *base,
                         fv_rescaling rescaling)
 {
     if (params->cache.layout != FV_KV_LAYOUT_LATENT || params->rotation.cos) return base->launch(launch_at, params);
-    return fv_item_loop_run(&(fv_item_loop){launch_at, params, base, attend_item, rescaling});
+    return fv_item_loop_run(&(fv_item_loop){launch_at, params, base, attend_item, rescaling, NULL});
 }
 
 static const char *why_not(const fv_problem *problem, const fv_attend_variant *base)
