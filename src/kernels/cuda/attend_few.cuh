@@ -144,15 +144,16 @@ static __device__ __forceinline__ void share_few_state(few_memory<S> *memory, co
     }
 }
 
-/* Finds where the rows of a slot go, by a warp before the job's tiles: at its end each instruction counts. A barrier
+/* Finds where row `lane` of a slot goes, by a warp before the job's tiles: at its end each instruction counts. A barrier
  * must follow. */
-static __device__ __forceinline__ void place_few_rows(few_slot *slot, const attend_args *args, int32_t lane)
+static __device__ __forceinline__ void place_few_row(few_slot *slot, const attend_args *args, const attend_job *job,
+                                                     int32_t token, int32_t head, int32_t lane)
 {
     if (lane >= FEW_MOST_ROWS) return;
     attend_row row = {};
-    row.token = slot->rows[lane].token;
-    row.head = slot->rows[lane].head;
-    const attend_end end = place_row(args, &slot->job, &row);
+    row.token = token;
+    row.head = head;
+    const attend_end end = place_row(args, job, &row);
     slot->targets[lane] = few_target{target_of(args, &row, &end).to, (int32_t)end.partial};
 }
 
@@ -234,7 +235,9 @@ static __device__ __forceinline__ void attend_few_job(few_walk *walk, few_scout 
                                                       const attend_args *args, few_slot *slot, int32_t warp,
                                                       int32_t lane)
 {
-    if (warp == S::WARPS - 1 && slot->state == FEW_JOB) place_few_rows(slot, args, lane);
+    if (warp == S::WARPS - 1 && slot->state == FEW_JOB && !(walk->asked & FEW_QUERIES)) /* else begin_first_job did */
+        place_few_row(slot, args, &slot->job, slot->rows[lane % FEW_MOST_ROWS].token,
+                      slot->rows[lane % FEW_MOST_ROWS].head, lane);
     few_state<S> state;
     clear_few_state(&state);
     attend_few_tiles<S>(&state, walk, scout, memory, args, slot, warp, lane);
@@ -254,24 +257,28 @@ static __device__ __forceinline__ void attend_few_job(few_walk *walk, few_scout 
  * A barrier must follow. */
 template <class S>
 static __device__ __forceinline__ void begin_first_job(few_walk *walk, few_scout *scout, few_memory<S> *memory,
-                                                       const attend_args *args, int32_t warp, int32_t lane)
+                                                       const attend_args *args, fv_work_item item, int32_t warp,
+                                                       int32_t lane)
 {
     const fv_attend_params *params = &args->params;
     if (!has_whole_tiles<S>(args) || params->window > 0 || params->context_parallel.world > 1) return;
     if (has_few_flags(params)) return;
-    fv_work_item item;
     if (!find_first_item<S>(&item, &scout->num_jobs, args)) return;
-    const int32_t num_rows = item.num_tokens * (int32_t)args->group.by;
-    if (num_rows <= 0 || num_rows > S::ITEM_ROWS) return;
     const int32_t first = item.first_key / S::TILE * S::TILE + warp * S::TILE, second = first + S::WARPS * S::TILE;
-    const int32_t num_keys = fv_min_i32(item.seq_len, item.end_key); /* all of them have pages */
-    const int2 at = split_key(args, first), next = split_key(args, second);
+    const int32_t end = item.num_kv_heads > 0 ? item.end_key : 0;
+    const int32_t num_keys = fv_min_i32(item.seq_len, end); /* all of them have pages */
+    const int32_t *table = params->block_table + item.table_row * params->block_table_stride;
+    const int2 at = split_key(args, first);
+    const int32_t block = first < num_keys ? table[at.x] : -1;
+    const int2 next = split_key(args, second);
+    const few_place next_place = {second < num_keys ? table[next.x] : -1, next.y};
+    const int32_t num_rows = item.num_tokens * (int32_t)args->group.by;
+    if (item.num_kv_heads <= 0 || num_rows <= 0 || num_rows > S::ITEM_ROWS) return;
+    walk->place = next_place;
     attend_lengths lengths = {item.query_start, item.query_end, item.seq_len, 1};
     lengths.k_head_scale = fv_scale_of_head(params->k_scale, params->num_kv_scales, 0);
     lengths.v_head_scale = fv_scale_of_head(params->v_scale, params->num_kv_scales, 0);
-    const attend_job job = job_of(args, &item, item.first_kv_head, &lengths);
-    const int32_t block = first < num_keys ? job.table[at.x] : -1;
-    walk->place = few_place{second < num_keys ? job.table[next.x] : -1, next.y};
+    const attend_job job = cached_job_of(args, &item, item.first_kv_head, &lengths);
     constexpr bool IS_LATE = few_queries<S>::OWN == 1; /* else there are no registers to wait for them with */
     const auto row_of = [&](int32_t r) { return few_row_of<S>(args, &job, r); };
     uint4 query = make_uint4(0, 0, 0, 0);
@@ -289,10 +296,16 @@ static __device__ __forceinline__ void begin_first_job(few_walk *walk, few_scout
         memory->jobs.first_blocks[0][warp * S::TILE + lane] = block;
     }
     if constexpr (IS_LATE) store_few_query<S>(memory, args, query, 0); /* while the tile is on its way */
-    if (warp == S::WARPS - 1) {
+    few_slot *slot = &memory->jobs.slots[0];
+    if (warp == S::WARPS - 1) write_few_job(slot, &job, 0, lane);
+    if (warp >= S::WARPS - 2) {
         const few_row row = few_row_of_lane<S>(args, &job, 0, lane);
-        const attend_keys keys = few_keys_of(&row, is_few_row<S>(&job, 0, lane));
-        write_few_slot(&memory->jobs.slots[0], &job, &keys, &row, 0, lane);
+        if (warp == S::WARPS - 1) {
+            place_few_row(slot, args, &job, row.token, row.head, lane);
+        } else {
+            const attend_keys keys = few_keys_of(&row, is_few_row<S>(&job, 0, lane));
+            write_few_rows(slot, &keys, &row, lane);
+        }
     }
     scout->number = (int32_t)blockIdx.x;
     scout->step = FEW_CLAIM;
@@ -306,16 +319,22 @@ static __global__ void __launch_bounds__(S::THREADS, S::BLOCKS)
     PTX_DYNAMIC_SHARED(256, few_shared);
     few_memory<S> *memory = (few_memory<S> *)few_shared;
     const int32_t warp = threadIdx.x / 32, lane = threadIdx.x % 32;
-    few_walk walk = {-1, 0, 0, {-1, 0}, few_lane_of<S>(memory, &args, warp, lane)};
+    few_item_words first;
+    if (args.params.items) ask_first_item(&first, &args);
+    /* Here and below: found again where it is needed, for there is no register that could keep it. */
+    const int32_t own_lane = (int32_t)ptx_keep((uint32_t)lane);
+    few_walk walk = {-1, 0, 0, {-1, 0}, few_lane_of<S>(memory, &args, warp, own_lane)};
     few_scout scout = begin_few_jobs(&memory->jobs, &args);
     /* Before it waits itself, where the reduction reads no more than items before it waits: not lengths, nor sinks. */
     if (args.params.items && !args.params.sinks) overlap_let_next_start();
     overlap_begin();
-    begin_first_job<S>(&walk, &scout, memory, &args, warp, lane);
+    begin_first_job<S>(&walk, &scout, memory, &args, first.item, warp, lane);
     __syncthreads();
 #pragma unroll 1
-    for (; memory->jobs.slots[walk.n & 1].state != FEW_NO_JOB; walk.n++)
-        attend_few_job<S>(&walk, &scout, memory, &args, &memory->jobs.slots[walk.n & 1], warp, lane);
+    for (; memory->jobs.slots[walk.n & 1].state != FEW_NO_JOB; walk.n++) {
+        few_slot *slot = &memory->jobs.slots[ptx_keep((uint32_t)walk.n) & 1];
+        attend_few_job<S>(&walk, &scout, memory, &args, slot, warp, lane);
+    }
     ptx_cp_async_wait<0>();
 }
 

@@ -141,17 +141,20 @@ static __device__ __forceinline__ attend_keys few_keys_of(const few_row *row, bo
     return keys;
 }
 
-static __device__ __forceinline__ void write_few_slot(few_slot *slot, const attend_job *job, const attend_keys *keys,
-                                                      const few_row *row, int32_t row0, int32_t lane)
+static __device__ __forceinline__ void write_few_rows(few_slot *slot, const attend_keys *keys, const few_row *row,
+                                                      int32_t lane)
 {
     if (lane < FEW_MOST_ROWS) slot->rows[lane] = *row;
+    if (lane == 0) slot->keys = *keys;
+}
+
+static __device__ __forceinline__ void write_few_job(few_slot *slot, const attend_job *job, int32_t row0, int32_t lane)
+{
     if (lane == 0) {
         slot->job = *job;
-        slot->keys = *keys;
         slot->row0 = row0;
         slot->state = FEW_JOB;
     }
-    __syncwarp();
 }
 
 /* Writes a slot, the rows of `job` from row0 on, and asks for its first blocks. */
@@ -162,7 +165,9 @@ static __device__ __forceinline__ void fill_few_slot(few_slot *slot, few_scout *
     const few_row row = few_row_of_lane<S>(args, job, row0, lane);
     const attend_keys keys = few_keys_of(&row, is_few_row<S>(job, row0, lane));
     ask_few_blocks<S>(scout, args, job, &keys, lane);
-    write_few_slot(slot, job, &keys, &row, row0, lane);
+    write_few_rows(slot, &keys, &row, lane);
+    write_few_job(slot, job, row0, lane);
+    __syncwarp();
 }
 
 /* The number of the block's next job. The last of all blocks to find none leaves the counter as it was. */
@@ -365,7 +370,7 @@ static __device__ __forceinline__ void step_few_scout(few_scout *scout, few_jobs
         lengths.query_start = item.query_start;
         lengths.query_end = item.query_end;
         lengths.seq_len = item.seq_len;
-        const attend_job job = job_of(args, &item, item.first_kv_head, &lengths);
+        const attend_job job = cached_job_of(args, &item, item.first_kv_head, &lengths);
         fill_few_slot<S>(next, scout, args, &job, 0, lane);
         const bool has_head = is_cell ||
                               head < __shfl_sync(~0u, scout->item_word, offsetof(fv_work_item, num_kv_heads) / 4);
@@ -398,8 +403,24 @@ static __device__ __forceinline__ few_scout begin_few_jobs(few_jobs *jobs, const
     return scout;
 }
 
-/* The item of the block's first job, with one KV head, by each thread, and of whole queries the number of jobs; false:
- * there is none, or it takes a search. */
+/* An item as it is asked for. */
+typedef union few_item_words {
+    fv_work_item item;
+    int4 vectors[sizeof(fv_work_item) / sizeof(int4)];
+} few_item_words;
+static_assert(sizeof(few_item_words) == sizeof(fv_work_item), "items are whole vectors, as are the header before them");
+
+/* Asks for the item of the block's first job in a list, by each thread: the first thing of all, for it is needed first. A
+ * list is older than the kernels before. */
+static __device__ __forceinline__ void ask_first_item(few_item_words *words, const attend_args *args)
+{
+    const int4 *from = (const int4 *)(args->params.items + divide_index((int32_t)blockIdx.x, args->kv_heads));
+#pragma unroll
+    for (int i = 0; i < (int)FV_ARRAY_LEN(words->vectors); i++) words->vectors[i] = from[i];
+}
+
+/* The item of the block's first job, with one KV head, and of whole queries the number of jobs; false: there is none, or it
+ * takes a search. `item`: what ask_first_item() asked for. */
 template <class S>
 static __device__ __forceinline__ bool find_first_item(fv_work_item *item, int32_t *num_jobs, const attend_args *args)
 {
@@ -408,17 +429,17 @@ static __device__ __forceinline__ bool find_first_item(fv_work_item *item, int32
     if (params->items) {
         const int32_t at = divide_index(number, args->kv_heads);
         const int32_t head = (number - at * (int32_t)args->kv_heads.by) * S::HEADS;
-        *item = params->items[at];
         item->first_kv_head += head;
-        return head < item->num_kv_heads;
+        item->num_kv_heads -= head; /* none: there is no such job */
+        return true;
     }
     const int32_t seq = few_cell_of(args, number).q_block;
     if (!params->whole_queries || seq >= params->num_seqs) return false;
-    attend_lengths lengths = {params->query_start[seq], params->query_start[seq + 1], params->seq_lens[seq]};
+    const attend_lengths lengths = {params->query_start[seq], params->query_start[seq + 1], params->seq_lens[seq]};
     const int32_t num_seqs = load_num_seqs(params);
-    if (seq >= num_seqs) return false;
     *num_jobs = num_seqs * params->num_kv_heads * params->num_segments;
     *item = few_cell_item(args, number, &lengths);
+    item->num_kv_heads = seq < num_seqs; /* all come in one trip */
     return true;
 }
 

@@ -59,7 +59,7 @@ typedef struct attend_args {
     fv_tensor_map key_map; /* the cache as [block][slot][element] */
     int32_t num_jobs; /* items times KV heads, or cells; -1: those of the sequences of whole queries in the batch */
     index_divisor kv_heads, group, segments, tile; /* num_kv_heads, their query heads, num_segments, tile_keys */
-    index_divisor row_parts; /* blocks of threads, neighbours in the grid, that share an item's rows */
+    index_divisor row_parts;  /* blocks of threads, neighbours in the grid, that share an item's rows */
     int32_t pages_hold_tiles; /* 1: 16 keys from a multiple of 16 on lie in one page of a plain cache */
     int32_t planes_alike;     /* 1: values of a plain cache lie as its keys do, at strides of 32 bits */
     int32_t num_whole;        /* of a list: blocks of threads of items that no two blocks share, the first ones, ... */
@@ -137,8 +137,9 @@ static __device__ __forceinline__ attend_lengths load_lengths(const attend_args 
     return lengths;
 }
 
-static __device__ __forceinline__ attend_job job_of(const attend_args *args, const fv_work_item *item, int32_t kv_head,
-                                                    const attend_lengths *lengths)
+/* The job of an item's KV head, where all keys are in the cache. */
+static __device__ __forceinline__ attend_job cached_job_of(const attend_args *args, const fv_work_item *item,
+                                                           int32_t kv_head, const attend_lengths *lengths)
 {
     const fv_attend_params *params = &args->params;
     attend_job job;
@@ -152,14 +153,22 @@ static __device__ __forceinline__ attend_job job_of(const attend_args *args, con
     job.context = job.seq_len - (lengths->query_end - job.query_start);
     job.dense_from = INT32_MAX;
     job.dense_row = 0;
+    job.table = params->block_table + item->table_row * params->block_table_stride;
+    job.k_head_scale = lengths->k_head_scale;
+    job.v_head_scale = lengths->v_head_scale;
+    return job;
+}
+
+static __device__ __forceinline__ attend_job job_of(const attend_args *args, const fv_work_item *item, int32_t kv_head,
+                                                    const attend_lengths *lengths)
+{
+    const fv_attend_params *params = &args->params;
+    attend_job job = cached_job_of(args, item, kv_head, lengths);
     if (params->dense.k) {
         job.dense_from = params->dense.key_row ? 0 : job.context;
         job.dense_row = params->dense.key_row ? params->dense.key_row[item->seq]
                                               : (int64_t)job.query_start - job.context;
     }
-    job.table = params->block_table + item->table_row * params->block_table_stride;
-    job.k_head_scale = lengths->k_head_scale;
-    job.v_head_scale = lengths->v_head_scale;
     return job;
 }
 
@@ -370,7 +379,8 @@ static __device__ __forceinline__ void finish_row(attend_end *end, const attend_
                                                   float max, float sum, float values_factor)
 {
     const fv_attend_params *params = &args->params;
-    if (max == -INFINITY && sum != sum) max = 0; /* maxima pass NaN by: a row of nothing else has keys, at any maximum */
+    if (max == -INFINITY && sum != sum)
+        max = 0; /* maxima pass NaN by: a row of nothing else has keys, at any maximum */
     const bool has_keys = max > -INFINITY;
     end->max = max;
     end->sum = sum;
