@@ -280,12 +280,13 @@ static __device__ __forceinline__ void begin_first_job(few_walk *walk, few_scout
     lengths.v_head_scale = fv_scale_of_head(params->v_scale, params->num_kv_scales, 0);
     const attend_job job = cached_job_of(args, &item, item.first_kv_head, &lengths);
     constexpr bool IS_LATE = few_queries<S>::OWN == 1; /* else there are no registers to wait for them with */
+    constexpr bool IS_LAST = IS_LATE && !S::IS_NARROW && S::OCTETS == 1; /* copied, in less time than the tile takes */
     const auto row_of = [&](int32_t r) { return few_row_of<S>(args, &job, r); };
     uint4 query = make_uint4(0, 0, 0, 0);
-    if constexpr (IS_LATE)
-        query = ask_few_query<S>(memory, args, num_rows, 0, row_of);
-    else
+    if constexpr (!IS_LATE)
         load_few_queries<S>(memory, args, num_rows, row_of);
+    else if constexpr (!IS_LAST)
+        query = ask_few_query<S>(memory, args, num_rows, 0, row_of);
     walk->asked = FEW_QUERIES;
     const int32_t last_end = job.context + item.first_token + item.num_tokens; /* of the keys that its last row sees */
     if (first >= item.first_key && first + S::TILE <= fv_min_i32(num_keys, last_end)) {
@@ -295,7 +296,10 @@ static __device__ __forceinline__ void begin_first_job(few_walk *walk, few_scout
     } else if (lane < S::TILE) {
         memory->jobs.first_blocks[0][warp * S::TILE + lane] = block;
     }
-    if constexpr (IS_LATE) store_few_query<S>(memory, args, query, 0); /* while the tile is on its way */
+    if constexpr (IS_LAST)
+        load_few_queries<S>(memory, args, num_rows, row_of);
+    else if constexpr (IS_LATE)
+        store_few_query<S>(memory, args, query, 0); /* while the tile is on its way */
     few_slot *slot = &memory->jobs.slots[0];
     if (warp == S::WARPS - 1) write_few_job(slot, &job, 0, lane);
     if (warp >= S::WARPS - 2) {
