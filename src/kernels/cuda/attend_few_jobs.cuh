@@ -44,7 +44,7 @@ typedef struct alignas(16) few_target {
 typedef struct few_slot {
     attend_job job;
     few_row rows[FEW_MOST_ROWS];
-    few_target targets[FEW_MOST_ROWS]; /* written by a warp of the job's own (place_few_rows) */
+    few_target targets[FEW_MOST_ROWS]; /* written by a warp of the job's own (place_few_row) */
     attend_keys keys;
     int32_t row0;
     int32_t state;
