@@ -61,7 +61,7 @@ extern const fv_cuda_attend_kernel fv_cuda_attend_f32;
 size_t fv_cuda_attend_f32_bytes(const fv_attend_params *params);
 
 /* Sets key_map and map_rows of a call over latents where tiles of 64 are whole pages, parts of one, or made of some:
- * pages of multiples of 64 tokens, or of 8, 16 or 32. Else leaves map_rows 0. */
+ * pages of multiples of 64 tokens, or of 16 or 32. Else leaves map_rows 0. */
 void fv_cuda_map_keys(attend_args *args, const fv_cuda_state *state);
 
 /* Launches the kernel that serves the call best: of blocks of block_m rows, or of fewer; Hopper's own only where
