@@ -23,6 +23,7 @@ enum {
     LATENT_PRODUCER_REGISTERS = 56,
     LATENT_LOW_PANELS = 4,                           /* of the first warpgroup's values */
     LATENT_ROPE = 2 * LATENT_LOW_PANELS,             /* the panel that is no value */
+    LATENT_PREFETCH_TILES = 32,                      /* of an item whose tiles L2 is asked for ahead, at most */
     LATENT_STAGED_BYTES = LATENT_VALUE / 2 * 4 + 32, /* of a row of half of the output; 32: four rows in all banks */
     LATENT_WARP_BYTES = 16 * LATENT_STAGED_BYTES     /* of a warp's rows */
 };

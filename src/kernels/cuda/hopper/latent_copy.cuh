@@ -73,15 +73,20 @@ static __device__ __forceinline__ void load_box_panels(latent_memory *memory, co
     __syncwarp();
 }
 
-/* The warp's part of a tile that comes in boxes of the map; the first warp's are all where one is a tile. The panel
- * that is no value comes first, for S begins with it: where a box is a tile as soon as S of the tile before is there,
- * of smaller boxes with the low values' panels, for to ask for them is then what takes the time. */
-static __device__ __forceinline__ void load_latent_boxes(latent_memory *memory, const attend_args *args, int32_t tile,
-                                                         latent_slot at)
+/* The boxes of a tile that the warp asks for, of `box_rows`; the first warp's are all where one is a tile. */
+static __device__ __forceinline__ int32_t count_boxes(int32_t box_rows)
 {
-    const int32_t box_rows = args->map_rows;
-    const int32_t num_boxes = uniform(box_rows < LATENT_TILE ? 32 / box_rows : row_of_loader() < 32 ? 1 : 0);
-    if (box_rows == LATENT_TILE) {
+    if (box_rows == LATENT_TILE) return uniform(row_of_loader() < 32 ? 1 : 0);
+    return uniform(box_rows == 32 ? 1 : box_rows == 16 ? 2 : 0);
+}
+
+/* The warp's part of a tile that comes in boxes of the map. The panel that is no value comes first, for S begins with
+ * it: where a box is a tile as soon as S of the tile before is there, of smaller boxes with the low values' panels, for
+ * to ask for them is then what takes the time. */
+static __device__ __forceinline__ void load_latent_boxes(latent_memory *memory, const attend_args *args, int32_t tile,
+                                                         latent_slot at, int32_t num_boxes)
+{
+    if (args->map_rows == LATENT_TILE) {
         load_box_panels<LATENT_ROPE, LATENT_PANELS>(memory, args, tile, at, num_boxes);
         load_box_panels<0, LATENT_LOW_PANELS>(memory, args, tile, at, num_boxes);
     } else {
@@ -133,12 +138,39 @@ static __device__ __forceinline__ void load_latent_rows(latent_memory *memory, c
     load_latent_panels<LATENT_LOW_PANELS, LATENT_ROPE>(memory, buffer, rows);
 }
 
+/* Is L2 asked for tiles ahead? Of few tiles, where a box lies in one piece; of several blocks that have the same keys
+ * by the first, and not of a single one's, which memory binds. */
+static __device__ __forceinline__ bool prefetches_latents(const attend_args *args, int32_t num_tiles)
+{
+    const int32_t most = is_split(args) ? LATENT_PREFETCH_TILES / 2 : LATENT_PREFETCH_TILES;
+    return args->map_rows > 0 && args->k[0].plane.slot_stride == LATENT_HEAD * 2 && args->row_parts.by > 1 &&
+           first_latent_row(args) == 0 && num_tiles <= most;
+}
+
+/* The warp's boxes of the tile behind tile `tile`: to L2, as soon as this one may be asked for, and before it is. */
+static __device__ __forceinline__ void prefetch_latents(latent_memory *memory, const attend_args *args, int32_t tile,
+                                                        latent_slot next, int32_t num_boxes)
+{
+    const fv_kv_plane *plane = &args->k[0].plane;
+    const int32_t box_rows = args->map_rows;
+    const uint64_t own = (uint64_t)plane->data + next.page * plane->block_stride + next.slot * plane->slot_stride;
+    wait_for_space(memory, tile, LATENT_ROPE);
+#pragma unroll 1
+    for (int32_t box = 0; box < num_boxes; box++) {
+        const char *from = (const char *)__shfl_sync(~0u, own, box * box_rows);
+        if (ptx_elect()) ptx_bulk_prefetch(from, box_rows * LATENT_HEAD * 2);
+        __syncwarp();
+    }
+}
+
 /* The first two warps: they ask for latents, and wait for nothing but space. */
 static __device__ __forceinline__ void load_latents(latent_memory *memory, const attend_args *args,
                                                     const int32_t *table, const attend_keys *keys, int32_t origin,
                                                     int32_t num_tiles)
 {
     const int32_t first = origin + row_of_loader();
+    const int32_t num_boxes = count_boxes(args->map_rows);
+    const bool prefetches = prefetches_latents(args, num_tiles);
     latent_slot next = find_latent_slot(args, table, keys, first);
     latent_slot second = find_latent_slot(args, table, keys, first + LATENT_TILE);
 #pragma unroll 1
@@ -147,8 +179,10 @@ static __device__ __forceinline__ void load_latents(latent_memory *memory, const
         const latent_slot at = next;
         next = second;
         second = find_latent_slot(args, table, keys, first + (tile + 2) * LATENT_TILE);
+        if (prefetches && tile >= 2 && comes_in_boxes(args, keys, tile_first + LATENT_TILE))
+            prefetch_latents(memory, args, tile, next, num_boxes);
         if (comes_in_boxes(args, keys, tile_first))
-            load_latent_boxes(memory, args, tile, at);
+            load_latent_boxes(memory, args, tile, at, num_boxes);
         else
             load_latent_rows(memory, args, tile, at);
     }

@@ -124,6 +124,12 @@ __device__ __forceinline__ void ptx_bulk_send(uint32_t shared, const void *from,
                  : "memory");
 }
 
+/* "cp.async.bulk.prefetch": bytes in one piece, to L2. */
+__device__ __forceinline__ void ptx_bulk_prefetch(const void *global, int32_t bytes)
+{
+    asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(global), "r"(bytes) : "memory");
+}
+
 /* "prefetch.tensormap": the first copy by a map need not wait for it. */
 __device__ __forceinline__ void ptx_prefetch_map(const fv_tensor_map *map)
 {

@@ -21,6 +21,7 @@ void ptx_bulk_wait_read(void);
 void ptx_bulk_send(uint32_t shared, const void *from, int32_t bytes, uint32_t barrier);
 void ptx_store_async_16(uint32_t shared, float4 value, uint32_t barrier);
 void ptx_prefetch_map(const fv_tensor_map *map);
+inline void ptx_bulk_prefetch(const void *, int32_t) {}
 void ptx_cp_async_arrive(uint64_t *barrier);
 
 void ptx_cluster_arrive(void);
