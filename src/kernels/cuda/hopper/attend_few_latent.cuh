@@ -73,7 +73,7 @@ static __device__ __forceinline__ void multiply_few_latents(float (&s)[F::ROWS /
                                                             const char *own, const char *other)
 {
     const uint64_t q_at = ptx_anew(ptx_matrix_descriptor(memory->q[0], 16, 1024));
-    const bool is_odd = threadIdx.x / 4 % 2 != 0;
+    const bool is_odd = (own - (const char *)memory) % FV_PANEL_ROW_BYTES >= FV_PANEL_ROW_BYTES / 2;
     latent_chunks next = read_latent_chunks(own, other, 0);
     uint32_t a[2][4][4];
 #pragma unroll
@@ -249,6 +249,10 @@ static __device__ __forceinline__ void weigh_few_latents(few_latent_state<F::ROW
         ptx_mbarrier_wait(&memory->full[at], unit / FEW_UNITS % 2);
         const char *latent = memory->units[at] + offset;
         multiply_few_latents<F>(s, memory, latent + half, latent + (FV_PANEL_ROW_BYTES / 2 - half));
+        if (F::memory::VALUES_AHEAD) {
+            __syncwarp();
+            if (threadIdx.x % 32 == 0) ptx_mbarrier_arrive(&memory->empty[at]);
+        }
 #pragma unroll
         for (int i = 0; i < N / 2; i++) s[i] *= scale;
         if (tile_first < memory->keys.full_first || tile_first + LATENT_TILE > memory->keys.full_end)
@@ -329,7 +333,8 @@ static __device__ __forceinline__ void score_few_latents(few_latent_memory<F::RO
         const float2 own = make_float2(sum_of_column(state.sums[0][i]), sum_of_column(state.sums[1][i]));
         if (threadIdx.x % 32 < 4) memory->ends.sums[threadIdx.x / 32][column_of_thread(i)] = own;
     }
-    ptx_bar_arrive(FEW_LATENT_BARRIER_CONSUMERS, FEW_LATENT_CONSUMERS);
+    ptx_bar_sync(FEW_LATENT_BARRIER_SCORERS, FEW_LATENT_SCORERS);
+    end_few_latent_rows<N>(memory, args);
 }
 
 /* --- values ---------------------------------------------------------------------------------------------------- */
@@ -391,13 +396,35 @@ static __device__ __forceinline__ void take_latent_pairs(uint32_t (&a)[FEW_LATEN
     }
 }
 
+/* Of a step of a tile, whose unit is awaited with its first. */
+template <class Memory>
+static __device__ __forceinline__ latent_pairs read_latent_step(Memory *memory, const int32_t (&offsets)[4],
+                                                                int32_t first_unit, int step)
+{
+    const int32_t unit = first_unit + step / FEW_UNIT_STEPS, at = unit % FEW_UNITS;
+    if (step % FEW_UNIT_STEPS == 0) ptx_mbarrier_wait(&memory->full[at], unit / FEW_UNITS % 2);
+    return read_latent_pairs(memory->units[at] + step % FEW_UNIT_STEPS * 16 * FEW_LATENT_BYTES, offsets);
+}
+
+/* Behind a step whose operands are in registers: with its unit's last ones that is free. */
+template <class Memory>
+static __device__ __forceinline__ void leave_latent_step(Memory *memory, int32_t first_unit, int step)
+{
+    if (step % FEW_UNIT_STEPS < FEW_UNIT_STEPS - 1) return;
+    __syncwarp();
+    const int32_t unit = first_unit + step / FEW_UNIT_STEPS;
+    if (threadIdx.x % 32 == 0) ptx_mbarrier_arrive(&memory->empty[unit % FEW_UNITS]);
+}
+
 /* O^T of columns 256 group .. of all tiles: element 4 i + 2 half + c of block b: column 64 w + 8 (l / 4) + 2 b + half
- * of row 8 i + 2 (l % 4) + c. A unit is released when its last operands are in registers. */
+ * of row 8 i + 2 (l % 4) + c. */
 template <class F>
 static __device__ __forceinline__ void attend_few_latents(float (&out)[FEW_LATENT_BLOCKS][F::ROWS / 2],
                                                           typename F::memory *memory, int32_t group, int32_t num_tiles)
 {
-    constexpr int NUM_P = F::memory::NUM_P, BUFFERS = F::ROWS <= 16 ? 2 : 1; /* of operands, which take registers */
+    constexpr int NUM_P = F::memory::NUM_P, STEPS = LATENT_TILE / 16;
+    constexpr int AHEAD = F::memory::VALUES_AHEAD ? STEPS : 0; /* steps whose operands are there before P */
+    constexpr int BUFFERS = AHEAD > 0 ? AHEAD : 1;
     const int32_t lane = threadIdx.x % 32, panel = group * FEW_LATENT_BLOCKS + warp_of_group();
     int32_t offsets[4];
 #pragma unroll
@@ -408,33 +435,30 @@ static __device__ __forceinline__ void attend_few_latents(float (&out)[FEW_LATEN
     for (int32_t tile = 0; tile < num_tiles; tile++) {
         const int32_t p_buffer = tile % NUM_P, first_unit = tile * FEW_TILE_UNITS;
         const uint64_t p_at = ptx_anew(ptx_matrix_descriptor(memory->p[p_buffer], 16, 1024));
-        ptx_mbarrier_wait(&memory->full[first_unit % FEW_UNITS], first_unit / FEW_UNITS % 2);
-        latent_pairs next = read_latent_pairs(memory->units[first_unit % FEW_UNITS], offsets);
+        latent_pairs next = read_latent_step(memory, offsets, first_unit, 0);
+#pragma unroll
+        for (int step = 0; step < AHEAD; step++) {
+            take_latent_pairs(a[step], &next);
+            if (step + 1 < STEPS) next = read_latent_step(memory, offsets, first_unit, step + 1);
+            leave_latent_step(memory, first_unit, step);
+        }
         ptx_mbarrier_wait(&memory->p_full[p_buffer], tile / NUM_P % 2);
         if (memory->move[p_buffer].is_needed) move_latent_values<F::ROWS>(out, &memory->move[p_buffer]);
 #pragma unroll
         for (int block = 0; block < FEW_LATENT_BLOCKS; block++) ptx_wgmma_settle(out[block]);
 #pragma unroll
-        for (int step = 0; step < LATENT_TILE / 16; step++) {
-            const int32_t unit = first_unit + step / FEW_UNIT_STEPS;
-            if (step >= BUFFERS) ptx_wgmma_wait<BUFFERS - 1>(); /* what is multiplied from the same registers */
-            take_latent_pairs(a[step % BUFFERS], &next);
-            if (step + 1 < LATENT_TILE / 16) {
-                const int32_t next_unit = first_unit + (step + 1) / FEW_UNIT_STEPS, at = next_unit % FEW_UNITS;
-                if (next_unit != unit) ptx_mbarrier_wait(&memory->full[at], next_unit / FEW_UNITS % 2);
-                next = read_latent_pairs(memory->units[at] + (step + 1) % FEW_UNIT_STEPS * 16 * FEW_LATENT_BYTES,
-                                         offsets);
-            }
+        for (int step = 0; step < STEPS; step++) {
+            const bool is_late = step >= AHEAD;
+            if (is_late && step > 0) ptx_wgmma_wait<0>(); /* what is multiplied from the same registers */
+            if (is_late) take_latent_pairs(a[step % BUFFERS], &next);
+            if (is_late && step + 1 < STEPS) next = read_latent_step(memory, offsets, first_unit, step + 1);
             ptx_wgmma_fence();
 #pragma unroll
             for (int block = 0; block < FEW_LATENT_BLOCKS; block++)
                 multiply_columns<typename F::T>(out[block], a[step % BUFFERS][block],
                                                 ptx_descriptor_at(p_at, step * 32), 1);
             ptx_wgmma_commit();
-            if (step % FEW_UNIT_STEPS == FEW_UNIT_STEPS - 1) {
-                __syncwarp();
-                if (lane == 0) ptx_mbarrier_arrive(&memory->empty[unit % FEW_UNITS]);
-            }
+            if (is_late) leave_latent_step(memory, first_unit, step);
         }
         ptx_wgmma_wait<0>();
 #pragma unroll
@@ -456,13 +480,12 @@ static __global__ void __launch_bounds__(FEW_LATENT_THREADS, 1)
     int32_t num_early = 0; /* units that are asked for before rows are known: a trip to memory earlier, or two */
     latent_query query;
     if (threadIdx.x < FEW_LATENT_SCORERS) clear_latent_maxima<N>(memory);
-    if (threadIdx.x == FEW_LATENT_CONSUMERS) init_few_latent_memory<N>(memory, &args);
+    if (threadIdx.x == FEW_LATENT_THREADS - 32) init_few_latent_memory<N>(memory, &args);
     overlap_begin();
     if (produces) {
-        ptx_bar_sync(FEW_LATENT_BARRIER_PRODUCERS, FEW_LATENT_PRODUCERS * 32);
         const latent_source source = find_early_source(&args, row0);
-        num_early = fv_min_i32(FEW_UNITS, count_few_units(&source));
-        bring_few_latents<N>(memory, &args, &source, 0, num_early);
+        ptx_bar_sync(FEW_LATENT_BARRIER_PRODUCERS, FEW_LATENT_PRODUCERS * 32);
+        num_early = bring_early_latents<N>(memory, &args, &source);
     } else {
         if (threadIdx.x == 0) memory->has_item = find_few_job(&memory->job, &args);
         ptx_bar_sync(FEW_LATENT_BARRIER_CONSUMERS, FEW_LATENT_CONSUMERS);
@@ -481,12 +504,11 @@ static __global__ void __launch_bounds__(FEW_LATENT_THREADS, 1)
     } else if (group < FEW_LATENT_SCORERS / 128) {
         ptx_take_registers<FEW_LATENT_SCORER_REGISTERS>();
         score_few_latents<F>(memory, &args, &query, group, origin, num_tiles);
-        if (is_split(&args)) ptx_cluster_wait();
     } else {
         ptx_take_registers<FEW_LATENT_VALUER_REGISTERS>();
         float out[FEW_LATENT_BLOCKS][N / 2] = {};
         attend_few_latents<F>(out, memory, group - FEW_LATENT_SCORERS / 128, num_tiles);
-        store_few_latents<N>(out, memory, &args, row0, group - FEW_LATENT_SCORERS / 128);
+        store_few_latents<N>(out, memory, &args, group - FEW_LATENT_SCORERS / 128);
     }
 }
 

@@ -53,8 +53,9 @@ template <int N> struct few_latent_move {
 template <int N> struct few_latent_ends {
     float2 sums[FEW_LATENT_SCORERS / 32][N]; /* of P, and of P as rounded */
     float largest[2][4][N];                  /* element that each warp of the valuers has, of rows in 16 bits */
-    float by[2][N];                          /* what they are multiplied by, as each warpgroup of valuers finds it */
-    char *targets[2][N];                     /* where the warpgroup's half of a row goes */
+    attend_end rows[N];
+    float by[2][N];    /* what they are multiplied by; of rows in 16 bits, as each warpgroup of valuers finds it */
+    char *targets[N];  /* where rows go */
     float2 weights[N]; /* of two blocks that share an item's keys: of the block's own sums, of the other's */
 };
 
@@ -63,10 +64,16 @@ template <int N> constexpr int32_t few_part_bytes = FEW_LATENT_BLOCKS * N / 2 * 
 
 template <int N> struct few_latent_memory {
     static constexpr int NUM_P = N <= 16 ? 2 : 1;
-    static constexpr bool HAS_INBOX = N <= 16; /* `parts` */
+    /* The valuers have a tile's operands in registers before its P is there, so they may be done with a unit before the
+     * scorers are, of whom two warps read it. */
+    static constexpr bool VALUES_AHEAD = N <= 16;
+    static constexpr int UNIT_READERS = FEW_LATENT_VALUERS / 32 + (VALUES_AHEAD ? 4 / FEW_TILE_UNITS : 0);
     union {
         alignas(1024) char q[LATENT_PANELS][N * FV_PANEL_ROW_BYTES];
-        few_latent_ends<N> ends; /* when all scores are there */
+        struct { /* when all scores are there */
+            few_latent_ends<N> ends;
+            alignas(16) char parts[4][few_part_bytes<N>]; /* of its half of the output, from the other block's warps */
+        };
     };
     alignas(1024) char p[NUM_P][N * FV_PANEL_ROW_BYTES];
     alignas(128) char units[FEW_UNITS][FEW_UNIT_BYTES];
@@ -78,14 +85,13 @@ template <int N> struct few_latent_memory {
     uint64_t full[FEW_UNITS], empty[FEW_UNITS];
     uint64_t p_full[NUM_P], p_empty[NUM_P];
     attend_keys keys;
-    int32_t has_item;
+    int32_t has_item, num_rows;
     attend_job job;
 
     /* of two blocks that share an item's keys, what comes from the other */
     alignas(16) float4 sums_of_other[N]; /* maximum, sum, and sum of P as rounded, of its rows */
     uint64_t met;                        /* they are there */
-    uint64_t inbox[4];                   /* a warp's part of its half of the output: inbox_of_warp() */
-    alignas(128) char parts[HAS_INBOX ? 4 * few_part_bytes<N> : 1];
+    uint64_t inbox[4];                   /* `parts` of its warps */
 };
 static_assert(sizeof(few_latent_memory<16>) <= 227 * 1024 && sizeof(few_latent_memory<32>) <= 227 * 1024,
               "the shared memory of a block");
@@ -95,7 +101,7 @@ static __device__ __forceinline__ void init_few_latent_memory(few_latent_memory<
 {
     for (int32_t i = 0; i < FEW_UNITS; i++) {
         ptx_mbarrier_init(&memory->full[i], 1);
-        ptx_mbarrier_init(&memory->empty[i], FEW_LATENT_VALUERS / 32);
+        ptx_mbarrier_init(&memory->empty[i], few_latent_memory<N>::UNIT_READERS);
     }
     for (int32_t i = 0; i < few_latent_memory<N>::NUM_P; i++) {
         ptx_mbarrier_init(&memory->p_full[i], 4);
@@ -140,7 +146,10 @@ static __device__ __forceinline__ void find_few_latent_rows(few_latent_memory<N>
     keys.full_first = __reduce_max_sync(~0u, is_row ? row.first : 0);
     keys.full_end = __reduce_min_sync(~0u, is_row ? row.end : INT32_MAX);
     if (r < N) memory->rows[r] = row;
-    if (r == 0) memory->keys = keys;
+    if (r == 0) {
+        memory->keys = keys;
+        memory->num_rows = fv_min_i32(N, memory->job.num_rows - row0);
+    }
     __syncwarp();
 }
 

@@ -28,34 +28,33 @@ static __device__ __forceinline__ constexpr int32_t staged_row_bytes(int32_t ele
 
 /* --- two blocks of an item: the first ends the first valuers' columns, the second the second's -------------------- */
 
-static_assert(2 * 32 * staged_row_bytes(4) + 4 * few_part_bytes<32> <= FEW_UNITS * FEW_UNIT_BYTES,
-              "rows are staged, and come from the other block, in the place of units");
-
-/* Where a warp's part of the other block comes: where it has no place of its own in that of units, behind what both
- * warpgroups stage. */
-template <int N> static __device__ __forceinline__ char *inbox_of_warp(few_latent_memory<N> *memory, int32_t warp)
+/* A row's sums go to the other block, which may write where queries were from then on, and over to the keys of both
+ * blocks; what each weighs. */
+template <int N>
+static __device__ __forceinline__ float4 share_few_latent_sums(few_latent_memory<N> *memory, const float4 &sums,
+                                                               int32_t r)
 {
-    char *parts = few_latent_memory<N>::HAS_INBOX ? memory->parts
-                                                  : (char *)memory->units + 2 * N * staged_row_bytes(4);
-    return parts + warp * few_part_bytes<N>;
+    const uint32_t other_rank = ~blockIdx.x % 2;
+    ptx_store_async_16(ptx_shared_address_in(&memory->sums_of_other[r], other_rank), sums,
+                       ptx_shared_address_in(&memory->met, other_rank));
+    ptx_mbarrier_wait(&memory->met, 0);
+    const float4 other = memory->sums_of_other[r];
+    const float max = fmaxf(sums.x, other.x), base = max == -INFINITY ? 0.0f : max;
+    const float weight = ptx_ex2(sums.x - base), of_other = ptx_ex2(other.x - base);
+    memory->ends.weights[r] = make_float2(weight, of_other);
+    return make_float4(max, weight * sums.y + of_other * other.y, weight * sums.z + of_other * other.z, 0);
 }
 
-/* The warp's part of the output, relative to the block's own maxima, goes to the other block, from registers; to the
- * place of units when that has sent its sums, too: then it has none any more. Nothing comes back: a block stays until it
- * has what the other sends. */
+/* The warp's part of the output, relative to the block's own maxima, goes to the other block, from registers, when that
+ * has sent its sums (share_few_latent_sums). Nothing comes back: a block stays until it has what the other sends. */
 template <int N>
 static __device__ __forceinline__ void give_few_latents(const float (&out)[FEW_LATENT_BLOCKS][N / 2],
                                                         few_latent_memory<N> *memory)
 {
     const uint32_t other_rank = ~blockIdx.x % 2;
-    const int32_t warp = warp_of_group(), lane = threadIdx.x % 32, r = threadIdx.x % 128;
-    const uint32_t to = ptx_shared_address_in(inbox_of_warp(memory, warp), other_rank) + (uint32_t)lane * 16;
+    const int32_t warp = warp_of_group(), lane = threadIdx.x % 32;
+    const uint32_t to = ptx_shared_address_in(memory->parts[warp], other_rank) + (uint32_t)lane * 16;
     const uint32_t inbox = ptx_shared_address_in(&memory->inbox[warp], other_rank);
-    ptx_cluster_wait(); /* its barriers are there */
-    if (r < N)
-        ptx_store_async_16(ptx_shared_address_in(&memory->sums_of_other[r], other_rank), sum_few_latent_row(memory, r),
-                           ptx_shared_address_in(&memory->met, other_rank));
-    if (!few_latent_memory<N>::HAS_INBOX) ptx_mbarrier_wait(&memory->met, 0);
 #pragma unroll
     for (int i = 0; i < N / 8; i++) {
 #pragma unroll
@@ -67,26 +66,13 @@ static __device__ __forceinline__ void give_few_latents(const float (&out)[FEW_L
     }
 }
 
-/* A row's sums go over to the keys of both blocks; what each weighs. By a thread for each row. */
-template <int N>
-static __device__ __forceinline__ float4 take_few_latent_sums(few_latent_memory<N> *memory, const float4 &sums,
-                                                              int32_t r)
-{
-    ptx_mbarrier_wait(&memory->met, 0);
-    const float4 other = memory->sums_of_other[r];
-    const float max = fmaxf(sums.x, other.x), base = max == -INFINITY ? 0.0f : max;
-    const float weight = ptx_ex2(sums.x - base), of_other = ptx_ex2(other.x - base);
-    memory->ends.weights[r] = make_float2(weight, of_other);
-    return make_float4(max, weight * sums.y + of_other * other.y, weight * sums.z + of_other * other.z, 0);
-}
-
 /* The warp's part of the output goes over to the keys of both. */
 template <int N>
 static __device__ __forceinline__ void take_few_latents(float (&out)[FEW_LATENT_BLOCKS][N / 2],
                                                         few_latent_memory<N> *memory)
 {
     const int32_t warp = warp_of_group(), lane = threadIdx.x % 32;
-    const char *from = inbox_of_warp(memory, warp) + lane * 16;
+    const char *from = memory->parts[warp] + lane * 16;
     ptx_mbarrier_wait(&memory->inbox[warp], 0);
 #pragma unroll
     for (int i = 0; i < N / 8; i++) {
@@ -130,8 +116,9 @@ static __device__ __forceinline__ void keep_largest_latents(few_latent_memory<N>
  * sum. */
 template <int N>
 static __device__ __forceinline__ void narrow_few_row(few_latent_memory<N> *memory, const attend_args *args, int32_t r,
-                                                      int32_t group, const attend_end *end)
+                                                      int32_t group)
 {
+    const attend_end *end = &memory->ends.rows[r];
     float largest = memory->ends.largest[group][0][r];
 #pragma unroll
     for (int warp = 1; warp < 4; warp++) largest = ptx_max_or_nan(largest, memory->ends.largest[group][warp][r]);
@@ -140,44 +127,49 @@ static __device__ __forceinline__ void narrow_few_row(few_latent_memory<N> *memo
     memory->ends.by[group][r] = narrow_inverse_of(largest);
 }
 
-/* Of all rows, when what came from the other block is added. */
+/* Of all rows, when their largest elements are there. */
 template <int N>
-static __device__ __forceinline__ void narrow_few_rows(few_latent_memory<N> *memory,
-                                                       const float (&out)[FEW_LATENT_BLOCKS][N / 2],
-                                                       const attend_args *args, int32_t group, const attend_end *end)
+static __device__ __forceinline__ void narrow_few_rows(few_latent_memory<N> *memory, const attend_args *args,
+                                                       int32_t group)
 {
-    keep_largest_latents<N>(memory, out, group);
-    ptx_bar_sync(FEW_LATENT_BARRIER_VALUERS + group, 128);
-    if (end->partial >= 0) narrow_few_row<N>(memory, args, threadIdx.x % 128, group, end);
+    const int32_t r = threadIdx.x % 128;
+    if (r < N && memory->ends.rows[r].partial >= 0) narrow_few_row<N>(memory, args, r, group);
     ptx_bar_sync(FEW_LATENT_BARRIER_VALUERS + group, 128);
 }
 
-/* The ends of all rows, from the sums of the scorers: where they go and what they are multiplied by. That of the
- * thread's own row is returned; others: of no place. */
+/* In 16 bits, that is, with a scale for half of a row. */
+static __device__ __forceinline__ bool narrows_few_latents(const attend_args *args, const attend_job *job)
+{
+    return job->item.partial >= 0 && narrows_partials(&args->params);
+}
+
+/* The ends of all rows, by the scorers when all sums are there, a thread for each: where they go, what they are
+ * multiplied by. The valuers multiply the last tile meanwhile. */
 template <int N>
-static __device__ __forceinline__ attend_end end_few_latent_rows(few_latent_memory<N> *memory, const attend_args *args,
-                                                                 int32_t row0, int32_t group, int32_t bytes,
-                                                                 bool narrows)
+static __device__ __forceinline__ void end_few_latent_rows(few_latent_memory<N> *memory, const attend_args *args)
 {
     const attend_job *job = &memory->job;
-    const int32_t r = threadIdx.x % 128;
+    const int32_t r = (int32_t)threadIdx.x;
+    const bool narrows = narrows_few_latents(args, job), splits = is_split(args);
+    const attend_row *row = &memory->rows[r < N ? r : 0];
+    const bool is_row = r < memory->num_rows;
     attend_end end = {-INFINITY, 0, 0, -1, 0};
+    if (splits) ptx_cluster_wait(); /* the other block's barriers are there */
     if (r < N) {
         char *to = NULL;
         float4 sums = sum_few_latent_row(memory, r);
-        if (is_split(args)) sums = take_few_latent_sums(memory, sums, r);
-        if (row0 + r < job->num_rows) {
-            const attend_row *row = &memory->rows[r];
+        if (splits) sums = share_few_latent_sums(memory, sums, r);
+        if (is_row) {
             end = end_row(args, job, row, sums.x, sums.y, factor_of_values(job, sums.y, sums.z));
-            to = place_latent_row(args, row, &end, narrows) + group * bytes;
-            if (group == 0 && !narrows) store_sums(args, row, &end);
+            to = place_latent_row(args, row, &end, narrows);
         }
-        memory->ends.by[group][r] = end.out_factor;
-        memory->ends.targets[group][r] = to;
-        if (narrows && end.partial >= 0 && !is_split(args)) narrow_few_row<N>(memory, args, r, group, &end);
+        memory->ends.rows[r] = end;
+        memory->ends.by[0][r] = memory->ends.by[1][r] = end.out_factor;
+        memory->ends.targets[r] = to;
     }
-    ptx_bar_sync(FEW_LATENT_BARRIER_VALUERS + group, 128);
-    return end;
+    __syncwarp();
+    ptx_bar_arrive(FEW_LATENT_BARRIER_CONSUMERS, FEW_LATENT_CONSUMERS);
+    if (is_row && !narrows && !(splits && blockIdx.x % 2 != 0)) store_sums(args, row, &end);
 }
 
 /* The thread's part of the output as its ends have it, to shared memory, a row of the output after the other. */
@@ -213,23 +205,26 @@ static __device__ __forceinline__ void stage_few_latents(const float (&out)[FEW_
 template <int N>
 static __device__ __forceinline__ void store_few_latents(float (&out)[FEW_LATENT_BLOCKS][N / 2],
                                                          few_latent_memory<N> *memory, const attend_args *args,
-                                                         int32_t row0, int32_t group)
+                                                         int32_t group)
 {
-    const bool is_partial = memory->job.item.partial >= 0, narrows = is_partial && narrows_partials(&args->params);
+    const bool is_partial = memory->job.item.partial >= 0, narrows = narrows_few_latents(args, &memory->job);
     const fv_dtype dtype = is_partial ? FV_DTYPE_F32 : args->params.out_dtype;
     const int32_t element_bytes = dtype == FV_DTYPE_F32 && !narrows ? 4 : 2, bytes = LATENT_VALUE / 2 * element_bytes;
     const int32_t row_bytes = staged_row_bytes(element_bytes);
     char *staged = memory->units[0] + group * N * staged_row_bytes(4);
     const bool splits = is_split(args);
     if (narrows && !splits) keep_largest_latents<N>(memory, out, group);
+    if (splits) ptx_cluster_wait();
     ptx_bar_sync(FEW_LATENT_BARRIER_CONSUMERS, FEW_LATENT_CONSUMERS);
     if (splits) {
         if (group != (int32_t)blockIdx.x % 2) return give_few_latents<N>(out, memory);
-        ptx_cluster_wait();
+        take_few_latents<N>(out, memory);
+        if (narrows) {
+            keep_largest_latents<N>(memory, out, group);
+            ptx_bar_sync(FEW_LATENT_BARRIER_VALUERS + group, 128);
+        }
     }
-    const attend_end end = end_few_latent_rows<N>(memory, args, row0, group, bytes, narrows);
-    if (splits) take_few_latents<N>(out, memory);
-    if (splits && narrows) narrow_few_rows<N>(memory, out, args, group, &end);
+    if (narrows) narrow_few_rows<N>(memory, args, group);
     const float *by = memory->ends.by[group];
     if (narrows)
         stage_few_latents<int16_t, N>(out, staged, by);
@@ -242,7 +237,8 @@ static __device__ __forceinline__ void store_few_latents(float (&out)[FEW_LATENT
     ptx_fence_proxy_async();
     ptx_bar_sync(FEW_LATENT_BARRIER_VALUERS + group, 128);
     const int32_t lane = threadIdx.x % 32, first_row = warp_of_group() * (N / 4);
-    char *to = lane < N / 4 ? memory->ends.targets[group][first_row + lane] : NULL;
+    char *to = lane < N / 4 ? memory->ends.targets[first_row + lane] : NULL;
+    if (to) to += group * bytes;
     send_latent_rows(to, staged + first_row * row_bytes, row_bytes, bytes);
     ptx_bulk_wait_read();
 }
