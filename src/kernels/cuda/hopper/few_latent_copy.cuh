@@ -28,6 +28,16 @@ static __device__ __forceinline__ int32_t count_few_units(const latent_source *s
     return source->first < source->end ? (end_tile - first_tile) * FEW_TILE_UNITS : 0;
 }
 
+/* Latents that no other block reads leave L2 first: items, tables, queries and what else the next kernels read stay. */
+static __device__ __forceinline__ void ask_latents(char *to, const char *from, int32_t bytes, uint64_t *barrier,
+                                                   const attend_args *args)
+{
+    if (args->row_parts.by == 1)
+        ptx_bulk_load_stream(to, from, bytes, barrier);
+    else
+        ptx_bulk_load(to, from, bytes, barrier);
+}
+
 /* A lane's copy of one of a tile's units, of which the table is asked a tile ahead. */
 typedef struct latent_copy {
     int32_t page, slot;
@@ -81,8 +91,8 @@ static __device__ __forceinline__ void bring_few_latents(few_latent_memory<N> *m
             if (threadIdx.x == FEW_LATENT_CONSUMERS) ptx_mbarrier_expect(&memory->full[at], FEW_UNIT_BYTES);
             __syncwarp();
             if (copies)
-                ptx_bulk_load(memory->units[at] + copy.key * FEW_LATENT_BYTES, from, copy.keys * FEW_LATENT_BYTES,
-                              &memory->full[at]);
+                ask_latents(memory->units[at] + copy.key * FEW_LATENT_BYTES, from, copy.keys * FEW_LATENT_BYTES,
+                            &memory->full[at], args);
             __syncwarp();
         }
     }
@@ -107,7 +117,7 @@ static __device__ __forceinline__ int32_t bring_early_latents(few_latent_memory<
         const char *from = (const char *)plane->data + source->table[at.x] * plane->block_stride +
                            at.y * plane->slot_stride;
         ptx_mbarrier_expect(&memory->full[lane], FEW_UNIT_BYTES);
-        ptx_bulk_load(memory->units[lane], from, FEW_UNIT_BYTES, &memory->full[lane]);
+        ask_latents(memory->units[lane], from, FEW_UNIT_BYTES, &memory->full[lane], args);
     }
     __syncwarp();
     return num_units;

@@ -71,6 +71,15 @@ __device__ __forceinline__ void ptx_bulk_load(void *shared, const void *global, 
                  : "memory");
 }
 
+/* The same of what is read once. */
+__device__ __forceinline__ void ptx_bulk_load_stream(void *shared, const void *global, int32_t bytes, uint64_t *barrier)
+{
+    asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint [%0], [%1], %2, "
+                 "[%3], %4;" ::"r"(ptx_shared_address(shared)),
+                 "l"(global), "r"(bytes), "r"(ptx_shared_address(barrier)), "l"(ptx_policy_of_streams())
+                 : "memory");
+}
+
 /* "cp.async.bulk": bytes, a multiple of 16, from shared to global memory, both at multiples of 16. What was written
  * there before is seen behind a fence (ptx_fence_proxy_async). */
 __device__ __forceinline__ void ptx_bulk_store(void *global, const void *shared, int32_t bytes)

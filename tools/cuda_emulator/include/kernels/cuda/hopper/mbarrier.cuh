@@ -15,6 +15,10 @@ static inline void ptx_fence_mbarrier_init(void) {}
 void ptx_tensor_copy(void *shared, const fv_tensor_map *map, int32_t x, int32_t y, int32_t z, uint64_t *barrier);
 void ptx_tensor_store(const fv_tensor_map *map, const void *shared, int32_t x, int32_t y, int32_t z);
 void ptx_bulk_load(void *shared, const void *global, int32_t bytes, uint64_t *barrier);
+inline void ptx_bulk_load_stream(void *shared, const void *global, int32_t bytes, uint64_t *barrier)
+{
+    ptx_bulk_load(shared, global, bytes, barrier);
+}
 void ptx_bulk_store(void *global, const void *shared, int32_t bytes);
 void ptx_bulk_commit(void);
 void ptx_bulk_wait_read(void);
