@@ -71,6 +71,7 @@ fv_status fv_schedule_attend(fv_schedule *schedule, const fv_split_rule *rule, f
         .first = first_item,
         .count = schedule->list.num_items - first_item,
         .num_split = schedule->list.num_split,
+        .num_meeting = schedule->list.num_meeting,
         .lane_heads = schedule->list.lane_heads,
         .item_tokens = item_tokens(&schedule->list, first_item),
         .first_token = first_token,

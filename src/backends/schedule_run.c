@@ -355,6 +355,7 @@ static fv_attend_params attend_params(const layer_run *run, const fv_call *call)
         params.items = run->step.items + call->first;
         params.num_items = call->count;
         params.num_split = call->num_split;
+        params.num_segments = call->num_meeting;
         params.lane_heads = call->lane_heads;
         if (!params.batch_invariant) params.item_tokens = call->item_tokens;
     } else {

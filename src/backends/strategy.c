@@ -283,7 +283,7 @@ static int64_t lane_segments(const fv_plan *plan, int64_t most)
 static void pair_segments(fv_plan *plan)
 {
     const int64_t lanes = 2 * (int64_t)plan->bounds.max_num_seqs;
-    if (!plan->rule.splits_items || plan->num_segments != 2 || lanes > plan->rule.num_lanes) return;
+    if (plan->rule.splits_items != 1 || plan->num_segments != 2 || lanes > plan->rule.num_lanes) return;
     plan->num_segments = 1;
     plan->splits_cells = 1;
 }
@@ -512,7 +512,8 @@ static int32_t num_workers(const fv_plan *plan, const fv_attend_variant *variant
 /* Batch-invariant: what rounds an item fills is the batch's. */
 static int32_t splits_items(const fv_plan *plan, const fv_attend_variant *variant)
 {
-    return variant->splits_items && !plan->options.batch_invariant && variant->splits_items(&plan->problem);
+    if (!variant->splits_items || plan->options.batch_invariant) return 0;
+    return variant->splits_items(&plan->problem);
 }
 
 fv_status fv_strategy_create(fv_plan *plan, const fv_strategy *strategy)

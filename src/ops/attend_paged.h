@@ -94,8 +94,8 @@ typedef struct fv_attend_params {
      * num_q_blocks x num_kv_heads x num_segments, see fv_grid_item */
     const fv_work_item *items;
     int32_t num_items;
-    int32_t num_split;  /* each of a list's last items may be shared by two lanes of a device, which may do without; of
-                        * the static grid: 0, or all cells may */
+    int32_t num_split;  /* each of a list's last items may be shared by two lanes of a device (num_segments, where that
+                        * is more than 1), which may do without; of the static grid: 0, or all cells may */
     int32_t lane_heads; /* of a list: KV heads of an item that a lane had best take side by side; 0: as it likes */
     int32_t batch_invariant; /* 1: a row's bits must not depend on how many items there are */
     int32_t block_q;
@@ -210,7 +210,7 @@ typedef struct fv_attend_variant {
     int32_t (*items_at_once)(const fv_problem *problem);
     /* KV heads of an item of one token that a lane can take side by side; NULL: one. */
     int32_t (*heads_at_once)(const fv_problem *problem);
-    /* 1: two lanes share the keys of an item where the list says so; NULL: they do not. */
+    /* 1: two lanes share the keys of an item where the list says so; more: so many at most, of one token; NULL: none. */
     int32_t (*splits_items)(const fv_problem *problem);
     /* 1: the call leaves partial results in a form of its device's own, in partial_out alone and in no more bytes than
      * as fp32, which reduce_segments is told (narrow_partials). Of the batch this must not depend. NULL: never. */

@@ -237,7 +237,7 @@ fv_lane_cut fv_lane_cut_choose(const fv_split_rule *rule, const fv_step *step, c
             best_time = time;
             best = (fv_lane_cut){.share = share, .whole_runs = whole[w], .time = time};
         }
-        if (!rule->splits_items || pass->num_groups > 0) continue;
+        if (rule->splits_items != 1 || pass->num_groups > 0) continue;
         const int64_t halves = one_round_share(rule, &blocks, whole[w], rule->num_lanes / 2, 1, MOST_SPLIT_PIECES);
         if (halves == 0) continue;
         const float time = before + split_time(rule, &blocks, whole[w], num_blocks, (float)halves);

@@ -51,7 +51,7 @@ typedef struct fv_split_rule {
     int32_t num_lanes;    /* items that a device works on at once, each KV head of an item by itself; 0: a worker takes
                            * items one by one, and where rows are few an item has several KV heads */
     int32_t lane_heads;   /* KV heads of an item of one token that a lane can take side by side; 0: one */
-    int32_t splits_items; /* 1: two lanes may share an item */
+    int32_t splits_items; /* 1: two lanes may share an item; more: so many, at most, share items of one token */
     fv_softmax_path path;
     int32_t batch_invariant; /* 1: cut by the sequence's own lengths only */
     int32_t segment_keys;    /* keys of a segment, where the rule does not follow the load; 0: follow it */

@@ -52,8 +52,9 @@ typedef struct fv_call {
     fv_operation operation;
     fv_key_source source;
     fv_result_target target;
-    int32_t first, count;        /* work items, or reductions; count -1: the static grid */
-    int32_t num_split;           /* of those items, the last ones: for two lanes each */
+    int32_t first, count; /* work items, or reductions; count -1: the static grid */
+    int32_t num_split;    /* of those items, the last ones: for two lanes each, or for num_meeting */
+    int32_t num_meeting;
     int32_t lane_heads;          /* of those items: fv_work_list.lane_heads */
     int32_t item_tokens;         /* of those items, at most */
     int32_t most_segments;       /* of those reductions */

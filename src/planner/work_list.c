@@ -12,6 +12,7 @@
 #include "core/error.h"
 #include "planner/lane_cut.h"
 #include "planner/lane_fill.h"
+#include "planner/lane_meeting.h"
 #include "planner/query_block.h"
 #include "planner/worker_cut.h"
 
@@ -328,6 +329,23 @@ static int32_t append_fill(fv_work_list *list, const fv_split_rule *rule, const 
     return 1;
 }
 
+/* --- lanes that meet --------------------------------------------------------------------------------- */
+
+/* 1: done, each query an item that lanes share; 0: they do not. */
+static int32_t append_meeting(fv_work_list *list, const fv_split_rule *rule, const fv_step *step, const fv_pass *pass)
+{
+    const int32_t num_meeting = fv_lane_meeting_choose(rule, step, pass);
+    if (num_meeting == 0 || list->num_items + pass->num_runs > list->item_capacity) return 0;
+    for (int32_t i = 0; i < pass->num_runs; i++) {
+        const fv_query_block block = fv_query_block_at(rule, step, &pass->runs[i], pass->runs[i].first_token);
+        const int32_t span = fv_max_i32(1, block.end_key - block.first_key);
+        append_items(list, rule, step, &block, (block_cut){1, span, whole_head_run(rule, 1)}, -1, 1);
+    }
+    list->num_meeting = num_meeting;
+    list->num_split = pass->num_runs;
+    return 1;
+}
+
 /* --- the pass ---------------------------------------------------------------------------------------- */
 
 /* Shares that the total is at most cut into. */
@@ -357,12 +375,13 @@ fv_status fv_work_list_append(fv_work_list *list, const fv_split_rule *of_plan, 
     const fv_split_rule *rule = &of_pass;
     of_pass.lane_heads = list->lane_heads = heads_side_by_side(of_plan, pass);
     const int32_t first_item = list->num_items;
-    list->num_slots = list->num_split = 0;
+    list->num_slots = list->num_split = list->num_meeting = 0;
     const int64_t no_share = INT64_MAX / 2; /* whole */
     int64_t share = no_share, rest = 0;
     int64_t cost = 0;
     fv_lane_cut cut = {0};
     if (rule->num_lanes) {
+        if (append_meeting(list, rule, step, pass)) return FV_OK;
         if (append_fill(list, rule, step, pass, 0)) return FV_OK; /* lengths differ: shares need not be weighed */
         rest = total_cost(rule, step, pass);
         cut = fv_lane_cut_choose(rule, step, pass, rest);

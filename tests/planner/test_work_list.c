@@ -428,6 +428,30 @@ static void test_split_rounds(void **state)
     }
 }
 
+/* Where up to eight lanes may share an item, few queries of one token and about one length stay whole. */
+static void test_meeting(void **state)
+{
+    (void)state;
+    static const struct {
+        int32_t num_seqs, keys, num_meeting;
+    } cases[] = {{1, 1024, 8}, {2, 1024, 8}, {1, 4096, 0}, {3, 1024, 4}, {4, 1024, 2},
+                 {4, 4096, 0}, {8, 1024, 2}, {8, 8192, 2}, {9, 1024, 0}, {1, 256, 0}};
+    for (size_t i = 0; i < FV_ARRAY_LEN(cases); i++) {
+        fixture *f = make(32, 8, 132);
+        f->rule.num_lanes = 264;
+        f->rule.splits_items = 8;
+        allocate(f);
+        for (int32_t seq = 0; seq < cases[i].num_seqs; seq++) add(f, 1, cases[i].keys);
+        build(f);
+        check_cover(f);
+        const int32_t meets = cases[i].num_meeting > 0;
+        assert_int_equal(f->list.num_meeting, cases[i].num_meeting);
+        assert_int_equal(f->list.num_split, meets ? cases[i].num_seqs : 0);
+        if (meets) assert_int_equal(f->list.num_reduces, 0);
+        destroy(f);
+    }
+}
+
 /* Equal sequences on 66 lanes: so many pieces of each, of whole tiles. */
 static void check_pieces(fv_attention_kind kind, int32_t num_seqs, int32_t keys, int32_t pieces, int32_t piece_keys)
 {
@@ -669,6 +693,7 @@ int main(void)
         cmocka_unit_test(test_filled_lanes_are_covered),
         cmocka_unit_test(test_whole_rounds),
         cmocka_unit_test(test_split_rounds),
+        cmocka_unit_test(test_meeting),
         cmocka_unit_test(test_large_parts),
         cmocka_unit_test(test_one_round),
         cmocka_unit_test(test_pieces_taper),

@@ -94,9 +94,26 @@ static void many_decodes(check_case_list *list)
     }
 }
 
+/* Few queries of about one length, which several lanes of a device share. */
+static void equal_decodes(check_case_list *list)
+{
+    static const heads shapes[] = {{32, 8}, {64, 8}, {8, 8}, {8, 1}};
+    const lens_list lens[] = {LENS(C(1, 1024)), LENS(C(1, 777), C(1, 780)), LENS_TIMES(4, C(1, 300), C(1, 301)),
+                              LENS(C(1, 2000), C(1, 1999), C(1, 1987), C(1, 2013))};
+    for (int32_t cell = 0; cell < 4 * 4 * 2; cell++) {
+        check_case test = grid_case(shapes[cell % 4], 128, cell / 2 % 2 ? 64 : 16,
+                                    cell / 3 % 2 ? FV_DTYPE_BF16 : FV_DTYPE_F16);
+        if (cell / 16) grid_set_fp8(&test, cell % 3 ? FV_DTYPE_F8_E4M3 : FV_DTYPE_F8_E5M2);
+        test.problem.sinks = cell % 6 == 5;
+        test.problem.returns_lse = cell / 4 % 2;
+        grid_add(list, "equal_decodes", &test, &lens[cell / 4 % 4]);
+    }
+}
+
 void check_own_cases(check_case_list *list)
 {
     many_decodes(list);
+    equal_decodes(list);
     shared_prefix(list);
     shared_prefix_verify(list);
     token_head_scales(list);

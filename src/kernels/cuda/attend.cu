@@ -198,6 +198,24 @@ static bool takes_pairs(const attend_args *args, const fv_cuda_attend_few_kernel
     return params->head_size == kernels->head_size && params->v_head_size == kernels->head_size;
 }
 
+/* The kernel of few rows of which several blocks share an item, where the list says so and it serves the call; else
+ * NULL. */
+static const fv_cuda_attend_kernel *find_meeting_kernel(const fv_cuda_hopper_kernels *hopper, const attend_args *args,
+                                                        int32_t block_m)
+{
+    const fv_attend_params *params = &args->params;
+    const int32_t group = params->num_heads / params->num_kv_heads;
+    if (!hopper || !params->items || params->num_segments <= 1 || params->num_split != params->num_items) return NULL;
+    if (block_m > FV_CUDA_FEW_ROWS || args->is_latent || params->dense.k || needs_f32(params)) return NULL;
+    if (params->item_tokens != 1 || group > FV_CUDA_FEWEST_ROWS || (group & (group - 1)) != 0) return NULL;
+    if (params->head_size != 128 || params->v_head_size != 128 || !is_plain_work(args)) return NULL;
+    /* As begin_first_job() has it. */
+    if (!args->pages_hold_tiles || !args->planes_alike || params->window > 0 || params->context_parallel.world > 1)
+        return NULL;
+    if (params->causal || params->num_kv_scales > 1) return NULL;
+    return &hopper->few_meeting[args->is_narrow][params->num_segments > 4];
+}
+
 /* The kernel of few rows that serves the call, or NULL. */
 static const fv_cuda_attend_kernel *find_few_kernel(const attend_args *args, int32_t num_workers)
 {
@@ -332,6 +350,18 @@ static int32_t shared_bytes_of(const fv_cuda_attend_kernel *kernel, const fv_dev
     return blocks < kernel->stays && blocks <= 2 ? bytes_for_blocks(kernel, device, blocks) : kernel->shared_bytes;
 }
 
+/* A cluster for each item and KV head. */
+static fv_status launch_meeting(const fv_launch *launch, attend_args *args, const fv_cuda_attend_kernel *kernel)
+{
+    const fv_attend_params *params = &args->params;
+    const int32_t blocks = params->num_segments, group = params->num_heads / params->num_kv_heads;
+    args->row_parts = index_divisor_of(group * (params->v_head_size / 4) / blocks);
+    args->num_jobs = 0; /* but the first of each block */
+    const dim3 grid((uint32_t)blocks, (uint32_t)params->num_kv_heads, (uint32_t)params->num_items);
+    return fv_cuda_launch_overlapped(launch, "attend_paged", kernel->kernel, grid, (uint32_t)kernel->num_threads,
+                                     (size_t)kernel->shared_bytes, *args, (uint32_t)blocks);
+}
+
 fv_status fv_cuda_attend_launch(const fv_launch *launch, const fv_attend_params *params, int32_t block_m,
                                 fv_rescaling rescaling, bool may_be_hopper)
 {
@@ -340,6 +370,8 @@ fv_status fv_cuda_attend_launch(const fv_launch *launch, const fv_attend_params 
     attend_args args;
     set_args(&args, params, rescaling);
     if (args.is_latent && hopper) fv_cuda_map_keys(&args, state);
+    const fv_cuda_attend_kernel *meeting = find_meeting_kernel(hopper, &args, block_m);
+    if (meeting) return launch_meeting(launch, &args, meeting);
     const fv_cuda_attend_kernel kernel = choose_kernel(launch->device, hopper, &args, block_m);
     if (kernel.shared_bytes > state->max_shared) {
         return state->host.fail(FV_ERR_UNSUPPORTED,
@@ -385,6 +417,10 @@ static fv_status allow_hopper(const fv_device *device, const fv_cuda_hopper_kern
     }
     for (const fv_cuda_attend_kernel &kernel : hopper->entries)
         if (status == FV_OK) status = allow_shared(device, &kernel, kernel.shared_bytes);
+    for (int32_t i = 0; i < 4 && status == FV_OK; i++) {
+        const fv_cuda_attend_kernel *kernel = &hopper->few_meeting[i / 2][i % 2];
+        status = allow_shared(device, kernel, kernel->shared_bytes);
+    }
     for (int32_t i = 0; i < 2 && status == FV_OK; i++)
         status = allow_shared(device, &hopper->query[i], hopper->query[i].shared_bytes);
     return status;

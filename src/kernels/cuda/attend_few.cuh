@@ -157,6 +157,62 @@ static __device__ __forceinline__ void place_few_row(few_slot *slot, const atten
     slot->targets[lane] = few_target{target_of(args, &row, &end).to, (int32_t)end.partial};
 }
 
+/* Elements d .. d + 3 of a row of the output. */
+static __device__ __forceinline__ void store_few_four(const attend_args *args, char *to, float out_factor, uint32_t d,
+                                                      float4 value)
+{
+    const fv_dtype dtype = args->params.out_dtype;
+    const attend_target target = {to, dtype, args->out_pairs && dtype != FV_DTYPE_F32, out_factor};
+    if (target.pairs) {
+        store_pair(&target, d, value.x, value.y);
+        store_pair(&target, d + 2, value.z, value.w);
+    } else {
+        store_element(&target, d, value.x);
+        store_element(&target, d + 1, value.y);
+        store_element(&target, d + 2, value.z);
+        store_element(&target, d + 3, value.w);
+    }
+}
+
+/* Four elements of a row of a slot, of all its warps: they and the row's sums are relative to its maximum. */
+typedef struct few_four {
+    float max, sum, rounded;
+    float4 value;
+} few_four;
+
+template <class S>
+static __device__ __forceinline__ few_four add_few_shares(const few_memory<S> *memory, uint32_t r, uint32_t d)
+{
+    few_share shares[S::WARPS];
+    few_four four = {-INFINITY, 0, 0, make_float4(0, 0, 0, 0)};
+    uint4 parts[S::WARPS];
+#pragma unroll
+    for (int w = 0; w < S::WARPS; w++) shares[w] = memory->shares[w][r];
+#pragma unroll
+    for (int w = 0; w < S::WARPS; w++) {
+        four.max = fmaxf(four.max, shares[w].max);
+        parts[w] = ptx_ld_shared_v4(shares[w].values + few_sum_place<S>(r, d) * 4);
+    }
+#pragma unroll
+    for (int w = 0; w < S::WARPS; w++) {
+        const float own = shares[w].max, factor = own == -INFINITY ? 0.0f : ptx_ex2(own - four.max);
+        four.sum += shares[w].sum * factor;
+        four.rounded += shares[w].rounded * factor;
+        if (factor == 0.0f) continue; /* whatever its values are */
+        four.value.x += __uint_as_float(parts[w].x) * factor;
+        four.value.y += __uint_as_float(parts[w].y) * factor;
+        four.value.z += __uint_as_float(parts[w].z) * factor;
+        four.value.w += __uint_as_float(parts[w].w) * factor;
+    }
+    return four;
+}
+
+/* What values of P as rounded lack. */
+static __device__ __forceinline__ float few_values_factor(const few_four *four, float v_head_scale)
+{
+    return v_head_scale * (four->rounded > 0 ? __fdividef(four->sum, four->rounded) : 1.0f);
+}
+
 /* The warps' sums become one, and the row's results go to memory: a thread for each four elements. One barrier, behind
  * which the sums of all warps are there; where results go is found before it. */
 template <class S>
@@ -178,33 +234,13 @@ static __device__ __forceinline__ void store_few_rows(const few_memory<S> *memor
         if (i < S::THREADS) __syncthreads();
         if (i >= num_fours) break;
         i += S::THREADS;
-        few_share shares[S::WARPS];
-        float max = -INFINITY, sum = 0, rounded = 0;
-        float4 value = make_float4(0, 0, 0, 0);
-        uint4 parts[S::WARPS];
-#pragma unroll
-        for (int w = 0; w < S::WARPS; w++) shares[w] = memory->shares[w][r];
-#pragma unroll
-        for (int w = 0; w < S::WARPS; w++) {
-            max = fmaxf(max, shares[w].max);
-            parts[w] = ptx_ld_shared_v4(shares[w].values + few_sum_place<S>(r, d) * 4);
-        }
-#pragma unroll
-        for (int w = 0; w < S::WARPS; w++) {
-            const float own = shares[w].max, factor = own == -INFINITY ? 0.0f : ptx_ex2(own - max);
-            sum += shares[w].sum * factor;
-            rounded += shares[w].rounded * factor;
-            if (factor == 0.0f) continue; /* whatever its values are */
-            value.x += __uint_as_float(parts[w].x) * factor;
-            value.y += __uint_as_float(parts[w].y) * factor;
-            value.z += __uint_as_float(parts[w].z) * factor;
-            value.w += __uint_as_float(parts[w].w) * factor;
-        }
+        const few_four four = add_few_shares(memory, r, d);
+        const float4 value = four.value;
         attend_row row = {};
         row.token = slot->rows[r].token;
         row.head = slot->rows[r].head;
         attend_end end = {-INFINITY, 0.0f, 0.0f, place.partial, (int64_t)row.token - args->params.out_first_token};
-        finish_row(&end, args, &row, max, sum, v_head_scale * (rounded > 0 ? __fdividef(sum, rounded) : 1.0f));
+        finish_row(&end, args, &row, four.max, four.sum, few_values_factor(&four, v_head_scale));
         if (d == 0) store_sums(args, &row, &end);
         if (d >= (uint32_t)args->params.v_head_size) continue; /* a multiple of 4 */
         if (place.partial >= 0) {
@@ -215,17 +251,7 @@ static __device__ __forceinline__ void store_few_rows(const few_memory<S> *memor
                                              is_there ? value.z * factor : 0.0f, is_there ? value.w * factor : 0.0f);
             continue;
         }
-        const fv_dtype dtype = args->params.out_dtype;
-        const attend_target target = {place.to, dtype, args->out_pairs && dtype != FV_DTYPE_F32, end.out_factor};
-        if (target.pairs) {
-            store_pair(&target, d, value.x, value.y);
-            store_pair(&target, d + 2, value.z, value.w);
-        } else {
-            store_element(&target, d, value.x);
-            store_element(&target, d + 1, value.y);
-            store_element(&target, d + 2, value.z);
-            store_element(&target, d + 3, value.w);
-        }
+        store_few_four(args, place.to, end.out_factor, d, value);
     } while (i < num_fours);
 }
 
@@ -324,7 +350,7 @@ static __global__ void __launch_bounds__(S::THREADS, S::BLOCKS)
     few_memory<S> *memory = (few_memory<S> *)few_shared;
     const int32_t warp = threadIdx.x / 32, lane = threadIdx.x % 32;
     few_item_words first;
-    if (args.params.items) ask_first_item(&first, &args);
+    if (args.params.items) ask_first_item<S>(&first, &args);
     /* Here and below: found again where it is needed, for there is no register that could keep it. */
     const int32_t own_lane = (int32_t)ptx_keep((uint32_t)lane);
     few_walk walk = {-1, 0, 0, {-1, 0}, few_lane_of<S>(memory, &args, warp, own_lane)};

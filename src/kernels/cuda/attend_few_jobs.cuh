@@ -21,7 +21,7 @@
 
 #include "kernels/cuda/attend_job.cuh"
 
-enum { FEW_MOST_ROWS = 16, FEW_FIRST_KEYS = 96 /* at most */, FEW_ITEM_WORDS = sizeof(fv_work_item) / 4 };
+enum { FEW_MOST_ROWS = 16, FEW_FIRST_KEYS = 192 /* at most */, FEW_ITEM_WORDS = sizeof(fv_work_item) / 4 };
 
 typedef enum few_slot_state {
     FEW_NO_JOB = 0, /* nor any after it */
@@ -412,9 +412,11 @@ static_assert(sizeof(few_item_words) == sizeof(fv_work_item), "items are whole v
 
 /* Asks for the item of the block's first job in a list, by each thread: the first thing of all, for it is needed first. A
  * list is older than the kernels before. */
+template <class S>
 static __device__ __forceinline__ void ask_first_item(few_item_words *words, const attend_args *args)
 {
-    const int4 *from = (const int4 *)(args->params.items + divide_index((int32_t)blockIdx.x, args->kv_heads));
+    const int32_t at = S::MEETS ? (int32_t)blockIdx.z : divide_index((int32_t)blockIdx.x, args->kv_heads);
+    const int4 *from = (const int4 *)(args->params.items + at);
 #pragma unroll
     for (int i = 0; i < (int)FV_ARRAY_LEN(words->vectors); i++) words->vectors[i] = from[i];
 }
@@ -425,6 +427,15 @@ template <class S>
 static __device__ __forceinline__ bool find_first_item(fv_work_item *item, int32_t *num_jobs, const attend_args *args)
 {
     const fv_attend_params *params = &args->params;
+    if constexpr (S::MEETS) { /* the grid: pieces of an item, KV heads, items */
+        const int32_t first_tile = item->first_key / S::TILE, pieces = (int32_t)gridDim.x;
+        const int32_t num_tiles = (item->end_key + S::TILE - 1) / S::TILE - first_tile;
+        const int32_t each = divide_index(num_tiles + pieces - 1, args->segments), own = first_tile + (int32_t)blockIdx.x * each;
+        item->first_kv_head += (int32_t)blockIdx.y;
+        item->first_key = fv_min_i32(fv_max_i32(item->first_key, own * S::TILE), item->end_key);
+        item->end_key = fv_min_i32(item->end_key, (own + each) * S::TILE);
+        return true;
+    }
     const int32_t number = (int32_t)blockIdx.x;
     if (params->items) {
         const int32_t at = divide_index(number, args->kv_heads);

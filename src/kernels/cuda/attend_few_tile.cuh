@@ -9,14 +9,17 @@
 #include "kernels/cuda/attend_few_jobs.cuh"
 
 /* IS_NARROW: of entries of one byte. HEADS: KV heads of a job; where they are two, each has half of the rows. */
-template <int HEAD_, bool IS_NARROW_, int ROWS, int WARPS_ = HEAD_ <= 64 ? 4 : 6, int HEADS_ = 1> struct few_shape {
+template <int HEAD_, bool IS_NARROW_, int ROWS, int WARPS_ = HEAD_ <= 64 ? 4 : 6, int HEADS_ = 1,
+          bool MEETS_ = false>
+struct few_shape {
     static constexpr int HEAD = HEAD_, VALUE = HEAD_, TILE = 16, BLOCK_M = ROWS, OCTETS = ROWS / 8;
     static constexpr int HEADS = HEADS_, ITEM_ROWS = ROWS / HEADS; /* of an item, at once */
     static constexpr bool IS_NARROW = IS_NARROW_, IS_SMALL = IS_NARROW && OCTETS == 1;
     static constexpr int WARPS = WARPS_, THREADS = 32 * WARPS, FIRST_KEYS = WARPS * TILE;
+    static constexpr bool MEETS = MEETS_; /* the pieces of a sequence are a cluster: hopper/attend_few_meeting.cuh */
     /* Blocks on a multiprocessor. */
-    static constexpr int BLOCKS = WARPS == 4 ? (HEAD <= 64 || (IS_NARROW && HEADS == 1) ? 4 : 3)
-                                             : (HEAD <= 128 || IS_SMALL ? 2 : 1);
+    static constexpr int BLOCKS = WARPS == 4 ? (HEAD <= 64 || (IS_NARROW && HEADS == 1 && !MEETS) ? 4 : 3)
+                                             : (WARPS == 6 && (HEAD <= 128 || IS_SMALL) ? 2 : 1);
     static constexpr int Q_ROW = HEAD + 8; /* 8 rows lie in different banks */
     /* A warp's ring: bytes of an entry's row there, its 16-byte copies, bytes of a tile and of the warp's sums. They
      * take the stage that is free at a job's end, or, where they do not fit, room of their own before the first one. */

@@ -59,7 +59,8 @@ typedef struct attend_args {
     fv_tensor_map key_map; /* the cache as [block][slot][element] */
     int32_t num_jobs; /* items times KV heads, or cells; -1: those of the sequences of whole queries in the batch */
     index_divisor kv_heads, group, segments, tile; /* num_kv_heads, their query heads, num_segments, tile_keys */
-    index_divisor row_parts;  /* blocks of threads, neighbours in the grid, that share an item's rows */
+    index_divisor row_parts;  /* blocks of threads, neighbours in the grid, that share an item's rows; or the fours
+                              * that each of those that share its keys ends (hopper/attend_few_meeting.cuh) */
     int32_t pages_hold_tiles; /* 1: 16 keys from a multiple of 16 on lie in one page of a plain cache */
     int32_t planes_alike;     /* 1: values of a plain cache lie as its keys do, at strides of 32 bits */
     int32_t num_whole;        /* of a list: blocks of threads of items that no two blocks share, the first ones, ... */

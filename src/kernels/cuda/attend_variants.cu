@@ -3,6 +3,7 @@
 #include <string.h>
 
 #include "kernels/cuda/attend.cuh"
+#include "kernels/cuda/hopper/few_meeting.h"
 #include "kernels/cuda/kernels.h"
 
 template <int32_t BLOCK_M, fv_rescaling RESCALING, bool IS_HOPPER>
@@ -151,6 +152,17 @@ template <bool IS_HOPPER> static int32_t few_heads_at_once(const fv_problem *pro
     return 2 * mha->num_heads <= FV_CUDA_FEWEST_ROWS * mha->num_kv_heads ? 2 : 1;
 }
 
+/* Lanes that may share an item of one token: hopper/attend_few_meeting.cuh. */
+template <bool IS_HOPPER> static int32_t few_meet(const fv_problem *problem)
+{
+    const fv_mha_shape *mha = &problem->mha;
+    if (!IS_HOPPER || problem->kind == FV_ATTENTION_MLA || takes_mma(problem) || problem->q_dtype == FV_DTYPE_F32) return 0;
+    const int32_t group = mha->num_heads / mha->num_kv_heads, is_power = (group & (group - 1)) == 0;
+    if (mha->head_size != 128 || mha->v_head_size != 128 || group > FV_CUDA_FEWEST_ROWS || !is_power) return 0;
+    if (problem->window > 0 || problem->block_size % 16 != 0 || problem->kv_scaling == FV_KV_SCALING_PER_HEAD) return 0;
+    return FV_CUDA_MOST_MEETING;
+}
+
 /* Those of attend_mma.cuh wait for their own arithmetic. */
 template <bool IS_HOPPER> static int32_t few_keep_pace(const fv_problem *problem)
 {
@@ -171,6 +183,7 @@ static constexpr fv_attend_variant paged(const char *name, const char *(*reason)
         .rescaling = FV_RESCALING_MULTIPLY,
         .items_at_once = items_at_once,
         .heads_at_once = items_at_once == one_at_once ? NULL : few_heads_at_once<IS_HOPPER>,
+        .splits_items = BLOCK_M <= FV_CUDA_FEW_ROWS ? few_meet<IS_HOPPER> : NULL,
         .items_keep_pace = items_at_once == one_at_once ? NULL : few_keep_pace<IS_HOPPER>,
     };
 }

@@ -4,6 +4,7 @@
 #include "kernels/cuda/hopper/attend_few_latent.cuh"
 #include "kernels/cuda/hopper/attend_latent.cuh"
 #include "kernels/cuda/hopper/attend_rows.cuh"
+#include "kernels/cuda/hopper/few_meeting.h"
 #include "kernels/cuda/kernels.h"
 
 template <class T> using rows_64 = rows_shape<T, 64, 64, 128>;
@@ -18,4 +19,5 @@ const fv_cuda_hopper_kernels fv_cuda_hopper = {
     {wgmma_few_latent_of<few_latent_form<__nv_bfloat16, 32>>(), wgmma_few_latent_of<few_latent_form<__half, 32>>()},
     {wgmma_entry_of<16>(), wgmma_entry_of<32>(), wgmma_entry_of<64>()},
     fv_hopper_mla_query_kernels,
+    fv_hopper_few_meeting,
 };

@@ -1,0 +1,49 @@
+#include "planner/lane_meeting.h"
+
+#include "planner/query_block.h"
+
+#define LEAST_KEYS 64 /* of a lane */
+
+/* Where many lanes share an item each has a small part of a worker, and few keys. Else it has a worker, and as many keys as
+ * the workers that have none do not make up for. Limits as measured (docs/notes/cuda-hopper.md). */
+typedef struct meeting_form {
+    int32_t lanes;      /* of an item */
+    int32_t most_of_11; /* of the workers that can meet so: those of an item lie in one part of the device */
+    int32_t most_keys;  /* of a lane */
+} meeting_form;
+
+static int32_t may_meet(const fv_split_rule *rule, const fv_pass *pass)
+{
+    return rule->splits_items > 1 && !rule->batch_invariant && rule->path == FV_PATH_AUTO && !rule->segment_keys &&
+           !rule->num_segments && pass->num_groups == 0;
+}
+
+/* Keys of the longest query; 0: some query has more tokens than one, or lengths differ. */
+static int64_t equal_keys(const fv_split_rule *rule, const fv_step *step, const fv_pass *pass)
+{
+    int64_t total = 0, longest = 0;
+    for (int32_t i = 0; i < pass->num_runs; i++) {
+        if (pass->runs[i].num_tokens != 1) return 0;
+        const fv_query_block block = fv_query_block_at(rule, step, &pass->runs[i], pass->runs[i].first_token);
+        const int64_t keys = block.end_key - block.first_key;
+        total += keys;
+        longest = fv_max_i64(longest, keys);
+    }
+    return longest * pass->num_runs <= total + total / 8 ? longest : 0;
+}
+
+int32_t fv_lane_meeting_choose(const fv_split_rule *rule, const fv_step *step, const fv_pass *pass)
+{
+    static const meeting_form forms[] = {{8, 11, 128}, {4, 10, 1024}, {2, 11, 1024}};
+    const int64_t parts = (int64_t)pass->num_runs * rule->problem->mha.num_kv_heads, workers = rule->num_workers;
+    if (!may_meet(rule, pass) || 2 * parts > workers) return 0;
+    const int64_t keys = equal_keys(rule, step, pass);
+    for (int32_t i = 0; i < FV_ARRAY_LEN(forms); i++) {
+        const meeting_form *form = &forms[i];
+        if (form->lanes > rule->splits_items || 11 * form->lanes * parts > form->most_of_11 * workers) continue;
+        if (keys < LEAST_KEYS * form->lanes) return 0;
+        const int32_t are_all = form->lanes < 8 && 10 * form->lanes * parts >= 9 * workers;
+        return are_all || keys <= (int64_t)form->most_keys * form->lanes ? form->lanes : 0;
+    }
+    return 0;
+}
