@@ -4,8 +4,8 @@
 
 #define LEAST_KEYS 64 /* of a lane */
 
-/* Where many lanes share an item each has a small part of a worker, and few keys. Else it has a worker, and as many keys as
- * the workers that have none do not make up for. Limits as measured (docs/notes/cuda-hopper.md). */
+/* Each lane has a worker, and as many keys as the workers that have none do not make up for. Limits as measured
+ * (docs/notes/cuda-hopper.md). */
 typedef struct meeting_form {
     int32_t lanes;      /* of an item */
     int32_t most_of_11; /* of the workers that can meet so: those of an item lie in one part of the device */
@@ -34,7 +34,7 @@ static int64_t equal_keys(const fv_split_rule *rule, const fv_step *step, const 
 
 int32_t fv_lane_meeting_choose(const fv_split_rule *rule, const fv_step *step, const fv_pass *pass)
 {
-    static const meeting_form forms[] = {{8, 11, 128}, {4, 10, 1024}, {2, 11, 1024}};
+    static const meeting_form forms[] = {{8, 10, 128}, {4, 10, 1024}, {2, 11, 1024}};
     const int64_t parts = (int64_t)pass->num_runs * rule->problem->mha.num_kv_heads, workers = rule->num_workers;
     if (!may_meet(rule, pass) || 2 * parts > workers) return 0;
     const int64_t keys = equal_keys(rule, step, pass);

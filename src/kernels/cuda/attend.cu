@@ -213,7 +213,7 @@ static const fv_cuda_attend_kernel *find_meeting_kernel(const fv_cuda_hopper_ker
     if (!args->pages_hold_tiles || !args->planes_alike || params->window > 0 || params->context_parallel.world > 1)
         return NULL;
     if (params->causal || params->num_kv_scales > 1) return NULL;
-    return &hopper->few_meeting[args->is_narrow][params->num_segments > 4];
+    return &hopper->few_meeting[args->is_narrow];
 }
 
 /* The kernel of few rows that serves the call, or NULL. */
@@ -227,9 +227,9 @@ static const fv_cuda_attend_kernel *find_few_kernel(const attend_args *args, int
     const bool are_three = num_jobs > 2 * num_workers && num_jobs <= 3 * num_workers && !params->batch_invariant;
     for (const fv_cuda_attend_few_kernels &kernels : fv_cuda_attend_few) {
         if (fv_max_i32(params->head_size, params->v_head_size) > kernels.head_size) continue;
-        const fv_cuda_attend_kernel *three = &kernels.wide_of_three[is_more];
         if (args->is_narrow && takes_pairs(args, &kernels, rows)) return &kernels.narrow_pair;
-        if (!args->is_narrow) return are_three && three->kernel ? three : &kernels.wide[is_more];
+        if (!args->is_narrow && !is_more && are_three && kernels.wide_of_three.kernel) return &kernels.wide_of_three;
+        if (!args->is_narrow) return &kernels.wide[is_more];
         return !is_more && are_two && kernels.narrow_of_two.kernel ? &kernels.narrow_of_two : &kernels.narrow[is_more];
     }
     return NULL;
@@ -417,10 +417,8 @@ static fv_status allow_hopper(const fv_device *device, const fv_cuda_hopper_kern
     }
     for (const fv_cuda_attend_kernel &kernel : hopper->entries)
         if (status == FV_OK) status = allow_shared(device, &kernel, kernel.shared_bytes);
-    for (int32_t i = 0; i < 4 && status == FV_OK; i++) {
-        const fv_cuda_attend_kernel *kernel = &hopper->few_meeting[i / 2][i % 2];
-        status = allow_shared(device, kernel, kernel->shared_bytes);
-    }
+    for (int32_t i = 0; i < 2 && status == FV_OK; i++)
+        status = allow_shared(device, &hopper->few_meeting[i], hopper->few_meeting[i].shared_bytes);
     for (int32_t i = 0; i < 2 && status == FV_OK; i++)
         status = allow_shared(device, &hopper->query[i], hopper->query[i].shared_bytes);
     return status;
@@ -444,8 +442,8 @@ extern "C" fv_status fv_cuda_attend_open(const fv_device *device)
                                                     &kernels.narrow[1], &kernels.narrow_of_two, &kernels.narrow_pair})
             if (status == FV_OK && kernel->kernel)
                 status = allow_shared(device, kernel, bytes_for_blocks(kernel, device, 1));
-        for (const fv_cuda_attend_kernel &kernel : kernels.wide_of_three)
-            if (status == FV_OK && kernel.kernel) status = allow_shared(device, &kernel, kernel.shared_bytes);
+        if (status == FV_OK && kernels.wide_of_three.kernel)
+            status = allow_shared(device, &kernels.wide_of_three, kernels.wide_of_three.shared_bytes);
     }
     if (status == FV_OK && state->hopper) {
         status = allow_hopper(device, state->hopper);

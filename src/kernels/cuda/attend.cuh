@@ -47,8 +47,8 @@ typedef struct fv_cuda_attend_few_kernels {
     /* As narrow[0], of more warps, for jobs that are one round of two blocks a multiprocessor; `kernel` NULL: there is
      * none. */
     fv_cuda_attend_kernel narrow_of_two;
-    /* As `wide`, of fewer warps, for jobs that are one round of three blocks a multiprocessor, not of two; or NULL. */
-    fv_cuda_attend_kernel wide_of_three[2];
+    /* As wide[0], of fewer warps, for jobs that are one round of three blocks a multiprocessor, not of two; or NULL. */
+    fv_cuda_attend_kernel wide_of_three;
     /* Entries of one byte, jobs of two KV heads of up to half of FV_CUDA_FEWEST_ROWS each; or NULL. */
     fv_cuda_attend_kernel narrow_pair;
 } fv_cuda_attend_few_kernels;

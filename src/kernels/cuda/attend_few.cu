@@ -10,7 +10,7 @@ const fv_cuda_attend_few_kernels fv_cuda_attend_few[FV_CUDA_NUM_ATTEND_FEW] = {
      {FV_FEW(128, false, 8), FV_FEW(128, false, 16)},
      {FV_FEW(128, true, 8, 4), FV_FEW(128, true, 16)},
      FV_FEW(128, true, 8),
-     {FV_FEW(128, false, 8, 4), FV_FEW(128, false, 16, 4)},
+     FV_FEW(128, false, 8, 4),
      FV_FEW(128, true, 8, 6, 2)},
     {256, {FV_FEW(256, false, 8), FV_FEW(256, false, 16)}, {FV_FEW(256, true, 8), FV_FEW(256, true, 16)}, {}, {}, {}},
 };

@@ -12,7 +12,7 @@ typedef struct fv_cuda_hopper_kernels {
     fv_cuda_attend_kernel latent_16[2], latent_32[2]; /* the same, items of up to 16 and 32 rows */
     fv_cuda_attend_kernel entries[3];                 /* MLA: the 656-byte entry, queries of bf16; 16, 32, 64 rows */
     const fv_cuda_mla_query_kernel *query; /* [2] */
-    const fv_cuda_attend_kernel (*few_meeting)[2]; /* few_meeting.h */
+    const fv_cuda_attend_kernel *few_meeting; /* few_meeting.h */
 } fv_cuda_hopper_kernels;
 
 #endif

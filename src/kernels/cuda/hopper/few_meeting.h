@@ -6,7 +6,7 @@
 
 enum { FV_CUDA_MOST_MEETING = 8 /* blocks that share an item */ };
 
-/* Heads of 128, up to 8 rows: [is_narrow][0] for two or four blocks an item, [1] for more. */
-extern const fv_cuda_attend_kernel fv_hopper_few_meeting[2][2];
+/* Heads of 128, up to 8 rows: [is_narrow]. */
+extern const fv_cuda_attend_kernel fv_hopper_few_meeting[2];
 
 #endif
