@@ -355,6 +355,13 @@ static inline void *fv_scratch_take(void *base, size_t *used, size_t bytes)
     return part;
 }
 
+/* The same, aligned to a multiple of FV_CACHE_LINE, whatever `base` is. */
+static inline void *fv_scratch_take_aligned(void *base, size_t *used, size_t bytes, size_t alignment)
+{
+    const uintptr_t part = (uintptr_t)fv_scratch_take(base, used, bytes + alignment);
+    return (void *)((part + alignment - 1) / alignment * alignment);
+}
+
 /* --- the strategies ------------------------------------------------------------------------------------ */
 
 /* FV_DECODE_ROWS and below: few. An item has at most the larger of that and block_q tokens of rows. */

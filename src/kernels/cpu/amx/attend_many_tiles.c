@@ -36,7 +36,8 @@
 
 enum {
     GROUP_PAIRS = FV_TILE_GROUP_PAIRS,
-    FEW_KEYS = 64,          /* up to here weights are exact */
+    SLICE_SUMS = FV_SLICE_COLUMNS * FV_TILE_STRIP_ROWS, /* of a strip */
+    FEW_KEYS = 64,                                      /* up to here weights are exact */
     STREAM_BYTES = 8 << 20, /* of a sequence's output, from which on it is written past the caches */
 };
 
@@ -44,6 +45,39 @@ enum {
 #define MAX_FACTOR 0x1p6f
 
 /* --- sums --------------------------------------------------------------------------------------------------------- */
+
+/* Tile t of the sums: that of the slice before goes, the slice's own comes. */
+#define CHANGE_SUMS(tiles, t, at, stores, loads)                                  \
+    do {                                                                          \
+        float *own = (at);                                                        \
+        if (stores) fv_tile_store(tiles, t, own - SLICE_SUMS, FV_TILE_ROW_BYTES); \
+        if (loads)                                                                \
+            fv_tile_load(tiles, t, own, FV_TILE_ROW_BYTES);                       \
+        else                                                                      \
+            fv_tile_zero(tiles, t);                                               \
+    } while (0)
+
+/* The first step of a slice, as fv_pair_add_step. Each tile of sums changes hands just before its own first product: all
+ * four at once are more lines to store than a core holds, and what follows waits for them. */
+FV_ALWAYS_INLINE void add_first_step(fv_tile_item *item, const fv_strip_pair *pair, int32_t column, const char *pairs)
+{
+    fv_tiles *tiles = &item->tiles;
+    const int32_t step = pair->first_step, stores = column > 0, loads = pair->strips[0]->has_sums;
+    float *low = pair->strips[0]->sums + column * FV_TILE_STRIP_ROWS;
+    float *other_low = pair->strips[1]->sums + column * FV_TILE_STRIP_ROWS;
+    fv_tile_load(tiles, 6, pairs, FV_TILE_ROW_BYTES);
+    fv_tile_load(tiles, 4, pair->weights[0] + step * FV_TILE_BYTES, FV_TILE_ROW_BYTES);
+    fv_tile_load(tiles, 7, pairs + FV_TILE_BYTES, FV_TILE_ROW_BYTES);
+    fv_tile_load(tiles, 5, pair->weights[1] + step * FV_TILE_BYTES, FV_TILE_ROW_BYTES);
+    CHANGE_SUMS(tiles, 0, low, stores, loads);
+    fv_tile_dot(tiles, 0, 4, 6);
+    CHANGE_SUMS(tiles, 1, low + SLICE_SUMS / 2, stores, loads);
+    fv_tile_dot(tiles, 1, 4, 7);
+    CHANGE_SUMS(tiles, 2, other_low, stores, loads);
+    fv_tile_dot(tiles, 2, 5, 6);
+    CHANGE_SUMS(tiles, 3, other_low + SLICE_SUMS / 2, stores, loads);
+    fv_tile_dot(tiles, 3, 5, 7);
+}
 
 /* FV_SLICE_COLUMNS of the values; beside their products, if any, a quarter of the weights is summed, or keys and values
  * of the next block are made. */
@@ -55,16 +89,16 @@ FV_ALWAYS_INLINE void add_slice(const fv_many_item *many, const fv_strip_pair *p
     const char *slice = many->keys->v + (int64_t)column * item->block_keys * FV_BF16_BYTES;
     fv_weight_adder adder;
     if (sums) adder = fv_weight_adder_begin(item, pair, number);
-    if (pair->strips[0]->has_sums)
-        fv_pair_load_sums(item, pair, column);
-    else
-        fv_pair_dot_begin(item, 2);
     for (int32_t step = pair->first_step; step < pair->end_step; step++) {
-        fv_pair_add_step(item, pair, step, slice + step * FV_SLICE_STEP_BYTES);
+        const char *pairs = slice + step * FV_SLICE_STEP_BYTES;
+        if (step == pair->first_step)
+            add_first_step(item, pair, column, pairs);
+        else
+            fv_pair_add_step(item, pair, step, pairs);
         if (sums) fv_weight_adder_step(&adder, step);
         if (makes && step % 2) fv_key_tiles_make_next(item, many->next_keys);
     }
-    fv_pair_store_sums(item, pair, column);
+    if (column + FV_SLICE_COLUMNS == item->job->params->v_head_size) fv_pair_store_sums(item, pair, column);
     if (sums) fv_weight_adder_end(&adder);
 }
 

@@ -52,7 +52,7 @@ static inline size_t fv_made_keys_bytes(const fv_attend_params *params)
     const int64_t num_rows = (int64_t)params->block_q * (params->num_heads / params->num_kv_heads);
     if (fv_ceil_div(num_rows, FV_TILE_STRIP_ROWS) < FV_TILE_COPY_STRIPS) return 0;
     if (params->head_size > FV_MADE_MAX_SIZE || params->v_head_size > FV_MADE_MAX_SIZE) return 0;
-    const size_t head = (size_t)fv_round_up((int64_t)sizeof(fv_made_keys), FV_CACHE_LINE);
+    const size_t head = (size_t)fv_round_up((int64_t)sizeof(fv_made_keys), FV_CACHE_LINE) + FV_TILE_PAGE;
     return head + (size_t)fv_made_num_blocks(params) * fv_made_block_bytes(params);
 }
 
@@ -87,10 +87,11 @@ static inline int32_t fv_made_slot(const fv_attend_params *params, int32_t index
     return index < num_blocks - 2 ? index : num_blocks - 2 + index % 2;
 }
 
-/* K of a slot; its V follows. */
+/* K of a slot, on a page as queries and scores are (pair_step.h); its V follows. */
 static inline char *fv_made_tiles(fv_made_keys *made, const fv_attend_params *params, int32_t slot)
 {
-    return (char *)made + fv_round_up((int64_t)sizeof(*made), FV_CACHE_LINE) +
+    const uintptr_t end = (uintptr_t)made + sizeof(*made);
+    return (char *)((end + FV_TILE_PAGE - 1) / FV_TILE_PAGE * FV_TILE_PAGE) +
            (size_t)slot * fv_made_block_bytes(params);
 }
 

@@ -55,12 +55,16 @@ FV_ALWAYS_INLINE fv_score_operands fv_score_operands_of(const fv_many_item *many
     };
 }
 
-/* Product p of a strip's scores: 16 keys and 32 elements. The strips of a pair have two tiles of sums each. */
+/* Product p of a strip's scores: 16 keys and 32 elements. The strips of a pair have two tiles of sums each.
+ *
+ * A load waits for stores under way whose addresses agree with its own in the lower twelve bits. Queries, K and scores
+ * lie on pages alike, the scores of the first strip in the lower half of one; those of a strip are stored beside the
+ * products of the next. So each begins with the half of the elements that was not just stored to. */
 FV_ALWAYS_INLINE void fv_score_product(fv_tile_item *item, const fv_score_operands *of, const int32_t strip, int32_t p,
                                        const int32_t depth)
 {
     fv_tiles *tiles = &item->tiles;
-    const int32_t d = p / 2;
+    const int32_t d = (p / 2 + (strip == 0 ? depth / 2 : 0)) % depth;
     const char *k = of->k + d * FV_TILE_BYTES;
     if (p % 2 == 0) {
         fv_tile_load(tiles, 4, of->q[strip] + d * FV_TILE_BYTES, FV_TILE_ROW_BYTES);

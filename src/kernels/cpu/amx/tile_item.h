@@ -21,6 +21,7 @@ enum {
     FV_TILE_MAX_SIZE = 576,    /* of a head */
     FV_BF16_BYTES = 2,
     FV_AHEAD_BYTES = 256,
+    FV_TILE_PAGE = 4096,
     FV_TILE_SLICE_PAD = 256, /* bytes between runs of columns of V that share a block */
 };
 
@@ -93,16 +94,18 @@ static inline fv_tile_scratch fv_tile_scratch_of(const fv_attend_params *params,
     const size_t many = all_strips >= FV_TILE_COPY_STRIPS ? strips : 0;
     const size_t k_bytes = (size_t)params->head_size * FV_BF16_BYTES;
     const size_t v_bytes = (size_t)params->v_head_size * FV_BF16_BYTES;
+    /* Many strips: addresses modulo a page decide whether loads wait for stores (pair_step.h). */
+    const size_t alignment = many && !shared_strips ? FV_TILE_PAGE : FV_CACHE_LINE;
     fv_tile_scratch scratch = {0};
     scratch.strips = fv_scratch_take(memory, &scratch.bytes, strips * sizeof(fv_tile_strip));
-    scratch.q = fv_scratch_take(memory, &scratch.bytes, strips * FV_TILE_STRIP_ROWS * k_bytes);
+    scratch.q = fv_scratch_take_aligned(memory, &scratch.bytes, strips * FV_TILE_STRIP_ROWS * k_bytes, alignment);
     /* Strips that share a block: sums of the same columns lie in different lines of L1. */
     scratch.sums_stride = FV_TILE_STRIP_ROWS * (size_t)params->v_head_size +
                           (shared_strips ? FV_TILE_BYTES / sizeof(float) : 0);
     scratch.sums = fv_scratch_take(memory, &scratch.bytes, strips * scratch.sums_stride * sizeof(float));
     scratch.weight_sums = fv_scratch_take(memory, &scratch.bytes, many * FV_TILE_BYTES);
     scratch.row_sums = fv_scratch_take(memory, &scratch.bytes, many * FV_TILE_BYTES);
-    scratch.scores = fv_scratch_take(memory, &scratch.bytes, weighed * strip_scores * sizeof(float));
+    scratch.scores = fv_scratch_take_aligned(memory, &scratch.bytes, weighed * strip_scores * sizeof(float), alignment);
     scratch.weights = fv_scratch_take(memory, &scratch.bytes, weighed * strip_scores * FV_BF16_BYTES);
     const size_t slices = shared_strips ? (size_t)params->v_head_size / (2 * FV_TILE_COLUMNS) : 0;
     scratch.step_scores = fv_scratch_take(memory, &scratch.bytes, (shared_strips ? 4 : 0) * (size_t)FV_TILE_BYTES);
