@@ -34,11 +34,13 @@ static int64_t equal_keys(const fv_split_rule *rule, const fv_step *step, const 
 
 int32_t fv_lane_meeting_choose(const fv_split_rule *rule, const fv_step *step, const fv_pass *pass)
 {
-    static const meeting_form forms[] = {{8, 10, 128}, {4, 10, 1024}, {2, 11, 1024}};
+    static const meeting_form all[2][3] = {{{8, 10, 256}, {4, 10, 384}, {2, 11, 1024}},
+                                           {{8, 10, 768}, {4, 10, 1024}, {2, 11, 1024}}};
+    const meeting_form *forms = all[fv_dtype_bytes(rule->problem->kv_dtype) == 1]; /* half the bytes, twice the warps */
     const int64_t parts = (int64_t)pass->num_runs * rule->problem->mha.num_kv_heads, workers = rule->num_workers;
     if (!may_meet(rule, pass) || 2 * parts > workers) return 0;
     const int64_t keys = equal_keys(rule, step, pass);
-    for (int32_t i = 0; i < FV_ARRAY_LEN(forms); i++) {
+    for (int32_t i = 0; i < FV_ARRAY_LEN(all[0]); i++) {
         const meeting_form *form = &forms[i];
         if (form->lanes > rule->splits_items || 11 * form->lanes * parts > form->most_of_11 * workers) continue;
         if (keys < LEAST_KEYS * form->lanes) return 0;

@@ -434,12 +434,28 @@ static void test_meeting(void **state)
     (void)state;
     static const struct {
         int32_t num_seqs, keys, num_meeting;
-    } cases[] = {{1, 1024, 8}, {2, 1024, 4}, {1, 4096, 0}, {3, 1024, 4}, {4, 1024, 2},
-                 {4, 4096, 0}, {8, 1024, 2}, {8, 8192, 2}, {9, 1024, 0}, {1, 256, 0}};
+        fv_dtype dtype;
+    } cases[] = {{1, 1024, 8, 0},
+                 {2, 1024, 4, 0},
+                 {1, 4096, 0, 0},
+                 {3, 1024, 4, 0},
+                 {4, 1024, 2, 0},
+                 {4, 4096, 0, 0},
+                 {8, 1024, 2, 0},
+                 {8, 8192, 2, 0},
+                 {9, 1024, 0, 0},
+                 {1, 256, 0, 0},
+                 {1, 2048, 8, FV_DTYPE_BF16},
+                 {1, 2064, 0, FV_DTYPE_BF16},
+                 {2, 2048, 0, FV_DTYPE_BF16},
+                 {1, 4096, 8, FV_DTYPE_F8_E4M3},
+                 {1, 8192, 0, FV_DTYPE_F8_E4M3},
+                 {2, 2048, 4, FV_DTYPE_F8_E4M3}};
     for (size_t i = 0; i < FV_ARRAY_LEN(cases); i++) {
         fixture *f = make(32, 8, 132);
         f->rule.num_lanes = 264;
         f->rule.splits_items = 8;
+        if (cases[i].dtype) f->problem.kv_dtype = cases[i].dtype;
         allocate(f);
         for (int32_t seq = 0; seq < cases[i].num_seqs; seq++) add(f, 1, cases[i].keys);
         build(f);
