@@ -8,6 +8,8 @@
 #   ceiling   the read of the same pages, or the peak of the multiply-add units, with as many threads in the same run
 #   of it     what the time reaches of that
 #   reached   the larger of `linear` and `of it`: what there is to gain ends at whichever limit comes first
+#   kept      `of it` over that of the first number of threads: what threads cost beside a limit that does not grow with
+#             them; it may pass 100%
 #
 # The last table is one long sequence among 31 short ones against 32 equal ones of the same bytes: 1.00 where no thread
 # waits for the long one.
@@ -55,18 +57,20 @@ table() {
     echo
     awk -v even=$even -v uneven=$uneven '
         BEGIN {
-            format = "%-5s %-18s %7s %9s %11s %8s %7s %9s %7s %8s\n"
-            printf format, "shape", "batch", "threads", "kernels", "median us", "speedup", "linear", "ceiling", "of it", "reached"
+            format = "%-5s %-18s %7s %9s %11s %8s %7s %9s %7s %8s %6s\n"
+            printf format, "shape", "batch", "threads", "kernels", "median us", "speedup", "linear", "ceiling", "of it", \
+                "reached", "kept"
         }
         {
             key = $1 " " $2
-            if (!(key in first)) {first[key] = $4; threads[key] = $3; order[++count] = key}
+            if (!(key in first)) {first[key] = $4; share[key] = $6 / $4; threads[key] = $3; order[++count] = key}
             speedup = first[key] * threads[key] / $4
             linear = speedup / $3
             of_ceiling = $6 / $4
             reached = linear > of_ceiling ? linear : of_ceiling
             line[key] = line[key] sprintf(format, $1, $2, $3, $7, sprintf("%.1f", $4), sprintf("%.2f", speedup),
-                sprintf("%.0f%%", 100 * linear), $5, sprintf("%.0f%%", 100 * of_ceiling), sprintf("%.0f%%", 100 * reached))
+                sprintf("%.0f%%", 100 * linear), $5, sprintf("%.0f%%", 100 * of_ceiling), sprintf("%.0f%%", 100 * reached),
+                sprintf("%.0f%%", 100 * of_ceiling / share[key]))
             if ($2 == even || $2 == uneven) us[$2, $3] = $4
             if ($2 == uneven) {at_most[++num_counts] = $3; ceiling_us[$3] = $6}
         }
