@@ -154,19 +154,18 @@ template <class F> static __device__ __forceinline__ bool has_moved(const latent
     return __any_sync(~0u, moves);
 }
 
-/* All sums go over to new maxima; products with the output may be under way. Rare. */
+/* All sums go over to new maxima, when no product with the output is under way. Rare, and a warp's own decision: so there
+ * is no wait for products here, which warps of a warpgroup would come to apart. */
 template <class F>
 static __device__ __forceinline__ void move_latent_sums(float (&out)[LATENT_VALUE / 4], latent_state *state,
                                                         const float (&max)[2], const attend_args *args)
 {
     latent_move move;
-    ptx_wgmma_wait<0>();
-    ptx_wgmma_settle(out);
     move_latent_maxima<F>(&move, state, max, args);
     rescale_latent_values<F>(out, &move, args);
 }
 
-/* P of the warpgroup's own tile in place of its dot products, and its sums. */
+/* P of the warpgroup's own tile in place of its dot products, and its sums; to the end of all products under way. */
 template <class F>
 static __device__ __forceinline__ void weigh_latent_keys(float (&out)[LATENT_VALUE / 4], float (&s)[LATENT_TILE / 2],
                                                          latent_state *state, const latent_memory *memory,
@@ -188,8 +187,12 @@ static __device__ __forceinline__ void weigh_latent_keys(float (&out)[LATENT_VAL
         of_tile.max[half] = choose_latent_max(state->sums.max[half], of_tile.max[half] * factor);
     const bool moves = has_moved<F>(state, of_tile.max);
     exponentiate_products(s, &of_tile, factor);
-    ptx_wgmma_settle(s); /* before the branch: what follows it may begin with a wait for products under way */
-    if (moves) move_latent_sums<F>(out, state, of_tile.max, args);
+    latent_move move;
+    ptx_wgmma_settle(s);
+    if (moves) move_latent_maxima<F>(&move, state, of_tile.max, args); /* a branch, which P does not sink behind */
+    ptx_wgmma_wait<0>();
+    ptx_wgmma_settle(out);
+    if (moves) rescale_latent_values<F>(out, &move, args);
 #pragma unroll
     for (int half = 0; half < 2; half++) {
         state->sums.max[half] = of_tile.max[half];
@@ -268,8 +271,6 @@ static __device__ __forceinline__ void attend_latents(float (&out)[LATENT_VALUE 
         ptx_wgmma_settle(s);
         release_latents(memory, group, LATENT_ROPE / LATENT_LOW_PANELS);
         weigh_latent_keys<F>(out, s, state, memory, args, origin + tile * LATENT_TILE, scale);
-        ptx_wgmma_wait<0>();
-        ptx_wgmma_settle(out);
         if (group == 1) release_latents(memory, 0, 1);
         hand_over_weights<F>(p, s, state, memory, LATENT_BARRIER_EVEN + group);
         multiply_own_values<typename F::T>(out, p, memory, group, group);
