@@ -134,6 +134,7 @@ static __device__ __forceinline__ void follow_latent_maxima(few_latent_state<N> 
     float before[N / 4];
     const bool moves = load_column_maxima<N>(before, state->max, known, memory->max);
     if (!__any_sync(~0u, moves)) return;
+    __syncwarp(); /* what is known is read */
 #pragma unroll
     for (int i = 0; i < N / 4; i++) {
         if (state->max[i] != before[i]) move_column_sums(state, i, ptx_ex2(before[i] - state->max[i]));

@@ -222,6 +222,7 @@ static __device__ __forceinline__ void hand_over_weights(uint32_t (&p)[LATENT_TI
 #pragma unroll
     for (int i = 0; i < LATENT_TILE / 16; i++)
         ptx_stmatrix_x4(to ^ (i << 5), p[4 * i], p[4 * i + 1], p[4 * i + 2], p[4 * i + 3]);
+    __syncwarp(); /* the other's maxima are read */
     if (threadIdx.x % 4 == 0) {
         memory->row_max[state->row] = state->sums.max[0];
         memory->row_max[state->row + 8] = state->sums.max[1];

@@ -35,6 +35,7 @@ static __device__ __forceinline__ void follow_entry_maxima(entry_state<N> *state
     const bool moves = load_column_maxima<N>(before, state->max, known, memory->max);
     state->inverse_unit = memory->inverse_unit;
     if (!__any_sync(~0u, moves)) return;
+    __syncwarp(); /* what is known is read */
 #pragma unroll
     for (int i = 0; i < N / 4; i++) {
         if (state->max[i] != before[i]) state->sum[i] *= ptx_ex2(before[i] - state->max[i]);
