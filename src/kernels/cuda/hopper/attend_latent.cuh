@@ -165,26 +165,67 @@ static __device__ __forceinline__ void move_latent_sums(float (&out)[LATENT_VALU
     rescale_latent_values<F>(out, &move, args);
 }
 
+/* The largest of the thread's own products of each of its rows. */
+static __device__ __forceinline__ void find_own_maxima(float (&max)[2], const float (&s)[LATENT_TILE / 2])
+{
+    float largest[LATENT_TILE / 4];
+#pragma unroll
+    for (int i = 0; i < LATENT_TILE / 4; i++) largest[i] = fmaxf(s[2 * i], s[2 * i + 1]);
+#pragma unroll
+    for (int i = 0; i < 8; i++) largest[i] = fmaxf(largest[i], largest[i + 8]);
+#pragma unroll
+    for (int i = 0; i < 4; i++) largest[i] = fmaxf(largest[i], largest[i + 4]);
+#pragma unroll
+    for (int i = 0; i < 2; i++) largest[i] = fmaxf(largest[i], largest[i + 2]);
+    max[0] = largest[0];
+    max[1] = largest[1];
+}
+
+/* What the rows' sums are relative to after a tile of which the thread's own largest products are `own`. It seldom
+ * changes, so a vote comes first, and four shuffles behind it. */
+static __device__ __forceinline__ void choose_latent_maxima(float (&max)[2], const float (&own)[2],
+                                                            const latent_state *state, float factor)
+{
+    bool passes = false;
+#pragma unroll
+    for (int half = 0; half < 2; half++) {
+        max[half] = state->sums.max[half];
+        passes = passes || own[half] * factor > max[half] + FV_MAX_SLACK;
+    }
+    if (!__any_sync(~0u, passes)) return;
+#pragma unroll
+    for (int half = 0; half < 2; half++) {
+        float largest = fmaxf(own[half], __shfl_xor_sync(~0u, own[half], 1));
+        largest = fmaxf(largest, __shfl_xor_sync(~0u, largest, 2));
+        max[half] = choose_latent_max(max[half], largest * factor);
+    }
+}
+
+/* Do all rows see all keys of a tile? Asked before S is there: it takes a trip to shared memory. */
+static __device__ __forceinline__ bool is_latent_tile_seen(const latent_memory *memory, int32_t tile_first)
+{
+    const attend_keys *keys = &memory->keys;
+    return tile_first >= keys->full_first && tile_first + LATENT_TILE <= keys->full_end;
+}
+
 /* P of the warpgroup's own tile in place of its dot products, and its sums; to the end of all products under way. */
 template <class F>
 static __device__ __forceinline__ void weigh_latent_keys(float (&out)[LATENT_VALUE / 4], float (&s)[LATENT_TILE / 2],
                                                          latent_state *state, const latent_memory *memory,
-                                                         const attend_args *args, int32_t tile_first, float scale)
+                                                         const attend_args *args, int32_t tile_first, float scale,
+                                                         bool is_seen)
 {
-    const attend_keys *keys = &memory->keys;
-    const bool is_inside = tile_first >= keys->full_first && tile_first + LATENT_TILE <= keys->full_end;
     const bool keeps_order = scale > 0; /* of products and scores */
-    if (!is_inside || !keeps_order) {
+    if (!is_seen || !keeps_order) {
 #pragma unroll
         for (int i = 0; i < LATENT_TILE / 2 && !keeps_order; i++) s[i] *= scale;
         mask_keys(s, memory->rows, state->row, tile_first);
     }
     const float factor = keeps_order ? scale : 1.0f;
     row_sums of_tile = {};
-    find_row_maxima(of_tile.max, s);
-#pragma unroll
-    for (int half = 0; half < 2; half++)
-        of_tile.max[half] = choose_latent_max(state->sums.max[half], of_tile.max[half] * factor);
+    float own[2];
+    find_own_maxima(own, s);
+    choose_latent_maxima(of_tile.max, own, state, factor);
     const bool moves = has_moved<F>(state, of_tile.max);
     exponentiate_products(s, &of_tile, factor);
     latent_move move;
@@ -260,6 +301,7 @@ static __device__ __forceinline__ void attend_latents(float (&out)[LATENT_VALUE 
     for (int32_t tile = group; tile < num_tiles; tile += 2, parity ^= 1) {
         if (group == 0 && tile > 0) attend_other_latent<F>(out, state, memory, args, group);
         multiply_latent_panels<typename F::T, LATENT_ROPE, LATENT_PANELS>(s, memory, group, parity);
+        const bool is_seen = ptx_keep((uint32_t)is_latent_tile_seen(memory, origin + tile * LATENT_TILE)) != 0;
         ptx_wgmma_wait<1>(); /* the values' product, with one panel behind it for the tensor cores to go on with */
         if (group == 0 && tile > 0) release_latents(memory, 1, 0);
         multiply_latent_panels<typename F::T, 0, LATENT_ROPE>(s, memory, group, parity);
@@ -271,7 +313,7 @@ static __device__ __forceinline__ void attend_latents(float (&out)[LATENT_VALUE 
         }
         ptx_wgmma_settle(s);
         release_latents(memory, group, LATENT_ROPE / LATENT_LOW_PANELS);
-        weigh_latent_keys<F>(out, s, state, memory, args, origin + tile * LATENT_TILE, scale);
+        weigh_latent_keys<F>(out, s, state, memory, args, origin + tile * LATENT_TILE, scale, is_seen);
         if (group == 1) release_latents(memory, 0, 1);
         hand_over_weights<F>(p, s, state, memory, LATENT_BARRIER_EVEN + group);
         multiply_own_values<typename F::T>(out, p, memory, group, group);
