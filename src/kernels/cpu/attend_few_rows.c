@@ -61,12 +61,7 @@ typedef struct few_scratch {
     size_t bytes;
 } few_scratch;
 
-/* Of K and V, all heads. Cores with vectors of 512 bits have 1 MB of L2 and more: fewer, longer tiles. */
-#if defined(__AVX512BW__)
-#define TILE_BYTES (128 * 1024)
-#else
-#define TILE_BYTES (64 * 1024)
-#endif
+#define TILE_BYTES (64 * 1024) /* of K and V, all heads */
 
 /* Scratch is sized before the cache is known. */
 #define MAX_ELEMENT_BYTES 4
@@ -347,16 +342,6 @@ static void prefetch_scales(const few_item *few, const tile_rows *tile, const fv
     }
 }
 
-/* A line of each 2 KB first: it gains on Zen 4 and costs as much on Intel's cores (docs/notes/cpu-avx512.md). */
-static int32_t asks_sparsely(void)
-{
-#if defined(__AVX512BW__)
-    return __builtin_cpu_is("amd") != 0;
-#else
-    return 1;
-#endif
-}
-
 /* Asks for what the arithmetic of a tile should find in the cache: its scales at once, its rows little by little,
  * by the stream. */
 static fv_prefetch_stream prefetch_tile(const few_item *few, const tile_rows *tile)
@@ -364,7 +349,7 @@ static fv_prefetch_stream prefetch_tile(const few_item *few, const tile_rows *ti
     prefetch_scales(few, tile, &few->job->params->cache.k_scales);
     prefetch_scales(few, tile, &few->job->params->cache.v_scales);
     const fv_prefetch_stream stream = stream_of(few, tile);
-    if (asks_sparsely()) fv_prefetch_sparsely(stream);
+    fv_prefetch_sparsely(stream);
     return stream;
 }
 

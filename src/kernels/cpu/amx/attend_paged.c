@@ -18,23 +18,8 @@ static int32_t attend_item(const fv_attend_params *params, const fv_work_item *i
     return fv_item_loop_tiles(&job, num_rows, scratch, rescaling, shares);
 }
 
-/* 1: some item may have rows enough for tiles. Where none has, the base knows which item a worker takes next, and
- * asks for its first keys. */
-static int32_t has_tile_rows(const fv_attend_params *params)
-{
-    const int32_t group = params->num_heads / params->num_kv_heads;
-    if (!params->items) return 1;
-    for (int32_t i = 0; i < params->num_items; i++) {
-        const fv_work_item *item = &params->items[i];
-        const int32_t query_len = params->query_start[item->seq + 1] - params->query_start[item->seq];
-        if (fv_max_i32(query_len, item->num_tokens) * group >= FV_TILE_LEAST_ROWS) return 1;
-    }
-    return 0;
-}
-
 static fv_status launch_paged(const fv_launch *launch, const fv_attend_params *params)
 {
-    if (!has_tile_rows(params)) return PAGED_BASE->launch(launch, params);
     return fv_item_loop_run(&(fv_item_loop){launch, params, PAGED_BASE, attend_item, FV_RESCALING_MULTIPLY, NULL});
 }
 
