@@ -11,6 +11,7 @@ typedef float fv_lanes __attribute__((vector_size(64)));
 typedef int32_t fv_lane_ints __attribute__((vector_size(64)));
 typedef uint32_t fv_lane_bits __attribute__((vector_size(64)));
 typedef uint16_t fv_words __attribute__((vector_size(64))); /* of 16 bits: bf16 */
+typedef uint16_t fv_word_half __attribute__((vector_size(32)));
 
 FV_ALWAYS_INLINE fv_lanes fv_lanes_load(const void *from)
 {

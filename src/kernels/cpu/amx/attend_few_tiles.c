@@ -1,11 +1,20 @@
-/* Attention of one work item of up to 8 rows with bf16 tiles: decode of groups of 5 to 8 heads (item_loop.h).
+/* Attention of one work item of up to 16 rows of a KV head with bf16 tiles: decode (item_loop.h).
  *
- * A strip has 16 lanes, so the rows of several KV heads share one: 2 heads of 8 rows, 3 heads of 5. Each head has
+ * A strip has 16 lanes, so the rows of several KV heads share one: 4 heads of 4 rows, 2 of 8, 3 of 5. Each head has
  * its queries in its own lanes of B and zeros in the others, so that the products with the keys of all heads add up to
  * one tile of scores, and one softmax serves them all:
  *
  *   scores^T [key][head, row] = sum over heads of K_head [key][d] x Q_head^T [d][head, row]
- *   sums_head [row][col]     += weights [row of head][key] x V_head [key][col]      tiles of a head's rows only
+ *
+ * Values are read where they lie, too. A B tile has pairs: of its row k and column n the elements 2 n and 2 n + 1 of what
+ * is loaded as key k. So the weights of a row come twice, each time with zeros between them, once before the even and
+ * once before the odd elements, and no value moves from its place:
+ *
+ *   even [row][col]  += [w 0 w 0 ..] [row][2 key]  x  V_head [key][2 col]            columns 0, 2, 4 ..
+ *   odd [row][col]   += [0 w 0 w ..] [row][2 key]  x  V_head [key][2 col + 1]        columns 1, 3, 5 ..
+ *
+ * which is one product for 16 keys and 32 columns where both fit one A tile of 2 x rows, else two: half of the units'
+ * depth is zeros, but few rows leave them idle anyway.
  *
  * Keys come 32 at a time, which is near to the order in which they lie in memory; the next 32 are asked for between. */
 #include "kernels/cpu/amx/attend_few_tiles.h"
@@ -18,6 +27,12 @@ typedef struct head_group {
     int32_t first, end;
 } head_group;
 
+/* Rows of the sums' tiles: those of even columns with those of odd ones, or each a tile of its own. */
+static int32_t tile_rows(const fv_attend_job *job)
+{
+    return job->num_rows <= FV_TILE_ROWS / 2 ? 2 * job->num_rows : FV_TILE_ROWS;
+}
+
 static int32_t heads_at_once(const fv_attend_job *job) { return FV_TILE_STRIP_ROWS / job->num_rows; }
 
 static char *q_of(const fv_tile_item *item, int32_t head)
@@ -25,10 +40,16 @@ static char *q_of(const fv_tile_item *item, int32_t head)
     return item->scratch.q + (int64_t)head * FV_TILE_STRIP_ROWS * item->job->params->head_size * FV_BF16_BYTES;
 }
 
-/* [Dv / 16] C tiles of num_rows rows. */
+/* Rows of a head's sums: of even columns, and as many of odd ones behind them. */
+static int32_t half_rows(const fv_attend_job *job)
+{
+    return job->num_rows <= FV_TILE_ROWS / 2 ? job->num_rows : FV_TILE_ROWS;
+}
+
+/* [Dv / 32][2][half_rows] rows of 16 columns, the even ones of 32, then the odd ones: C tiles. */
 static float *sums_of(const fv_tile_item *item, int32_t head)
 {
-    return item->scratch.sums + (int64_t)head * item->job->num_rows * item->job->params->v_head_size;
+    return item->scratch.sums + (int64_t)head * half_rows(item->job) * item->job->params->v_head_size;
 }
 
 static head_group group_at(const fv_tile_item *item, int32_t first)
@@ -80,11 +101,12 @@ static void dot(fv_tile_item *item, const head_group *group, const fv_key_block 
         const fv_step_keys keys = fv_step_keys_of(&item->scratch, 0);
         const char *q = q_of(item, head);
         for (int32_t d = 0; d < depth; d++) {
-            fv_tile_load(tiles, 3, q + d * FV_TILE_BYTES, FV_TILE_ROW_BYTES);
-            fv_tile_load(tiles, 2, keys.tiles[0] + d * keys.depths[0], keys.strides[0]);
-            fv_tile_dot(tiles, 0, 2, 3);
-            fv_tile_load(tiles, 7, keys.tiles[1] + d * keys.depths[1], keys.strides[1]);
-            fv_tile_dot(tiles, 1, 7, 3);
+            fv_tile_load(tiles, 7, q + d * FV_TILE_BYTES, FV_TILE_ROW_BYTES);
+            fv_tile_load_past(tiles, 2, keys.tiles[0] + d * keys.depths[0], keys.strides[0]);
+            fv_tile_dot(tiles, 0, 2, 7);
+            fv_tile_call_ahead(item);
+            fv_tile_load_past(tiles, 2, keys.tiles[1] + d * keys.depths[1], keys.strides[1]);
+            fv_tile_dot(tiles, 1, 2, 7);
             fv_tile_call_ahead(item);
         }
     }
@@ -92,33 +114,107 @@ static void dot(fv_tile_item *item, const head_group *group, const fv_key_block 
     fv_tile_store(tiles, 1, item->scratch.scores + FV_TILE_ROWS * FV_TILE_STRIP_ROWS, FV_TILE_ROW_BYTES);
 }
 
-static void add_values(fv_tile_item *item, int32_t head, int32_t first_lane)
+/* A tiles of a head's weights: [2 times 16 keys][before even elements, before odd ones][half_rows]. */
+static char *spread_of(const fv_tile_item *item, int32_t first_lane)
+{
+    return item->scratch.spread + first_lane * 4 * FV_TILE_ROW_BYTES;
+}
+
+static void spread_weights(const fv_tile_item *item, int32_t first_lane)
+{
+    const int32_t num_rows = half_rows(item->job);
+    for (int32_t row = 0; row < num_rows; row++) {
+        const char *weights = item->scratch.weights + (first_lane + row) * FV_TILE_ROW_BYTES;
+        for (int32_t half = 0; half < 2; half++) {
+            char *to = spread_of(item, first_lane) + (half * 2 * num_rows + row) * FV_TILE_ROW_BYTES;
+            fv_word_half words;
+            memcpy(&words, weights + half * sizeof(words), sizeof(words));
+            const fv_lane_bits even = __builtin_convertvector(words, fv_lane_bits), odd = even << 16;
+            memcpy(to, &even, sizeof(even));
+            memcpy(to + num_rows * FV_TILE_ROW_BYTES, &odd, sizeof(odd));
+        }
+    }
+}
+
+/* Values of the block's two times 16 keys of a head: where they lie, or copies, in scratch.pairs. */
+static fv_step_keys find_values(const fv_tile_item *item, const fv_key_block *block, const int64_t *strides,
+                                int32_t head)
+{
+    const int64_t row_bytes = (int64_t)item->job->params->v_head_size * FV_BF16_BYTES;
+    fv_step_keys values;
+    for (int32_t t = 0; t < 2; t++) {
+        const int32_t first = t * FV_TILE_ROWS;
+        values.depths[t] = FV_TILE_ROW_BYTES;
+        if (strides[t] != 0) {
+            const fv_key_source *source = fv_attend_source_of(item->job, block->first_key + first);
+            values.tiles[t] = block->v_rows[first] + head * source->v.head_stride;
+            values.strides[t] = strides[t];
+            continue;
+        }
+        char *to = item->scratch.pairs + first * row_bytes;
+        for (int32_t i = 0; i < FV_TILE_ROWS; i++)
+            memcpy(to + i * row_bytes, fv_tile_find_value(item, block, head, first + i, first + i), (size_t)row_bytes);
+        values.tiles[t] = to;
+        values.strides[t] = row_bytes;
+    }
+    return values;
+}
+
+/* Even and odd columns of up to 8 rows: a product of both. */
+static void add_values_joined(fv_tile_item *item, const fv_step_keys *values, float *sums, const char *spread)
 {
     fv_tiles *tiles = &item->tiles;
-    const int32_t size = item->job->params->v_head_size, tile_floats = item->job->num_rows * FV_TILE_COLUMNS;
-    float *sums = sums_of(item, head);
-    const char *pairs = item->scratch.pairs;
-    fv_tile_load(tiles, 6, item->scratch.weights + first_lane * FV_TILE_ROW_BYTES, FV_TILE_ROW_BYTES);
-    for (int32_t column = 0; column < size; column += 32, sums += 2 * tile_floats, pairs += 2 * FV_TILE_BYTES) {
+    const int32_t size = item->job->params->v_head_size, tile_floats = tile_rows(item->job) * FV_TILE_COLUMNS;
+    const char *low = values->tiles[0], *high = values->tiles[1];
+    fv_tile_load(tiles, 6, spread, FV_TILE_ROW_BYTES);
+    fv_tile_load(tiles, 5, spread + tile_floats * sizeof(float), FV_TILE_ROW_BYTES);
+    for (int32_t column = 0; column < size; column += 32, sums += tile_floats) {
         fv_tile_load(tiles, 4, sums, FV_TILE_ROW_BYTES);
-        fv_tile_load(tiles, 7, pairs, FV_TILE_ROW_BYTES);
-        fv_tile_dot(tiles, 4, 6, 7);
-        fv_tile_load(tiles, 5, sums + tile_floats, FV_TILE_ROW_BYTES);
-        fv_tile_load(tiles, 3, pairs + FV_TILE_BYTES, FV_TILE_ROW_BYTES);
-        fv_tile_dot(tiles, 5, 6, 3);
+        fv_tile_load_past(tiles, 0, low + column * FV_BF16_BYTES, values->strides[0]);
+        fv_tile_dot(tiles, 4, 6, 0);
+        fv_tile_call_ahead(item);
+        fv_tile_load_past(tiles, 1, high + column * FV_BF16_BYTES, values->strides[1]);
+        fv_tile_dot(tiles, 4, 5, 1);
         fv_tile_store(tiles, 4, sums, FV_TILE_ROW_BYTES);
-        fv_tile_store(tiles, 5, sums + tile_floats, FV_TILE_ROW_BYTES);
+        fv_tile_call_ahead(item);
+    }
+}
+
+/* Of up to 16 rows: a product of each. */
+static void add_values_apart(fv_tile_item *item, const fv_step_keys *values, float *sums, const char *spread)
+{
+    fv_tiles *tiles = &item->tiles;
+    const int32_t size = item->job->params->v_head_size, tile_floats = FV_TILE_ROWS * FV_TILE_COLUMNS;
+    const char *low = values->tiles[0], *high = values->tiles[1];
+    fv_tile_load(tiles, 3, spread, FV_TILE_ROW_BYTES);
+    fv_tile_load(tiles, 5, spread + FV_TILE_BYTES, FV_TILE_ROW_BYTES);
+    fv_tile_load(tiles, 6, spread + 2 * FV_TILE_BYTES, FV_TILE_ROW_BYTES);
+    fv_tile_load(tiles, 7, spread + 3 * FV_TILE_BYTES, FV_TILE_ROW_BYTES);
+    for (int32_t column = 0; column < size; column += 32, sums += 2 * tile_floats) {
+        fv_tile_load(tiles, 4, sums, FV_TILE_ROW_BYTES);
+        fv_tile_load_past(tiles, 0, low + column * FV_BF16_BYTES, values->strides[0]);
+        fv_tile_dot(tiles, 4, 3, 0);
+        fv_tile_load(tiles, 2, sums + tile_floats, FV_TILE_ROW_BYTES);
+        fv_tile_dot(tiles, 2, 5, 0);
+        fv_tile_call_ahead(item);
+        fv_tile_load_past(tiles, 1, high + column * FV_BF16_BYTES, values->strides[1]);
+        fv_tile_dot(tiles, 4, 6, 1);
+        fv_tile_store(tiles, 4, sums, FV_TILE_ROW_BYTES);
+        fv_tile_dot(tiles, 2, 7, 1);
+        fv_tile_store(tiles, 2, sums + tile_floats, FV_TILE_ROW_BYTES);
         fv_tile_call_ahead(item);
     }
 }
 
 static void rescale_sums(const fv_tile_item *item, int32_t head, const fv_tile_strip *strip, int32_t first_lane)
 {
-    const int32_t num_rows = item->job->num_rows, num_tiles = item->job->params->v_head_size / FV_TILE_COLUMNS;
+    const int32_t num_rows = item->job->num_rows, half = half_rows(item->job);
+    const int32_t num_tiles = item->job->params->v_head_size / 32;
     for (int32_t row = 0; row < num_rows; row++) {
         if (fv_tile_keeps_row(strip, first_lane + row, item->rescaling)) continue;
-        fv_tile_rescale_row(sums_of(item, head) + row * FV_TILE_COLUMNS, num_rows * FV_TILE_COLUMNS, num_tiles, strip,
-                            first_lane + row, item->rescaling);
+        for (int32_t is_odd = 0; is_odd < 2; is_odd++)
+            fv_tile_rescale_row(sums_of(item, head) + (is_odd * half + row) * FV_TILE_COLUMNS,
+                                2 * half * FV_TILE_COLUMNS, num_tiles, strip, first_lane + row, item->rescaling);
     }
 }
 
@@ -144,13 +240,11 @@ static fv_lanes factors_of(const fv_tile_item *item, const head_group *group)
     return factors;
 }
 
-/* Returns 0 where tiles cannot go on: near an overflow, or where a key, or a value that some rows must not see, is
- * infinite or NaN. */
-static int32_t attend_group(fv_tile_item *item, const head_group *group, const fv_key_block *block)
+/* Returns 0 where tiles cannot go on: near an overflow, or where a key is infinite or NaN. */
+static int32_t attend_group(fv_tile_item *item, const head_group *group, const fv_key_block *block,
+                            const int64_t *value_strides)
 {
     const int32_t num_rows = item->job->num_rows;
-    const fv_key_range *all = &group->strip->rows.all;
-    const int32_t all_seen = all->first - block->first_key <= block->first && all->end - block->first_key >= block->end;
     dot(item, group, block);
     if (!scores_are_finite(item->scratch.scores)) return 0;
     fv_weigher weigh;
@@ -159,24 +253,41 @@ static int32_t attend_group(fv_tile_item *item, const head_group *group, const f
         return 0;
     fv_weigher_step(&weigh, item->scratch.weights, item->scratch.scores, 0);
     fv_weigher_end(&weigh, group->strip);
+    for (int32_t head = group->first; head < group->end; head++) spread_weights(item, (head - group->first) * num_rows);
     for (int32_t head = group->first; head < group->end; head++) {
         const int32_t first_lane = (head - group->first) * num_rows;
-        if (fv_tile_pair_values(item, block, item->first_head + head, !all_seen)) return 0;
+        const fv_step_keys values = find_values(item, block, value_strides, item->first_head + head);
         rescale_sums(item, head, group->strip, first_lane);
-        add_values(item, head, first_lane);
+        if (num_rows <= FV_TILE_ROWS / 2)
+            add_values_joined(item, &values, sums_of(item, head), spread_of(item, first_lane));
+        else
+            add_values_apart(item, &values, sums_of(item, head), spread_of(item, first_lane));
     }
     return 1;
 }
 
+/* Returns 0 where a sum is infinite or NaN: a value is, which zeros have multiplied, too, and perhaps no row sees it. */
+static int32_t sums_are_finite(const fv_tile_item *item)
+{
+    const float *sums = sums_of(item, 0), *end = sums_of(item, item->num_heads);
+    fv_lanes sum = fv_lanes_splat(0.0f);
+    for (; sums < end; sums += FV_TILE_COLUMNS) sum += fv_lanes_load(sums) * 0.0f;
+    return fv_lanes_all_below(sum, 1.0f);
+}
+
 static void finish_group(const fv_tile_item *item, const head_group *group)
 {
-    const int32_t num_rows = item->job->num_rows, size = item->job->params->v_head_size;
-    const int32_t tile_floats = num_rows * FV_TILE_COLUMNS;
+    const int32_t num_rows = item->job->num_rows, half = half_rows(item->job);
+    const int32_t size = item->job->params->v_head_size;
     for (int32_t lane = 0; lane < (group->end - group->first) * num_rows; lane++) {
         const int32_t head = group->first + lane / num_rows, row = lane % num_rows;
         for (int32_t column = 0; column < size; column += 32) {
-            const float *low = sums_of(item, head) + column * num_rows + row * FV_TILE_COLUMNS;
-            fv_lanes_store_natural(item->scratch.row + column, low, low + tile_floats);
+            const float *even = sums_of(item, head) + column * half + row * FV_TILE_COLUMNS;
+            const float *odd = even + half * FV_TILE_COLUMNS;
+            for (int32_t i = 0; i < FV_TILE_COLUMNS; i++) {
+                item->scratch.row[column + 2 * i] = even[i];
+                item->scratch.row[column + 2 * i + 1] = odd[i];
+            }
         }
         fv_tile_unscale_row(item->scratch.row, size, group->strip, lane, item->rescaling);
         fv_attend_finish_row(&item->natural, item->first_head + head, row, item->scratch.row,
@@ -188,24 +299,29 @@ static int32_t attend_heads(fv_tile_item *item)
 {
     const fv_attend_params *params = item->job->params;
     const int32_t step = heads_at_once(item->job);
-    const int32_t sites = params->head_size / FV_TILE_DEPTH + FV_STEP_KEYS / 2 + params->v_head_size / 32;
+    const int32_t sites = 2 * (params->head_size / FV_TILE_DEPTH + params->v_head_size / 32);
+    fv_key_block block = fv_key_block_at(item, item->job->keys.first / FV_STEP_KEYS * FV_STEP_KEYS, 0);
+    fv_tile_aim_ahead(item, &block, 1); /* all of it at once */
+    fv_tile_call_ahead(item);
     memset(item->scratch.zeros, 0, (size_t)fv_max_i32(params->head_size, params->v_head_size) * FV_BF16_BYTES);
     memset(sums_of(item, 0), 0, (size_t)(sums_of(item, item->num_heads) - sums_of(item, 0)) * sizeof(float));
     for (int32_t head = 0; head < item->num_heads; head += step) {
         const head_group group = group_at(item, head);
         begin_group(item, &group);
     }
-    fv_key_block block = fv_key_block_at(item, item->job->keys.first / FV_STEP_KEYS * FV_STEP_KEYS, 0);
     for (int32_t turn = 1; block.first < block.end; turn = !turn) {
         const fv_key_block next = fv_key_block_at(item, block.first_key + item->block_keys, turn);
         fv_tile_aim_ahead(item, &next, item->num_heads * sites);
         fv_tile_find_strides(item, &block);
+        int64_t value_strides[2];
+        for (int32_t t = 0; t < 2; t++) value_strides[t] = fv_tile_value_stride(item->job, &block, t * FV_TILE_ROWS);
         for (int32_t head = 0; head < item->num_heads; head += step) {
             const head_group group = group_at(item, head);
-            if (!attend_group(item, &group, &block)) return 0;
+            if (!attend_group(item, &group, &block, value_strides)) return 0;
         }
         block = next;
     }
+    if (!sums_are_finite(item)) return 0;
     for (int32_t head = 0; head < item->num_heads; head += step) {
         const head_group group = group_at(item, head);
         finish_group(item, &group);
@@ -216,7 +332,7 @@ static int32_t attend_heads(fv_tile_item *item)
 int32_t FV_ISA_SYMBOL(fv_few_tiles_serve)(const fv_attend_job *job)
 {
     const fv_attend_params *params = job->params;
-    if (job->num_rows > FV_TILE_STRIP_ROWS / 2 || params->soft_cap > 0 || params->alibi != FV_ALIBI_NONE) return 0;
+    if (job->num_rows > FV_TILE_STRIP_ROWS || params->soft_cap > 0 || params->alibi != FV_ALIBI_NONE) return 0;
     if (params->tree_mask) return 0;
     for (int32_t head = 0; head < job->item->num_kv_heads; head++)
         if (!(fv_attend_score_scale(job, job->item->first_kv_head + head).dot > 0)) return 0;
@@ -234,7 +350,7 @@ int32_t FV_ISA_SYMBOL(fv_attend_few_tiles)(const fv_attend_job *job, void *memor
     item.num_strips = 1;
     item.block_keys = FV_STEP_KEYS;
     int32_t is_done = 1;
-    fv_tiles_configure(&item.tiles, job->num_rows);
+    fv_tiles_configure(&item.tiles, tile_rows(job));
     for (int32_t head = job->item->first_kv_head; head < end_head && is_done; head += FV_TILE_MAX_HEADS) {
         item.first_head = head;
         item.num_heads = fv_min_i32(FV_TILE_MAX_HEADS, end_head - head);

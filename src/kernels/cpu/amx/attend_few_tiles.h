@@ -4,7 +4,7 @@
 
 #include "kernels/cpu/attend_item.h"
 
-/* 1: the item has up to 8 rows for each KV head, and scores that are multiples of dot products. */
+/* 1: the item has up to 16 rows for each KV head, and scores that are multiples of dot products. */
 int32_t FV_ISA_SYMBOL(fv_few_tiles_serve)(const fv_attend_job *job);
 
 /* As fv_attend_tiles, with the same scratch; of items that the above says yes to. */

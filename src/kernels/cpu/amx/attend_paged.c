@@ -1,6 +1,7 @@
-/* attend_paged and attend_dense with tiles: attend_tiles.c and, up to 8 rows, attend_few_tiles.c. What tiles do not
+/* attend_paged and attend_dense with tiles: attend_tiles.c and, up to 16 rows, attend_few_tiles.c. What tiles do not
  * serve, queries of other dtypes than bf16, scales of single keys, head sizes that are not multiples of 32, goes to the
- * level below, avx512; so do up to 4 rows, and few rows over caches of 8 bits or in pieces.
+ * level below, avx512; so do one and two rows, up to 4 over pages that are not multiples of 16 keys, and few rows over
+ * caches of 8 bits or in pieces.
  *
  * A Q block of 512 rows makes the pairs of V, once for a block of keys, a small part of the products. */
 #include "kernels/cpu/amx/item_loop.h"

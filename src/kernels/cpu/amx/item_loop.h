@@ -11,7 +11,9 @@
 #include "kernels/cpu/kernels.h"
 
 /* Rows of a query, in all, from which on tiles are used: vectors serve fewer faster (docs/notes/cpu-amx.md). */
-#define FV_TILE_LEAST_ROWS 5
+#define FV_TILE_LEAST_ROWS 3
+/* The same where keys do not lie in tiles, so that they are copied first. */
+#define FV_TILE_LEAST_COPIED_ROWS 5
 
 /* 1: done; 0: the base takes the item. */
 typedef int32_t (*fv_tile_item_fn)(const fv_attend_params *params, const fv_work_item *item, void *scratch,
@@ -38,14 +40,24 @@ static inline int32_t fv_item_loop_reads_rows(const fv_attend_job *job)
     return !uses_cache || (job->cache.stored == FV_DTYPE_BF16 && job->cache.k_in_place && job->cache.v_in_place);
 }
 
+/* 1: those of 16 keys are a tile as they lie. */
+static inline int32_t fv_item_loop_reads_tiles(const fv_attend_job *job)
+{
+    const int32_t uses_cache = job->keys.first < fv_min_i32(job->keys.end, job->dense_from);
+    return !uses_cache || job->params->cache.block_size % FV_TILE_ROWS == 0;
+}
+
 /* The strategy for the item's rows; a query of num_rows rows in all. Few would not pay for copies of the keys, which
- * the base reads as they are; fewer than FV_TILE_LEAST_ROWS leave most of a tile empty. */
+ * the base reads as they are; one or two leave most of a tile empty. */
 static inline int32_t fv_item_loop_tiles(const fv_attend_job *job, int64_t num_rows, void *scratch,
                                          fv_rescaling rescaling, fv_key_shares *shares)
 {
     if (job->has_k_scales || job->has_v_scales || num_rows < FV_TILE_LEAST_ROWS) return 0;
+    const int32_t in_tiles = fv_item_loop_reads_tiles(job);
+    if (num_rows < FV_TILE_LEAST_COPIED_ROWS && !in_tiles) return 0;
     if (num_rows <= FV_DECODE_ROWS && !fv_item_loop_reads_rows(job)) return 0;
-    if (FV_ISA_SYMBOL(fv_few_tiles_serve)(job)) return FV_ISA_SYMBOL(fv_attend_few_tiles)(job, scratch, rescaling);
+    if ((in_tiles || job->num_rows <= FV_TILE_STRIP_ROWS / 2) && FV_ISA_SYMBOL(fv_few_tiles_serve)(job))
+        return FV_ISA_SYMBOL(fv_attend_few_tiles)(job, scratch, rescaling);
     return FV_ISA_SYMBOL(fv_attend_tiles)(job, scratch, rescaling, shares);
 }
 

@@ -41,13 +41,13 @@ typedef struct fv_tile_config {
     uint8_t rows[16];
 } fv_tile_config;
 
-/* Tiles 4, 5 and 6 have `few_rows` rows, the others 16. */
+/* Tiles 3 to 6 have `few_rows` rows, the others 16. */
 static inline void fv_tiles_configure(fv_tiles *tiles, int32_t few_rows)
 {
     fv_tile_config config = {.palette = 1};
     for (int32_t i = 0; i < 8; i++) {
         config.row_bytes[i] = FV_TILE_ROW_BYTES;
-        config.rows[i] = (uint8_t)(i >= 4 && i <= 6 ? few_rows : FV_TILE_ROWS);
+        config.rows[i] = (uint8_t)(i >= 3 && i <= 6 ? few_rows : FV_TILE_ROWS);
     }
     __asm__ volatile("ldtilecfg %0" : : "m"(config) : "memory");
     tiles->is_configured = 1;
@@ -114,7 +114,7 @@ typedef uint32_t fv_tile_words __attribute__((vector_size(FV_TILE_ROW_BYTES)));
 static inline void fv_tiles_configure(fv_tiles *tiles, int32_t few_rows)
 {
     memset(tiles->rows, 0, sizeof(tiles->rows));
-    for (int32_t i = 0; i < 8; i++) tiles->num_rows[i] = i >= 4 && i <= 6 ? few_rows : FV_TILE_ROWS;
+    for (int32_t i = 0; i < 8; i++) tiles->num_rows[i] = i >= 3 && i <= 6 ? few_rows : FV_TILE_ROWS;
 }
 
 static inline void fv_tiles_release(fv_tiles *tiles) { memset(tiles, 0xff, sizeof(*tiles)); }

@@ -53,6 +53,7 @@ typedef struct fv_tile_scratch {
     float *scores;           /* of two pairs of strips, in turn, or of all that share a block: [2][2][block_keys][16] */
     char *weights;           /* of two pairs in turn, or of all: [2][2][block_keys / 32] A tiles */
     float *step_scores;      /* [2][32][16]: a step of a pair of strips that share a block */
+    char *spread;            /* [16 lanes][4] rows of A tiles: attend_few_tiles.c */
     char *pairs;             /* [block_keys / 32][Dv / 16] B tiles of V */
     char *k_copies;          /* [block_keys / 16][D / 32] A tiles */
     char *v_copies;          /* [FV_STEP_KEYS][Dv] */
@@ -107,6 +108,7 @@ static inline fv_tile_scratch fv_tile_scratch_of(const fv_attend_params *params,
     scratch.row_sums = fv_scratch_take(memory, &scratch.bytes, many * FV_TILE_BYTES);
     scratch.scores = fv_scratch_take_aligned(memory, &scratch.bytes, weighed * strip_scores * sizeof(float), alignment);
     scratch.weights = fv_scratch_take(memory, &scratch.bytes, weighed * strip_scores * FV_BF16_BYTES);
+    scratch.spread = fv_scratch_take(memory, &scratch.bytes, 4 * (size_t)FV_TILE_BYTES);
     const size_t slices = shared_strips ? (size_t)params->v_head_size / (2 * FV_TILE_COLUMNS) : 0;
     scratch.step_scores = fv_scratch_take(memory, &scratch.bytes, (shared_strips ? 4 : 0) * (size_t)FV_TILE_BYTES);
     scratch.pairs = fv_scratch_take(memory, &scratch.bytes, keys * v_bytes + slices * FV_TILE_SLICE_PAD);
@@ -169,17 +171,35 @@ static inline int32_t fv_tile_reads_value(const fv_key_source *source)
     return source->stored == FV_DTYPE_BF16 && source->v_in_place;
 }
 
+/* Bytes between 16 rows that are as far apart as one another; else 0. */
+static inline int64_t fv_tile_even_stride(const char *const *rows)
+{
+    const int64_t stride = rows[1] - rows[0];
+    for (int32_t i = 2; i < FV_TILE_ROWS; i++)
+        if (rows[i] - rows[i - 1] != stride) return 0;
+    return stride;
+}
+
+/* The memory that the 16 keys from `first` on lie in, all of them the item's; else NULL. */
+static inline const fv_key_source *fv_tile_source(const fv_attend_job *job, const fv_key_block *block, int32_t first)
+{
+    if (first < block->first || first + FV_TILE_ROWS > block->end) return NULL;
+    const fv_key_source *source = fv_attend_source_of(job, block->first_key + first);
+    return fv_attend_source_of(job, block->first_key + first + FV_TILE_ROWS - 1) == source ? source : NULL;
+}
+
 /* Bytes between the 16 keys from `first` on, where they can be read as they lie; else 0. */
 static inline int64_t fv_tile_stride(const fv_attend_job *job, const fv_key_block *block, int32_t first)
 {
-    if (first < block->first || first + FV_TILE_ROWS > block->end) return 0;
-    const fv_key_source *source = fv_attend_source_of(job, block->first_key + first);
-    const int32_t one_source = fv_attend_source_of(job, block->first_key + first + FV_TILE_ROWS - 1) == source;
-    if (!one_source || !fv_tile_reads_key(source)) return 0;
-    const int64_t stride = block->k_rows[first + 1] - block->k_rows[first];
-    for (int32_t i = 2; i < FV_TILE_ROWS; i++)
-        if (block->k_rows[first + i] - block->k_rows[first + i - 1] != stride) return 0;
-    return stride;
+    const fv_key_source *source = fv_tile_source(job, block, first);
+    return source && fv_tile_reads_key(source) ? fv_tile_even_stride(block->k_rows + first) : 0;
+}
+
+/* The same of their values. */
+static inline int64_t fv_tile_value_stride(const fv_attend_job *job, const fv_key_block *block, int32_t first)
+{
+    const fv_key_source *source = fv_tile_source(job, block, first);
+    return source && fv_tile_reads_value(source) ? fv_tile_even_stride(block->v_rows + first) : 0;
 }
 
 static inline int32_t fv_key_block_steps(const fv_key_block *block)
