@@ -99,24 +99,28 @@ void fv_bench_print_csv(FILE *file, const fv_bench_row *rows, int32_t num_rows)
 {
     fprintf(file, "batch,backend,kernels,variant,path,state,median_us,min_us,spread,runs,update_us,gbytes_per_s,"
                   "tflops,ceiling,ceiling_us,ceiling_percent,ratio_to_best,workspace_bytes,plan_buffer_bytes,layout,"
-                  "skipped\n");
+                  "skipped,list_us,plain_us\n");
     for (int32_t i = 0; i < num_rows; i++) {
         const fv_bench_row *row = &rows[i];
         const fv_measurement *m = &row->measured;
         if (row->skipped[0]) {
             fprintf(file, "%s,%s,%s,,,,,,,,,,,,,,,,,,\"", row->batch, row->backend, row->kernels);
             print_csv_text(file, row->skipped);
-            fprintf(file, "\"\n");
+            fprintf(file, "\",,\n");
             continue;
         }
         const char *kind = NULL;
         const double ceiling_us = fv_bench_ceiling_us(&kind, row);
-        fprintf(file, "%s,%s,%s,%s,%s,%s,%.3f,%.3f,%.4f,%d,%.3f,%.3f,%.5f,%s,%.3f,%.2f,%.4f,%zu,%zu,%s,\n", row->batch,
+        fprintf(file, "%s,%s,%s,%s,%s,%s,%.3f,%.3f,%.4f,%d,%.3f,%.3f,%.5f,%s,%.3f,%.2f,%.4f,%zu,%zu,%s,", row->batch,
                 row->backend, row->kernels, m->variant, m->path, row->is_cold ? "cold" : "warm", m->run.median_us,
                 m->run.min_us, m->run.spread, m->run.count, m->update_us,
                 gigabytes_per_second((double)row->read_bytes, m->run.median_us), row->flops / m->run.median_us * 1e-6,
                 kind, ceiling_us, 100 * ceiling_us / m->run.median_us, row->best_ratio, m->workspace_bytes,
                 m->buffer_bytes, m->layout);
+        if (m->list.count > 0)
+            fprintf(file, ",%.3f,%.3f\n", m->list.median_us, m->plain.median_us);
+        else
+            fprintf(file, ",,\n"); /* of a processor */
     }
 }
 
