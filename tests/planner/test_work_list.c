@@ -305,10 +305,11 @@ static void test_nothing_jumps(void **state)
 }
 
 /* Items of `batch` decodes over `keys` keys on a device of so many workers and lanes; *tapers: they get shorter. */
-static int32_t items_of_rule(int32_t num_workers, int32_t num_lanes, int32_t batch, int32_t keys, int32_t *tapers)
+static int32_t items_of_dtype(fv_dtype kv_dtype, int32_t num_workers, int32_t num_lanes, int32_t batch, int32_t keys,
+                              int32_t *tapers)
 {
     fixture *f = make(32, 8, num_workers);
-    f->problem.kv_dtype = FV_DTYPE_BF16;
+    f->problem.kv_dtype = kv_dtype;
     f->rule.num_lanes = num_lanes;
     allocate(f);
     for (int32_t i = 0; i < batch; i++) add(f, 1, keys);
@@ -321,6 +322,11 @@ static int32_t items_of_rule(int32_t num_workers, int32_t num_lanes, int32_t bat
     if (!*tapers) assert_int_equal(num_items % batch, 0);
     destroy(f);
     return num_items;
+}
+
+static int32_t items_of_rule(int32_t num_workers, int32_t num_lanes, int32_t batch, int32_t keys, int32_t *tapers)
+{
+    return items_of_dtype(FV_DTYPE_BF16, num_workers, num_lanes, batch, keys, tapers);
 }
 
 /* On one of 132 workers with so many lanes each. */
@@ -368,6 +374,22 @@ static void test_two_lanes(void **state)
         assert_int_equal(items_of_lanes(2, batch, 1024, &tapers), batch); /* whole rounds of 264 */
     assert_int_equal(items_of_lanes(2, 24, 4096, &tapers), 48); /* 384 of heads: one round of three smaller ones */
     assert_int_equal(items_of_lanes(2, 48, 2048, &tapers), 48);
+}
+
+/* Next to one byte more items than two a worker run four at once: those are one round, and whole sequences of few rounds
+ * do not end with small pieces, beside which the large ones would take longer than alone. */
+static void test_half_lanes(void **state)
+{
+    (void)state;
+    int32_t tapers;
+    for (int32_t batch = 34; batch <= 64; batch += 10) {
+        assert_int_equal(items_of_dtype(FV_DTYPE_F8_E4M3, 132, 264, batch, 1024, &tapers), batch);
+        assert_int_equal(items_of_dtype(FV_DTYPE_F8_E4M3, 132, 264, batch, 2048, &tapers), batch);
+        assert_int_equal(items_of_dtype(FV_DTYPE_F8_E4M3, 132, 264, batch, 4096, &tapers), batch);
+    }
+    assert_int_equal(items_of_dtype(FV_DTYPE_F8_E4M3, 132, 264, 24, 4096, &tapers), 24);
+    assert_int_equal(items_of_dtype(FV_DTYPE_F8_E4M3, 132, 264, 28, 4096, &tapers), 28);
+    assert_int_equal(items_of_dtype(FV_DTYPE_F8_E4M3, 132, 264, 24, 8192, &tapers), 48);
 }
 
 /* Lanes that keep pace with each other are workers: few items are cut until they fill a round of all lanes. */
@@ -704,6 +726,7 @@ int main(void)
         cmocka_unit_test(test_shared_keys_are_read_once),
         cmocka_unit_test(test_lanes_have_work),
         cmocka_unit_test(test_two_lanes),
+        cmocka_unit_test(test_half_lanes),
         cmocka_unit_test(test_lanes_that_keep_pace),
         cmocka_unit_test(test_lanes_are_filled),
         cmocka_unit_test(test_filled_lanes_are_covered),
