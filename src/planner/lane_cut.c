@@ -4,13 +4,13 @@
 
 #include "planner/query_block.h"
 
-#define LANE_BLOCKS 256      /* Q blocks that are weighed; where there are more, pieces taper */
-#define MOST_SPLIT_PIECES 2  /* of a Q block, where two lanes share each: more are reduced as fast as they meet */
-#define TAPER_KEYS 512       /* of the smallest piece that pieces taper to */
-#define TAPER_END 0.2f       /* of the last piece: how long lanes wait for it */
-#define HALF_LANE_ROWS 8     /* of an item that a half of a lane takes */
-#define HALF_LANE_ITEM 1.33f /* what an item takes there, at least */
-#define HALVES_MEET 500      /* keys: what reducing the pieces of such items takes at the end */
+#define LANE_BLOCKS 256         /* Q blocks that are weighed; where there are more, pieces taper */
+#define MOST_SPLIT_PIECES 2     /* of a Q block, where two lanes share each: more are reduced as fast as they meet */
+#define TAPER_KEYS 512          /* of the smallest piece that pieces taper to */
+#define TAPER_END 0.2f          /* of the last piece: how long lanes wait for it */
+#define HALF_LANE_ROWS 8        /* of an item that a half of a lane takes */
+#define HALF_LANE_ITEM 1.33f    /* what an item takes there, at least */
+#define HALF_LANE_REDUCTION 500 /* keys: what reducing the pieces of such items takes at the end */
 
 /* Equal Q blocks, neighbours in the pass, as the lanes see them: one part of its heads. */
 typedef struct lane_block {
@@ -24,6 +24,7 @@ typedef struct lane_block {
 typedef struct lane_blocks {
     lane_block kinds[LANE_BLOCKS];
     int32_t num_kinds, num_blocks;
+    int32_t most_rows; /* of a block */
 } lane_blocks;
 
 static int32_t add_kind(lane_blocks *blocks, const fv_split_rule *rule, const fv_query_block *block)
@@ -31,6 +32,7 @@ static int32_t add_kind(lane_blocks *blocks, const fv_split_rule *rule, const fv
     if (blocks->num_blocks == LANE_BLOCKS) return 0;
     const int32_t rows = block->num_tokens * fv_group_of(rule->problem);
     blocks->num_blocks++;
+    blocks->most_rows = fv_max_i32(blocks->most_rows, rows);
     blocks->kinds[blocks->num_kinds++] = (lane_block){
         .count = 1,
         .rows = rows,
@@ -46,7 +48,7 @@ static int32_t add_kind(lane_blocks *blocks, const fv_split_rule *rule, const fv
 static int32_t list_lane_blocks(lane_blocks *blocks, const fv_split_rule *rule, const fv_step *step,
                                 const fv_pass *pass)
 {
-    blocks->num_kinds = blocks->num_blocks = 0;
+    blocks->num_kinds = blocks->num_blocks = blocks->most_rows = 0;
     int32_t num_before = 0; /* blocks before the run before */
     for (int32_t i = 0; i < pass->num_runs; i++) {
         const fv_query_run *run = &pass->runs[i];
@@ -84,11 +86,12 @@ static float part_cost(const fv_split_rule *rule, int32_t rows, float num_items)
 
 /* Do items beyond one round of the lanes run in halves of them, side by side? So a GPU has it for one token next to entries of one
  * byte, heads up to 128: four small blocks of threads on a multiprocessor in place of two. */
-static int32_t halves_lanes(const fv_split_rule *rule, int32_t rows)
+static int32_t halves_lanes(const fv_split_rule *rule, const lane_blocks *blocks)
 {
     const fv_problem *problem = rule->problem;
     if (problem->kind != FV_ATTENTION_MHA || fv_dtype_bytes(problem->kv_dtype) != 1 || rule->lane_heads > 1) return 0;
-    if (fv_max_i32(problem->mha.head_size, problem->mha.v_head_size) > 128 || rows > HALF_LANE_ROWS) return 0;
+    if (fv_max_i32(problem->mha.head_size, problem->mha.v_head_size) > 128) return 0;
+    if (blocks->most_rows > HALF_LANE_ROWS) return 0;
     return rule->num_lanes == 2 * rule->num_workers;
 }
 
@@ -105,12 +108,11 @@ static float lane_time(const fv_split_rule *rule, const lane_blocks *blocks, int
 {
     const float per_share = 1.0f / share;
     float total = 0, keys = 0, beside = 0, num_items = 0; /* of all; of the largest */
-    int32_t at = 0, rows_of_part = 0, most_rows = 0;
+    int32_t at = 0, rows_of_part = 0;
     for (int32_t i = 0; i < blocks->num_kinds; i++) {
         const lane_block *block = &blocks->kinds[i];
         const float count = count_of(block, &at, from, end);
         if (count == 0) continue;
-        most_rows = fv_max_i32(most_rows, block->rows);
         const float wanted = block->cost * per_share, up = (float)(int32_t)wanted;
         const float rounded = up < wanted ? up + 1 : up;
         const float pieces = rounded < block->most ? rounded : block->most;
@@ -125,8 +127,9 @@ static float lane_time(const fv_split_rule *rule, const lane_blocks *blocks, int
     const float parts = (float)fv_lane_parts(rule), lanes = (float)rule->num_lanes;
     if (rows_of_part > 0) beside = part_cost(rule, rows_of_part, num_items * parts);
     const float rounds = num_items * parts / lanes;
-    if (rounds > 1 && rounds <= 2 && halves_lanes(rule, most_rows))
-        return half_lanes_time(rounds, keys, beside, rows_of_part > 0 ? cost_of_keys(rows_of_part, HALVES_MEET) : 0);
+    if (rounds > 1 && rounds <= 2 && halves_lanes(rule, blocks))
+        return half_lanes_time(rounds, keys, beside,
+                               rows_of_part > 0 ? cost_of_keys(rows_of_part, HALF_LANE_REDUCTION) : 0);
     const float in_rounds = fv_lane_time(rule, num_items * parts, keys, beside);
     const float dealt_out = total * parts / lanes + (keys + beside) * (1 - 1 / lanes); /* never longer */
     return in_rounds < dealt_out ? in_rounds : dealt_out;
@@ -222,10 +225,8 @@ static float taper_time(const fv_split_rule *rule, const fv_lane_cut *cut, const
 {
     const float parts = (float)fv_lane_parts(rule);
     float rest = (float)total, sum = 0, last = 0, most = 0, num_items = 0;
-    int32_t most_rows = 0;
     for (int32_t i = 0; i < blocks->num_kinds; i++) {
         const lane_block *block = &blocks->kinds[i];
-        most_rows = fv_max_i32(most_rows, block->rows);
         for (int32_t k = 0; k < block->count; k++) {
             const float share = (float)fv_lane_taper_share(rule, cut, (int64_t)rest, (int64_t)block->cost);
             const float wanted = ceilf(block->cost / share);
@@ -240,7 +241,7 @@ static float taper_time(const fv_split_rule *rule, const fv_lane_cut *cut, const
     if (num_items <= (float)rule->num_lanes) return INFINITY;
     const float end = last * (rule->num_workers < rule->num_lanes ? TAPER_END : 1);
     const float time = sum * parts / (float)rule->num_lanes + end;
-    return halves_lanes(rule, most_rows) ? fmaxf(time, HALF_LANE_ITEM * most) : time;
+    return halves_lanes(rule, blocks) ? fmaxf(time, HALF_LANE_ITEM * most) : time;
 }
 
 fv_lane_cut fv_lane_cut_choose(const fv_split_rule *rule, const fv_step *step, const fv_pass *pass, int64_t total)
