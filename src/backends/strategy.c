@@ -268,7 +268,10 @@ static int64_t lane_segments(const fv_plan *plan, int64_t most)
         const float num_items = (float)(blocks * segments);
         const float beside = segments > 1 ? fv_lane_part_keys(&rule, rows, num_items)
                                           : (float)fv_lane_item_keys(rows, 0);
-        const float time = fv_lane_time(&rule, num_items, (float)segment_keys, beside);
+        const float reducing = segments > 1 ? FV_HALF_LANE_REDUCTION : 0;
+        const float time = fv_lanes_halve(&rule, rows, num_items)
+                               ? fv_half_lanes_time(&rule, num_items, (float)segment_keys, beside, reducing)
+                               : fv_lane_time(&rule, num_items, (float)segment_keys, beside);
         if (time < best_time) {
             best_time = time;
             best = segments;
@@ -297,7 +300,7 @@ static void size_static_grid(fv_plan *plan, size_t slots_limit)
     const int64_t most = (int64_t)(slots_limit / slot_bytes(plan)) / bounds->max_num_tokens;
     const int32_t is_short = plan->problem.kind == FV_ATTENTION_MLA
                                  ? bounds->max_query_len <= plan->decode_threshold
-                                 : bounds->max_query_len * plan->group <= FV_DECODE_ROWS;
+                                 : bounds->max_query_len == 1 || bounds->max_query_len * plan->group <= FV_DECODE_ROWS;
     const int32_t follows_lanes = plan->rule.num_lanes > 0 && !options->batch_invariant &&
                                   options->path == FV_PATH_AUTO;
     const int32_t is_decode = is_short && (follows_lanes || most >= STATIC_SEGMENTS);
@@ -542,6 +545,7 @@ fv_status fv_strategy_create(fv_plan *plan, const fv_strategy *strategy)
         .tile_keys = plan->paged->tile_keys,
         .num_workers = num_workers(plan, plan->paged, lanes),
         .num_lanes = lanes,
+        .half_rows = plan->paged->rows_of_halves ? plan->paged->rows_of_halves(&plan->problem) : 0,
         .lane_heads = lane_heads(plan, plan->paged),
         .splits_items = splits_items(plan, plan->paged),
         .path = options->path,

@@ -208,6 +208,9 @@ typedef struct fv_attend_variant {
     fv_rescaling rescaling;
     /* Items that a worker of the device holds at a time; NULL: one, and it takes them as they come. */
     int32_t (*items_at_once)(const fv_problem *problem);
+    /* Rows of an item up to which a worker holds twice as many at a time where there are more than all workers hold, each in half
+     * the room; NULL: none. */
+    int32_t (*rows_of_halves)(const fv_problem *problem);
     /* KV heads of an item of one token that a lane can take side by side; NULL: one. */
     int32_t (*heads_at_once)(const fv_problem *problem);
     /* 1: two lanes share the keys of an item where the list says so; more: so many at most, of one token; NULL: none. */

@@ -4,13 +4,11 @@
 
 #include "planner/query_block.h"
 
-#define LANE_BLOCKS 256         /* Q blocks that are weighed; where there are more, pieces taper */
-#define MOST_SPLIT_PIECES 2     /* of a Q block, where two lanes share each: more are reduced as fast as they meet */
-#define TAPER_KEYS 512          /* of the smallest piece that pieces taper to */
-#define TAPER_END 0.2f          /* of the last piece: how long lanes wait for it */
-#define HALF_LANE_ROWS 8        /* of an item that a half of a lane takes */
-#define HALF_LANE_ITEM 1.33f    /* what an item takes there, at least */
-#define HALF_LANE_REDUCTION 500 /* keys: what reducing the pieces of such items takes at the end */
+#define LANE_BLOCKS 256      /* Q blocks that are weighed; where there are more, pieces taper */
+#define MOST_SPLIT_PIECES 2  /* of a Q block, where two lanes share each: more are reduced as fast as they meet */
+#define TAPER_KEYS 512       /* of the smallest piece that pieces taper to */
+#define TAPER_END 0.2f       /* of the last piece: how long lanes wait for it */
+#define HALF_LANE_ITEM 1.33f /* what an item takes in half a lane, at least */
 
 /* Equal Q blocks, neighbours in the pass, as the lanes see them: one part of its heads. */
 typedef struct lane_block {
@@ -84,24 +82,6 @@ static float part_cost(const fv_split_rule *rule, int32_t rows, float num_items)
     return cost_of_keys(rows, fv_lane_part_keys(rule, rows, num_items));
 }
 
-/* Do items beyond one round of the lanes run in halves of them, side by side? So a GPU has it for one token next to entries of one
- * byte, heads up to 128: four small blocks of threads on a multiprocessor in place of two. */
-static int32_t halves_lanes(const fv_split_rule *rule, const lane_blocks *blocks)
-{
-    const fv_problem *problem = rule->problem;
-    if (problem->kind != FV_ATTENTION_MHA || fv_dtype_bytes(problem->kv_dtype) != 1 || rule->lane_heads > 1) return 0;
-    if (fv_max_i32(problem->mha.head_size, problem->mha.v_head_size) > 128) return 0;
-    if (blocks->most_rows > HALF_LANE_ROWS) return 0;
-    return rule->num_lanes == 2 * rule->num_workers;
-}
-
-/* How long up to two rounds of items take in halves of lanes, fitted to 272 to 512 items on an H200
- * (docs/notes/cuda-hopper.md). */
-static float half_lanes_time(float rounds, float keys, float beside, float reducing)
-{
-    return (keys + beside) * (0.25f + 0.8f * rounds) + reducing;
-}
-
 /* How long the lanes would take for blocks from .. end - 1 with shares of that size: the items' costs, what they take
  * beside their keys, and how well they fill rounds of the lanes. */
 static float lane_time(const fv_split_rule *rule, const lane_blocks *blocks, int32_t from, int32_t end, float share)
@@ -126,10 +106,10 @@ static float lane_time(const fv_split_rule *rule, const lane_blocks *blocks, int
     }
     const float parts = (float)fv_lane_parts(rule), lanes = (float)rule->num_lanes;
     if (rows_of_part > 0) beside = part_cost(rule, rows_of_part, num_items * parts);
-    const float rounds = num_items * parts / lanes;
-    if (rounds > 1 && rounds <= 2 && halves_lanes(rule, blocks))
-        return half_lanes_time(rounds, keys, beside,
-                               rows_of_part > 0 ? cost_of_keys(rows_of_part, HALF_LANE_REDUCTION) : 0);
+    if (fv_lanes_halve(rule, blocks->most_rows, num_items * parts)) {
+        const float reducing = rows_of_part > 0 ? cost_of_keys(rows_of_part, FV_HALF_LANE_REDUCTION) : 0;
+        return fv_half_lanes_time(rule, num_items * parts, keys, beside, reducing);
+    }
     const float in_rounds = fv_lane_time(rule, num_items * parts, keys, beside);
     const float dealt_out = total * parts / lanes + (keys + beside) * (1 - 1 / lanes); /* never longer */
     return in_rounds < dealt_out ? in_rounds : dealt_out;
@@ -241,7 +221,7 @@ static float taper_time(const fv_split_rule *rule, const fv_lane_cut *cut, const
     if (num_items <= (float)rule->num_lanes) return INFINITY;
     const float end = last * (rule->num_workers < rule->num_lanes ? TAPER_END : 1);
     const float time = sum * parts / (float)rule->num_lanes + end;
-    return halves_lanes(rule, blocks) ? fmaxf(time, HALF_LANE_ITEM * most) : time;
+    return rule->lane_heads <= 1 && blocks->most_rows <= rule->half_rows ? fmaxf(time, HALF_LANE_ITEM * most) : time;
 }
 
 fv_lane_cut fv_lane_cut_choose(const fv_split_rule *rule, const fv_step *step, const fv_pass *pass, int64_t total)
@@ -254,6 +234,7 @@ fv_lane_cut fv_lane_cut_choose(const fv_split_rule *rule, const fv_step *step, c
     if (num_blocks == 0) return best;
     if (rule->num_workers < rule->num_lanes) best.uncut = least_taper_share();
     float best_time = taper_time(rule, &best, &blocks, total);
+    best.time = best_time;
     const int32_t whole[] = {0, count_whole_blocks(rule, pass, num_blocks)};
     for (int32_t w = 0; w < (whole[1] > 0 ? 2 : 1); w++) {
         const float before = whole_time(rule, &blocks, whole[w]);

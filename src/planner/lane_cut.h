@@ -69,6 +69,23 @@ static inline float fv_lane_time(const fv_split_rule *rule, float num_items, flo
     return (keys + beside) * (shares ? whole + least + 0.6f * rest : whole + 1);
 }
 
+/* Keys: what reducing the pieces of items takes at the end, where they run in halves of lanes. */
+#define FV_HALF_LANE_REDUCTION 500
+
+/* Do so many items run in halves of the lanes, up to two rounds of lanes that is? */
+static inline int32_t fv_lanes_halve(const fv_split_rule *rule, int32_t rows, float num_items)
+{
+    const float lanes = (float)rule->num_lanes;
+    return rows <= rule->half_rows && rule->lane_heads <= 1 && num_items > lanes && num_items <= 2 * lanes;
+}
+
+/* How long they take then, fitted to 272 to 512 items on an H200 (docs/notes/cuda-hopper.md); `reducing`: their pieces. */
+static inline float fv_half_lanes_time(const fv_split_rule *rule, float num_items, float keys, float beside,
+                                       float reducing)
+{
+    return (keys + beside) * (0.25f + 0.8f * num_items / (float)rule->num_lanes) + reducing;
+}
+
 /* How a pass is cut. */
 typedef struct fv_lane_cut {
     int64_t share;      /* cost of the largest piece, of a lane's heads */

@@ -311,6 +311,7 @@ static int32_t items_of_dtype(fv_dtype kv_dtype, int32_t num_workers, int32_t nu
     fixture *f = make(32, 8, num_workers);
     f->problem.kv_dtype = kv_dtype;
     f->rule.num_lanes = num_lanes;
+    f->rule.half_rows = kv_dtype == FV_DTYPE_F8_E4M3 ? 8 : 0;
     allocate(f);
     for (int32_t i = 0; i < batch; i++) add(f, 1, keys);
     build(f);

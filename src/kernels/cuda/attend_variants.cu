@@ -128,8 +128,7 @@ static int32_t takes_mma(const fv_problem *problem)
            problem->kv_layout == FV_KV_LAYOUT_X_PACKED || problem->kv_layout == FV_KV_LAYOUT_SHUFFLED;
 }
 
-/* few_shape::BLOCKS for decode of one token, but two where four small ones fit (heads of 128 next to one byte: one
- * round of two has a kernel of its own); of attend_mma.cuh as many as Hopper's shared memory has room for. */
+/* few_shape::BLOCKS for decode of one token, but two where few_halves says that four small ones fit; of attend_mma.cuh as many as Hopper's shared memory has room for. */
 template <bool IS_HOPPER> static int32_t few_at_once(const fv_problem *problem)
 {
     const int32_t size = largest_head(problem);
@@ -138,6 +137,17 @@ template <bool IS_HOPPER> static int32_t few_at_once(const fv_problem *problem)
     const int32_t is_narrow = fv_dtype_bytes(problem->kv_dtype) == 1;
     const int32_t is_small = is_narrow && problem->mha.num_heads <= FV_CUDA_FEWEST_ROWS * problem->mha.num_kv_heads;
     return size <= 64 ? 4 : size <= 128 || is_small ? 2 : 1;
+}
+
+/* Heads of 128 next to one byte: find_few_kernel has two blocks of more warps for one round of the items, four small ones for
+ * more. */
+template <bool IS_HOPPER> static int32_t few_halves(const fv_problem *problem)
+{
+    if (problem->kind == FV_ATTENTION_MLA || problem->q_dtype == FV_DTYPE_F32 || fv_dtype_bytes(problem->kv_dtype) != 1)
+        return 0;
+    const int32_t size = largest_head(problem);
+    if ((IS_HOPPER && takes_mma(problem)) || size <= 64 || size > 128) return 0;
+    return FV_CUDA_FEWEST_ROWS;
 }
 
 /* KV heads of a job of one token. Next to one byte two heads of 128 with up to four rows each fill what one instruction takes,
@@ -156,7 +166,8 @@ template <bool IS_HOPPER> static int32_t few_heads_at_once(const fv_problem *pro
 template <bool IS_HOPPER> static int32_t few_meet(const fv_problem *problem)
 {
     const fv_mha_shape *mha = &problem->mha;
-    if (!IS_HOPPER || problem->kind == FV_ATTENTION_MLA || takes_mma(problem) || problem->q_dtype == FV_DTYPE_F32) return 0;
+    if (!IS_HOPPER || problem->kind == FV_ATTENTION_MLA || takes_mma(problem) || problem->q_dtype == FV_DTYPE_F32)
+        return 0;
     const int32_t group = mha->num_heads / mha->num_kv_heads, is_power = (group & (group - 1)) == 0;
     if (mha->head_size != 128 || mha->v_head_size != 128 || group > FV_CUDA_FEWEST_ROWS || !is_power) return 0;
     if (problem->window > 0 || problem->block_size % 16 != 0 || problem->kv_scaling == FV_KV_SCALING_PER_HEAD) return 0;
@@ -182,6 +193,7 @@ static constexpr fv_attend_variant paged(const char *name, const char *(*reason)
         .launch = launch_paged<BLOCK_M, FV_RESCALING_MULTIPLY, IS_HOPPER>,
         .rescaling = FV_RESCALING_MULTIPLY,
         .items_at_once = items_at_once,
+        .rows_of_halves = items_at_once == one_at_once ? NULL : few_halves<IS_HOPPER>,
         .heads_at_once = items_at_once == one_at_once ? NULL : few_heads_at_once<IS_HOPPER>,
         .splits_items = BLOCK_M <= FV_CUDA_FEW_ROWS ? few_meet<IS_HOPPER> : NULL,
         .items_keep_pace = items_at_once == one_at_once ? NULL : few_keep_pace<IS_HOPPER>,
