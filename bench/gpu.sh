@@ -2,12 +2,12 @@
 # shellcheck disable=SC2086 # lists of batches are split into words
 # gpu.sh OUTPUT.json [PART...]: the shapes that attention on a GPU is judged by, in a few minutes, with
 # build/fovea (or $FOVEA) on device cuda (or $FOVEA_DEVICE). Tables go to stdout, the rows of all parts but `cliffs`
-# to OUTPUT.json, which `fovea bench --compare` reads. Parts: decode, graphs, fp8, verify, prefill, mla, layer, cliffs (all).
+# to OUTPUT.json, which `fovea bench --compare` reads. Parts: decode, graphs, fp8, verify, prefill, mla, between, layer, cliffs (all).
 set -euo pipefail
 cd "$(dirname "$0")/.."
 output=${1:?usage: gpu.sh OUTPUT.json [PART...]}
 shift
-parts=${*:-decode graphs fp8 verify prefill mla layer cliffs}
+parts=${*:-decode graphs fp8 verify prefill mla between layer cliffs}
 fovea=${FOVEA:-build/fovea} device=${FOVEA_DEVICE:-cuda}
 min_time=${FOVEA_MIN_TIME:-0.2}
 FOVEA_COMMIT=${FOVEA_COMMIT:-$(git describe --always --dirty 2>/dev/null || echo unknown)}
@@ -59,6 +59,15 @@ mla() {
     done
 }
 
+# Batches that fill no whole rounds of the device's blocks.
+between() {
+    run --stored --kv-cache-dtype fp8_e4m3 --block-size 64 17q1s4k 20q1s4k 24q1s4k 24q1s16k 34q1s1k 34q1s4k 48q1s2k 72q1s1k
+    run --stored --heads 32/1 --block-size 64 1q1s4k 8q1s4k 67q1s4k 100q1s16k
+    for heads in 16 32 64 128; do
+        run --stored --mla --heads $heads --block-size 64 34q1s4k 48q1s4k 67q1s4k 80q1s4k 100q1s4k 34q1s16k 67q1s16k 100q1s16k
+    done
+}
+
 layer() {
     count=$((count + 1))
     "$fovea" bench mla-layer --device "$device" --repeat 15
@@ -86,8 +95,8 @@ cliffs() {
 
 for part in $parts; do
     case $part in
-    decode | graphs | fp8 | verify | prefill | mla | layer | cliffs) "$part" ;;
-    *) echo "gpu.sh: no part '$part'; accepted: decode, graphs, fp8, verify, prefill, mla, layer, cliffs" >&2 && exit 2 ;;
+    decode | graphs | fp8 | verify | prefill | mla | between | layer | cliffs) "$part" ;;
+    *) echo "gpu.sh: no part '$part'; accepted: decode, graphs, fp8, verify, prefill, mla, between, layer, cliffs" >&2 && exit 2 ;;
     esac
 done
 

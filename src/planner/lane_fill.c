@@ -10,7 +10,10 @@
 #define FIRST_LIMIT 1.01f /* times what the lanes would take if nothing were cut and all ended together */
 #define NEXT_LIMIT 1.01f
 #define LAST_LIMIT 4.0f
-#define LEAST_GAIN 0.95f /* of equal shares' time, where those serve as well: one limit is tried */
+#define LEAST_RUNS 3 /* lanes for a run, at most, where all are alike: with more, shares have fewer parts to reduce */
+#define LEAST_GAIN 0.92f /* of a cut's time, where all are alike */
+#define WHOLE_GAIN \
+    0.75f /* where none is cut, and a lane is a worker: those that run have the memory of those that do not */
 
 /* A run as the lanes see it; costs are those of fv_query_block_cost. */
 typedef struct fill_run {
@@ -50,14 +53,6 @@ static int32_t serves(const fv_split_rule *rule, const fv_pass *pass)
            pass->num_runs <= FV_LANE_FILL_RUNS;
 }
 
-/* Runs that are alike are compared with shares of them, so as those are priced. */
-static void price_part(fill_run *run, int32_t varies)
-{
-    const int32_t keys = varies ? fv_lane_fill_part_keys(run->rows) : fv_lane_item_keys(run->rows, 1);
-    run->part = (float)keys * run->weight;
-    run->reduction = varies ? (float)fv_lane_fill_reduce_keys(run->rows) * run->weight : 0;
-}
-
 /* The pass's runs, those of the most cost first, and whether they differ; 0 where one is no Q block. */
 static int32_t list_runs(fill_run *runs, int32_t *varies, const fv_split_rule *rule, const fv_step *step,
                          const fv_pass *pass)
@@ -81,10 +76,11 @@ static int32_t list_runs(fill_run *runs, int32_t *varies, const fv_split_rule *r
         to->rows = rows;
         to->whole = fv_lane_item_cost(rows, 0);
         to->cost = (float)to->keys * to->weight + to->whole;
+        to->part = (float)fv_lane_fill_part_keys(rows) * to->weight;
+        to->reduction = (float)fv_lane_fill_reduce_keys(rows) * to->weight;
         *varies = *varies || to->cost != runs[0].cost;
     }
     if (*varies) sort_runs(runs, pass->num_runs);
-    for (int32_t i = 0; i < pass->num_runs; i++) price_part(&runs[i], *varies);
     return 1;
 }
 
@@ -137,25 +133,36 @@ static float fill_lanes(fv_lane_fill *fill, const fv_split_rule *rule, const fil
     return last;
 }
 
+/* When the last lane may end where all runs are alike, so that it is worth leaving the cut of which `cut` tells. */
+static float last_limit(const fv_split_rule *rule, const fv_pass *pass, const fv_lane_cut *cut, float end_if_whole)
+{
+    if (LEAST_RUNS * pass->num_runs <= rule->num_lanes) return 0;
+    const int32_t is_whole = cut->splits || cut->time >= end_if_whole;
+    return cut->time * (is_whole && rule->num_lanes == rule->num_workers ? WHOLE_GAIN : LEAST_GAIN);
+}
+
 int32_t fv_lane_fill_choose(fv_lane_fill *fill, const fv_split_rule *rule, const fv_step *step, const fv_pass *pass,
-                            float time_of_shares)
+                            const fv_lane_cut *cut)
 {
     if (!serves(rule, pass)) return 0;
     fill_run runs[FV_LANE_FILL_RUNS];
     int32_t varies;
-    if (!list_runs(runs, &varies, rule, step, pass)) return 0;
-    if (!varies && rule->num_lanes == rule->num_workers) return 0;
+    if (!list_runs(runs, &varies, rule, step, pass) || varies != !cut) return 0;
     float total = 0;
     for (int32_t i = 0; i < pass->num_runs; i++) total += runs[i].cost;
-    const float even = total / (float)rule->num_lanes * FIRST_LIMIT;
-    const float first = varies ? even : time_of_shares * LEAST_GAIN;
-    const float last = varies ? even * LAST_LIMIT : first;
-    if (first < even) return 0;
-    const float end_if_whole = fill_lanes(fill, rule, runs, pass->num_runs, INFINITY);
+    const float first = total / (float)rule->num_lanes * FIRST_LIMIT;
+    float end_if_whole, last = first * LAST_LIMIT;
+    if (varies) {
+        end_if_whole = fill_lanes(fill, rule, runs, pass->num_runs, INFINITY);
+    } else {
+        end_if_whole = runs[0].cost * (float)fv_ceil_div(pass->num_runs, rule->num_lanes);
+        last = last_limit(rule, pass, cut, end_if_whole) - runs[0].reduction;
+        if (last < first || fill_lanes(fill, rule, runs, pass->num_runs, last) == 0) return 0;
+    }
     for (float limit = first; limit <= last; limit *= NEXT_LIMIT) {
         if (limit + runs[0].reduction >= end_if_whole)
             return fill_lanes(fill, rule, runs, pass->num_runs, INFINITY) > 0;
         if (fill_lanes(fill, rule, runs, pass->num_runs, limit) > 0) return 1;
     }
-    return 0;
+    return !varies && fill_lanes(fill, rule, runs, pass->num_runs, last) > 0;
 }

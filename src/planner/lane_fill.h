@@ -1,5 +1,6 @@
-/* Filling lanes that take one item at a time with sequences of different lengths: where an item costs much beside its
- * keys (MLA: as much as hundreds of them) and lanes are few, equal shares leave some lanes with one item more than others.
+/* Filling lanes that take one item at a time with sequences of different lengths, or alike ones that are no whole
+ * rounds: where an item costs much beside its keys (MLA: as much as hundreds of them) and lanes are few, equal shares
+ * leave some lanes with one item more than others.
  *
  *   lane 0   |------ seq 4 ------|-- 2 --|        longest first, each to the lane that is free first; what would end
  *   lane 1   |---- seq 0 ----|--- 3 ---|          after all the others is cut there and goes on elsewhere
@@ -38,10 +39,9 @@ typedef struct fv_lane_fill {
 } fv_lane_fill;
 
 /* 1: filled. 0: not for this pass: there are several KV heads or more than one lane of a worker, a run is not one Q
- * block, the rule is not to follow the load, there are too many runs or lanes, or runs are all alike and shares are as
- * good: by `time_of_shares`, fv_lane_cut.time (0: not known, so they are), or because with a lane for each worker memory sets
- * the pace. */
+ * block, the rule is not to follow the load, or there are too many runs or lanes. Runs that differ are filled without a
+ * `cut`; those that are all alike only where that takes less time than the cut that was chosen for them. */
 int32_t fv_lane_fill_choose(fv_lane_fill *fill, const fv_split_rule *rule, const fv_step *step, const fv_pass *pass,
-                            float time_of_shares);
+                            const fv_lane_cut *cut);
 
 #endif

@@ -282,10 +282,10 @@ static int32_t append_group(fv_work_list *list, const fv_split_rule *rule, const
 
 /* 1: done; 0: there is no room, or the pass is not for it. */
 static int32_t append_fill(fv_work_list *list, const fv_split_rule *rule, const fv_step *step, const fv_pass *pass,
-                           float time_of_shares)
+                           const fv_lane_cut *of_shares)
 {
     fv_lane_fill fill;
-    if (!fv_lane_fill_choose(&fill, rule, step, pass, time_of_shares)) return 0;
+    if (!fv_lane_fill_choose(&fill, rule, step, pass, of_shares)) return 0;
     int32_t num_slots = 0, num_reduces = 0;
     for (int32_t i = 0; i < pass->num_runs; i++) {
         if (fill.num_of_run[i] == 1) continue;
@@ -382,10 +382,10 @@ fv_status fv_work_list_append(fv_work_list *list, const fv_split_rule *of_plan, 
     fv_lane_cut cut = {0};
     if (rule->num_lanes) {
         if (append_meeting(list, rule, step, pass)) return FV_OK;
-        if (append_fill(list, rule, step, pass, 0)) return FV_OK; /* lengths differ: shares need not be weighed */
+        if (append_fill(list, rule, step, pass, NULL)) return FV_OK; /* lengths differ: shares need not be weighed */
         rest = total_cost(rule, step, pass);
         cut = fv_lane_cut_choose(rule, step, pass, rest);
-        if (append_fill(list, rule, step, pass, cut.time)) return FV_OK;
+        if (append_fill(list, rule, step, pass, &cut)) return FV_OK;
         share = cut.share;
     } else if (rule->num_workers > 1) {
         share = fv_worker_cut_share(rule, step, pass, total_cost(rule, step, pass));
