@@ -10,10 +10,12 @@
 #define FIRST_LIMIT 1.01f /* times what the lanes would take if nothing were cut and all ended together */
 #define NEXT_LIMIT 1.01f
 #define LAST_LIMIT 4.0f
-#define LEAST_RUNS 3 /* lanes for a run, at most, where all are alike: with more, shares have fewer parts to reduce */
-#define LEAST_GAIN 0.92f /* of a cut's time, where all are alike */
-#define WHOLE_GAIN \
-    0.75f /* where none is cut, and a lane is a worker: those that run have the memory of those that do not */
+
+/* Runs that are all alike: */
+#define LEAST_RUNS 3     /* lanes for each, at most: with more, shares have fewer parts to reduce */
+#define LEAST_GAIN 0.92f /* of the time of a cut into shares, */
+#define WHOLE_GAIN 0.9f  /* of whole runs, for those have the memory of lanes that are idle, */
+#define ALONE_GAIN 0.75f /* and the more so where a lane is a worker */
 
 /* A run as the lanes see it; costs are those of fv_query_block_cost. */
 typedef struct fill_run {
@@ -137,8 +139,8 @@ static float fill_lanes(fv_lane_fill *fill, const fv_split_rule *rule, const fil
 static float last_limit(const fv_split_rule *rule, const fv_pass *pass, const fv_lane_cut *cut, float end_if_whole)
 {
     if (LEAST_RUNS * pass->num_runs <= rule->num_lanes) return 0;
-    const int32_t is_whole = cut->splits || cut->time >= end_if_whole;
-    return cut->time * (is_whole && rule->num_lanes == rule->num_workers ? WHOLE_GAIN : LEAST_GAIN);
+    if (!cut->splits && cut->time < end_if_whole) return cut->time * LEAST_GAIN;
+    return cut->time * (rule->num_lanes == rule->num_workers ? ALONE_GAIN : WHOLE_GAIN);
 }
 
 int32_t fv_lane_fill_choose(fv_lane_fill *fill, const fv_split_rule *rule, const fv_step *step, const fv_pass *pass,
