@@ -249,6 +249,19 @@ static size_t scratch_bytes(const fv_plan *plan)
     return (size_t)fv_round_up((int64_t)(paged > dense ? paged : dense), ALIGNMENT);
 }
 
+/* How long the lanes take for so many Q blocks of `rows` rows, each in segments. */
+static float segments_time(const fv_split_rule *rule, int32_t rows, float num_blocks, int64_t segments,
+                           float segment_keys)
+{
+    const float num_items = num_blocks * (float)segments, lanes = (float)rule->num_lanes;
+    const float beside = segments > 1 ? fv_lane_part_keys(rule, rows, num_items) : (float)fv_lane_item_keys(rows, 0);
+    if (!fv_lanes_halve(rule, rows) || num_items <= lanes || num_blocks > 2 * lanes)
+        return fv_lane_time(rule, num_items, segment_keys, beside);
+    const float time = num_items <= 2 * lanes ? fv_half_lanes_time(rule, num_items, segment_keys, beside)
+                                              : fv_lane_time(rule, num_items, segment_keys, beside);
+    return time + (segments > 1 ? FV_HALF_LANE_REDUCTION : 0);
+}
+
 /* Segments with which the longest sequences allowed take the lanes of the device the least time: fv_work_list_append
  * weighs the same for a step's own lengths. Segments are whole tiles (fv_grid_item): the last ones may get none. */
 static int64_t lane_segments(const fv_plan *plan, int64_t most)
@@ -265,13 +278,7 @@ static int64_t lane_segments(const fv_plan *plan, int64_t most)
         const int64_t segment_keys = fv_ceil_div(tiles, segments) * plan->rule.tile_keys;
         const int64_t pieces = fv_ceil_div(keys, segment_keys);
         if (pieces < segments) continue; /* as good with fewer */
-        const float num_items = (float)(blocks * segments);
-        const float beside = segments > 1 ? fv_lane_part_keys(&rule, rows, num_items)
-                                          : (float)fv_lane_item_keys(rows, 0);
-        const float reducing = segments > 1 ? FV_HALF_LANE_REDUCTION : 0;
-        const float time = fv_lanes_halve(&rule, rows, num_items)
-                               ? fv_half_lanes_time(&rule, num_items, (float)segment_keys, beside, reducing)
-                               : fv_lane_time(&rule, num_items, (float)segment_keys, beside);
+        const float time = segments_time(&rule, rows, (float)blocks, segments, (float)segment_keys);
         if (time < best_time) {
             best_time = time;
             best = segments;

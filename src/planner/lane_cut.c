@@ -9,6 +9,7 @@
 #define TAPER_KEYS 512       /* of the smallest piece that pieces taper to */
 #define TAPER_END 0.2f       /* of the last piece: how long lanes wait for it */
 #define HALF_LANE_ITEM 1.33f /* what an item takes in half a lane, at least */
+#define HALF_LANE_TAPER 300  /* keys: what tapering pieces take more there of blocks that are no more than lanes */
 
 /* Equal Q blocks, neighbours in the pass, as the lanes see them: one part of its heads. */
 typedef struct lane_block {
@@ -106,13 +107,13 @@ static float lane_time(const fv_split_rule *rule, const lane_blocks *blocks, int
     }
     const float parts = (float)fv_lane_parts(rule), lanes = (float)rule->num_lanes;
     if (rows_of_part > 0) beside = part_cost(rule, rows_of_part, num_items * parts);
-    if (fv_lanes_halve(rule, blocks->most_rows, num_items * parts)) {
-        const float reducing = rows_of_part > 0 ? cost_of_keys(rows_of_part, FV_HALF_LANE_REDUCTION) : 0;
-        return fv_half_lanes_time(rule, num_items * parts, keys, beside, reducing);
-    }
+    const int32_t are_more = fv_lanes_halve(rule, blocks->most_rows) && num_items * parts > lanes;
+    const float reducing = are_more && rows_of_part > 0 ? cost_of_keys(rows_of_part, FV_HALF_LANE_REDUCTION) : 0;
+    if (are_more && num_items * parts <= 2 * lanes)
+        return fv_half_lanes_time(rule, num_items * parts, keys, beside) + reducing;
     const float in_rounds = fv_lane_time(rule, num_items * parts, keys, beside);
     const float dealt_out = total * parts / lanes + (keys + beside) * (1 - 1 / lanes); /* never longer */
-    return in_rounds < dealt_out ? in_rounds : dealt_out;
+    return (in_rounds < dealt_out ? in_rounds : dealt_out) + reducing;
 }
 
 /* The same where two lanes share each item, all in one round; INFINITY: there are too many. */
@@ -221,7 +222,9 @@ static float taper_time(const fv_split_rule *rule, const fv_lane_cut *cut, const
     if (num_items <= (float)rule->num_lanes) return INFINITY;
     const float end = last * (rule->num_workers < rule->num_lanes ? TAPER_END : 1);
     const float time = sum * parts / (float)rule->num_lanes + end;
-    return rule->lane_heads <= 1 && blocks->most_rows <= rule->half_rows ? fmaxf(time, HALF_LANE_ITEM * most) : time;
+    if (!fv_lanes_halve(rule, blocks->most_rows)) return time;
+    const int32_t are_few = blocks->num_blocks * fv_lane_parts(rule) <= rule->num_lanes;
+    return fmaxf(time + (are_few ? cost_of_keys(blocks->most_rows, HALF_LANE_TAPER) : 0), HALF_LANE_ITEM * most);
 }
 
 fv_lane_cut fv_lane_cut_choose(const fv_split_rule *rule, const fv_step *step, const fv_pass *pass, int64_t total)

@@ -69,21 +69,19 @@ static inline float fv_lane_time(const fv_split_rule *rule, float num_items, flo
     return (keys + beside) * (shares ? whole + least + 0.6f * rest : whole + 1);
 }
 
-/* Keys: what reducing the pieces of items takes at the end, where they run in halves of lanes. */
+/* Keys: what reducing the pieces of items takes at the end where those run in halves of lanes. */
 #define FV_HALF_LANE_REDUCTION 500
 
-/* Do so many items run in halves of the lanes, up to two rounds of lanes that is? */
-static inline int32_t fv_lanes_halve(const fv_split_rule *rule, int32_t rows, float num_items)
+/* Do items of so many rows run in halves of the lanes where they are more than those? */
+static inline int32_t fv_lanes_halve(const fv_split_rule *rule, int32_t rows)
 {
-    const float lanes = (float)rule->num_lanes;
-    return rows <= rule->half_rows && rule->lane_heads <= 1 && num_items > lanes && num_items <= 2 * lanes;
+    return rows <= rule->half_rows && rule->lane_heads <= 1;
 }
 
-/* How long they take then, fitted to 272 to 512 items on an H200 (docs/notes/cuda-hopper.md); `reducing`: their pieces. */
-static inline float fv_half_lanes_time(const fv_split_rule *rule, float num_items, float keys, float beside,
-                                       float reducing)
+/* How long up to two rounds of them take then, fitted to 272 to 512 items on an H200 (docs/notes/cuda-hopper.md). */
+static inline float fv_half_lanes_time(const fv_split_rule *rule, float num_items, float keys, float beside)
 {
-    return (keys + beside) * (0.25f + 0.8f * num_items / (float)rule->num_lanes) + reducing;
+    return (keys + beside) * (0.25f + 0.8f * num_items / (float)rule->num_lanes);
 }
 
 /* How a pass is cut. */

@@ -391,6 +391,9 @@ static void test_half_lanes(void **state)
     assert_int_equal(items_of_dtype(FV_DTYPE_F8_E4M3, 132, 264, 24, 4096, &tapers), 24);
     assert_int_equal(items_of_dtype(FV_DTYPE_F8_E4M3, 132, 264, 28, 4096, &tapers), 28);
     assert_int_equal(items_of_dtype(FV_DTYPE_F8_E4M3, 132, 264, 24, 8192, &tapers), 48);
+    assert_int_equal(items_of_dtype(FV_DTYPE_F8_E4M3, 132, 264, 17, 3072, &tapers), 51);
+    assert_int_equal(items_of_dtype(FV_DTYPE_F8_E4M3, 132, 264, 20, 4096, &tapers), 60);
+    assert_int_equal(items_of_dtype(FV_DTYPE_F8_E4M3, 132, 264, 20, 2048, &tapers), 20);
 }
 
 /* Lanes that keep pace with each other are workers: few items are cut until they fill a round of all lanes. */
