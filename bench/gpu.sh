@@ -7,7 +7,8 @@ set -euo pipefail
 cd "$(dirname "$0")/.."
 output=${1:?usage: gpu.sh OUTPUT.json [PART...]}
 shift
-parts=${*:-decode graphs fp8 verify prefill mla between layer cliffs}
+all="decode graphs fp8 verify prefill mla between layer cliffs"
+parts=${*:-$all}
 fovea=${FOVEA:-build/fovea} device=${FOVEA_DEVICE:-cuda}
 min_time=${FOVEA_MIN_TIME:-0.2}
 FOVEA_COMMIT=${FOVEA_COMMIT:-$(git describe --always --dirty 2>/dev/null || echo unknown)}
@@ -94,9 +95,9 @@ cliffs() {
 }
 
 for part in $parts; do
-    case $part in
-    decode | graphs | fp8 | verify | prefill | mla | between | layer | cliffs) "$part" ;;
-    *) echo "gpu.sh: no part '$part'; accepted: decode, graphs, fp8, verify, prefill, mla, between, layer, cliffs" >&2 && exit 2 ;;
+    case " $all " in
+    *" $part "*) "$part" ;;
+    *) echo "gpu.sh: no part '$part'; accepted: ${all// /, }" >&2 && exit 2 ;;
     esac
 done
 

@@ -255,11 +255,10 @@ static float segments_time(const fv_split_rule *rule, int32_t rows, float num_bl
 {
     const float num_items = num_blocks * (float)segments, lanes = (float)rule->num_lanes;
     const float beside = segments > 1 ? fv_lane_part_keys(rule, rows, num_items) : (float)fv_lane_item_keys(rows, 0);
-    if (!fv_lanes_halve(rule, rows) || num_items <= lanes || num_blocks > 2 * lanes)
-        return fv_lane_time(rule, num_items, segment_keys, beside);
-    const float time = num_items <= 2 * lanes ? fv_half_lanes_time(rule, num_items, segment_keys, beside)
-                                              : fv_lane_time(rule, num_items, segment_keys, beside);
-    return time + (segments > 1 ? FV_HALF_LANE_REDUCTION : 0);
+    const int32_t halves = fv_lanes_halve(rule, rows) && num_items > lanes && num_blocks <= 2 * lanes;
+    const float time = halves && num_items <= 2 * lanes ? fv_half_lanes_time(rule, num_items, segment_keys, beside)
+                                                        : fv_lane_time(rule, num_items, segment_keys, beside);
+    return time + (halves && segments > 1 ? FV_HALF_LANE_REDUCTION : 0);
 }
 
 /* Segments with which the longest sequences allowed take the lanes of the device the least time: fv_work_list_append

@@ -149,7 +149,7 @@ int32_t fv_lane_fill_choose(fv_lane_fill *fill, const fv_split_rule *rule, const
     if (!serves(rule, pass)) return 0;
     fill_run runs[FV_LANE_FILL_RUNS];
     int32_t varies;
-    if (!list_runs(runs, &varies, rule, step, pass) || varies != !cut) return 0;
+    if (!list_runs(runs, &varies, rule, step, pass) || varies == (cut != NULL)) return 0;
     float total = 0;
     for (int32_t i = 0; i < pass->num_runs; i++) total += runs[i].cost;
     const float first = total / (float)rule->num_lanes * FIRST_LIMIT;

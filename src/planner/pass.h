@@ -48,10 +48,10 @@ typedef struct fv_split_rule {
     int32_t block_q;           /* tokens of a Q block of a long query */
     int32_t tile_keys;
     int32_t num_workers;
-    int32_t num_lanes; /* items that a device works on at once, each KV head of an item by itself; 0: a worker takes
+    int32_t num_lanes;    /* items that a device works on at once, each KV head of an item by itself; 0: a worker takes
                            * items one by one, and where rows are few an item has several KV heads */
-    int32_t
-        half_rows; /* rows of an item up to which more items than lanes run twice as many at once, each in half a lane; 0: none */
+    int32_t half_rows;    /* of an item, at most, where more items than lanes run twice as many at once, each in half a
+                           * lane; 0: none do */
     int32_t lane_heads;   /* KV heads of an item of one token that a lane can take side by side; 0: one */
     int32_t splits_items; /* 1: two lanes may share an item; more: so many, at most, share items of one token */
     fv_softmax_path path;

@@ -429,6 +429,21 @@ static void test_whole_rounds(void **state)
     }
 }
 
+/* Built: equal sequences of MLA, with items of 128 heads on two of 132 workers, else on one, which two lanes may share. */
+static fixture *make_mla(int32_t heads, int32_t num_seqs, int32_t keys)
+{
+    fixture *f = make(heads, 1, 132);
+    f->problem.kind = FV_ATTENTION_MLA;
+    f->rule.block_q = 1;
+    f->rule.num_lanes = heads == 128 ? 66 : 132;
+    f->rule.splits_items = 1;
+    allocate(f);
+    for (int32_t seq = 0; seq < num_seqs; seq++) add(f, 1, keys);
+    build(f);
+    check_cover(f);
+    return f;
+}
+
 /* Where two lanes may share an item, sequences that would be cut in two to fill the last round stay whole, for two lanes each. */
 static void test_split_rounds(void **state)
 {
@@ -438,15 +453,7 @@ static void test_split_rounds(void **state)
     } cases[] = {{128, 96, 96, 30}, {128, 90, 90, 24}, {128, 66, 66, 0}, {128, 33, 33, 33}, {128, 34, 0, 0},
                  {128, 16, 32, 32}, {128, 8, 0, 0},    {16, 64, 64, 64}, {16, 66, 66, 66},  {16, 67, 0, 0}};
     for (size_t i = 0; i < FV_ARRAY_LEN(cases); i++) {
-        fixture *f = make(cases[i].heads, 1, 132);
-        f->problem.kind = FV_ATTENTION_MLA;
-        f->rule.block_q = 1;
-        f->rule.num_lanes = cases[i].heads == 128 ? 66 : 132;
-        f->rule.splits_items = 1;
-        allocate(f);
-        for (int32_t seq = 0; seq < cases[i].num_seqs; seq++) add(f, 1, 4096);
-        build(f);
-        check_cover(f);
+        fixture *f = make_mla(cases[i].heads, cases[i].num_seqs, 4096);
         assert_int_equal(f->list.num_split, cases[i].num_split);
         if (cases[i].num_split > 0) assert_int_equal(f->list.num_items, cases[i].num_items);
         if (cases[i].num_split > 0) assert_int_equal(f->list.num_reduces, cases[i].num_seqs == 16 ? 16 : 0);
@@ -578,13 +585,15 @@ static double mla_lanes_end(int32_t heads, int32_t kind, uint32_t seed)
     return end;
 }
 
-/* Lengths that vary cost little more than equal ones of the same sum: up to 2%, random ones 3, one of twenty up to 4. */
+/* Lengths that vary cost no more than equal ones of the same sum that stay whole in rounds, up to 2% more than equal ones that are
+ * filled; random ones little more: one of twenty up to 4%, the others 3. */
 static void test_lanes_are_filled(void **state)
 {
     (void)state;
     for (int32_t heads = 16; heads <= 128; heads *= 8) {
         const double equal = mla_lanes_end(heads, 0, 0);
-        for (int32_t kind = 1; kind <= 3; kind++) assert_true(mla_lanes_end(heads, kind, 0) <= 1.02 * equal);
+        const double most = heads == 128 ? equal : 1.02 * equal; /* else equal ones are filled, too */
+        for (int32_t kind = 1; kind <= 3; kind++) assert_true(mla_lanes_end(heads, kind, 0) <= most);
         int32_t num_long = 0;
         for (uint32_t seed = 1; seed <= 20; seed++) {
             const double end = mla_lanes_end(heads, 4, seed);
@@ -606,15 +615,7 @@ static void test_alike_are_filled(void **state)
                  {128, 48, 4096, 0.9},  {128, 56, 4096, 1},    {16, 67, 4096, 0.7},
                  {16, 80, 4096, 0.75},  {16, 96, 16384, 0.85}, {16, 100, 4096, 1}};
     for (size_t i = 0; i < FV_ARRAY_LEN(cases); i++) {
-        fixture *f = make(cases[i].heads, 1, 132);
-        f->problem.kind = FV_ATTENTION_MLA;
-        f->rule.block_q = 1;
-        f->rule.num_lanes = cases[i].heads == 128 ? 66 : 132;
-        f->rule.splits_items = 1;
-        allocate(f);
-        for (int32_t seq = 0; seq < cases[i].num_seqs; seq++) add(f, 1, cases[i].keys);
-        build(f);
-        check_cover(f);
+        fixture *f = make_mla(cases[i].heads, cases[i].num_seqs, cases[i].keys);
         const double whole = cases[i].keys + fv_lane_item_keys(cases[i].heads, 0);
         assert_true(lanes_end(f) <= cases[i].most * whole);
         if (cases[i].most == 1) assert_int_equal(f->list.num_items, cases[i].num_seqs);

@@ -128,7 +128,8 @@ static int32_t takes_mma(const fv_problem *problem)
            problem->kv_layout == FV_KV_LAYOUT_X_PACKED || problem->kv_layout == FV_KV_LAYOUT_SHUFFLED;
 }
 
-/* few_shape::BLOCKS for decode of one token, but two where few_halves says that four small ones fit; of attend_mma.cuh as many as Hopper's shared memory has room for. */
+/* few_shape::BLOCKS for decode of one token, but two where four small ones fit (few_halves); of attend_mma.cuh as many as
+ * Hopper's shared memory has room for. */
 template <bool IS_HOPPER> static int32_t few_at_once(const fv_problem *problem)
 {
     const int32_t size = largest_head(problem);
