@@ -52,69 +52,70 @@ typedef struct fv_dense_keys {
     const int32_t *key_row; /* [R] or NULL */
 } fv_dense_keys;
 
+/* Seldom used first, what each decode needs first last: parameters come to a GPU's multiprocessors a line at a time. */
 typedef struct fv_attend_params {
-    /* tensors; strides in bytes, the last dimension dense */
-    const void *q; /* [T', Hq, D] q_dtype */
-    int64_t q_token_stride, q_head_stride;
-    void *out; /* [T', Hq, Dv] out_dtype */
-    int64_t out_token_stride, out_head_stride;
-    float *lse; /* [T', Hq] or NULL */
-    int64_t lse_token_stride, lse_head_stride;
-    int32_t out_first_token; /* of the batch: row 0 of out and lse */
-    fv_kv_view cache;
     fv_dense_keys dense;
-    const float *sinks;        /* [Hq] or NULL */
-    const float *alibi_slopes; /* [Hq] or NULL */
-    const float *k_scale;      /* [num_kv_scales] or NULL */
-    const float *v_scale;
-    int32_t num_kv_scales;    /* 0 none, 1 per tensor, Hkv per head */
     fv_key_rotation rotation; /* mla_decode only */
-
-    /* problem */
-    fv_dtype q_dtype, out_dtype;
-    int32_t num_heads, num_kv_heads, head_size, v_head_size;
-    float scale, soft_cap;
-    int32_t window;
     fv_alibi alibi;
-    fv_context_parallel context_parallel; /* world >= 1, interleave >= 1 */
-
-    /* batch */
-    int32_t num_seqs;
-    const int32_t *num_seqs_at; /* static grid: where the kernel reads the number instead; NULL: num_seqs */
-    const int32_t *query_start; /* [R + 1] */
-    const int32_t *seq_lens;    /* [R], global */
-    const int32_t *block_table;
-    int64_t block_table_stride;
-    int32_t block_table_width;
-    int32_t item_tokens;       /* of an item, at most; 0: not known, or a kernel must not be chosen by it */
-    const uint8_t *causal;     /* [R] or NULL = all causal */
+    const float *alibi_slopes; /* [Hq] or NULL */
     const uint64_t *tree_mask; /* [T] or NULL */
+    void *scratch;             /* of the CPU kernels: scratch_bytes for each worker */
+    size_t scratch_bytes;
+    int32_t max_seq_len; /* the plan's bound on seq_lens, which scratch_bytes may follow; 0: none is known */
+    float soft_cap;
+    fv_dtype q_dtype;
+    fv_kv_view cache;
 
-    /* schedule: a list of items, or (items NULL) the static grid
+    /* batch and schedule: a list of items, or (items NULL) the static grid
      * num_q_blocks x num_kv_heads x num_segments, see fv_grid_item */
-    const fv_work_item *items;
     int32_t num_items;
     int32_t num_split;  /* each of a list's last items may be shared by two lanes of a device (num_segments, where that
                         * is more than 1), which may do without; of the static grid: 0, or all cells may */
     int32_t lane_heads; /* of a list: KV heads of an item that a lane had best take side by side; 0: as it likes */
     int32_t batch_invariant; /* 1: a row's bits must not depend on how many items there are */
+    int32_t item_tokens;     /* of an item, at most; 0: not known, or a kernel must not be chosen by it */
     int32_t block_q;
     int32_t tile_keys;
     int32_t num_q_blocks;
     int32_t num_segments;
     int32_t whole_queries; /* 1: no query has more than block_q tokens; the static grid's Q block r is sequence r */
+    int32_t block_table_width;
+    int32_t num_seqs;
+    const int32_t *num_seqs_at; /* static grid: where the kernel reads the number instead; NULL: num_seqs */
+    const int32_t *query_start; /* [R + 1] */
+    const int32_t *seq_lens;    /* [R], global */
+    int32_t *claims; /* of a GPU's kernels: a counter, 0 between runs, from which blocks of threads take jobs; NULL:
+                      * they take every so many-th */
 
     /* partial results, [num_slots, Hq, Dv] and [num_slots, Hq]; natural units */
     float *partial_out;
     float *partial_max; /* -inf: no key seen, sum 0 and out 0 */
     float *partial_sum;
 
-    int32_t
-        *claims;   /* of a GPU's kernels: a counter, 0 between runs, from which blocks of threads take jobs; NULL: they
-                      * take every so many-th */
-    void *scratch; /* of the CPU kernels: scratch_bytes for each worker */
-    size_t scratch_bytes;
-    int32_t max_seq_len; /* the plan's bound on seq_lens, which scratch_bytes may follow; 0: none is known */
+    /* tensors; strides in bytes, the last dimension dense */
+    void *out; /* [T', Hq, Dv] out_dtype */
+    int64_t out_token_stride, out_head_stride;
+    float *lse; /* [T', Hq] or NULL */
+    int64_t lse_token_stride, lse_head_stride;
+    int32_t out_first_token; /* of the batch: row 0 of out and lse */
+    fv_dtype out_dtype;
+    const void *q; /* [T', Hq, D] q_dtype */
+    int64_t q_token_stride, q_head_stride;
+    const float *k_scale; /* [num_kv_scales] or NULL */
+    const float *v_scale;
+    const float *sinks; /* [Hq] or NULL */
+
+    /* problem */
+    int32_t num_heads, num_kv_heads, head_size, v_head_size;
+    float scale;
+    int32_t window;
+    fv_context_parallel context_parallel; /* world >= 1, interleave >= 1 */
+    int32_t num_kv_scales;                /* 0 none, 1 per tensor, Hkv per head */
+
+    const uint8_t *causal; /* [R] or NULL = all causal */
+    const int32_t *block_table;
+    int64_t block_table_stride;
+    const fv_work_item *items;
 } fv_attend_params;
 
 typedef struct fv_reduce_params {

@@ -40,9 +40,21 @@ typedef struct attend_source {
     int32_t keys_first;   /* FV_READ_ELEMENTS: neighbours in memory are the same element of the next key */
 } attend_source;
 
+/* What a block of decode needs first follows what params ends with: parameters come to a multiprocessor a line at a time. */
 typedef struct attend_args {
     fv_attend_params params;
+    index_divisor block;      /* slots of a block */
+    index_divisor row_parts;  /* blocks of threads, neighbours in the grid, that share an item's rows; or the fours
+                               * that each of those that share its keys ends (hopper/attend_few_meeting.cuh) */
+    index_divisor kv_heads, group, segments; /* num_kv_heads, their query heads, num_segments */
+    int32_t num_jobs; /* items times KV heads, or cells; -1: those of the sequences of whole queries in the batch */
+    int32_t pages_hold_tiles; /* 1: 16 keys from a multiple of 16 on lie in one page of a plain cache */
+    int32_t planes_alike;     /* 1: values of a plain cache lie as its keys do, at strides of 32 bits */
+    int32_t num_whole;        /* of a list: blocks of threads of items that no two blocks share, the first ones, ... */
+    int32_t first_split;      /* ... and the first of the others, a multiple of 2; INT32_MAX: there is none */
+    int32_t out_pairs;        /* 1: two neighbouring elements of out can be written at once */
     attend_source k[3], v[2]; /* [0] in the cache, [1] dense rows, [2] what the heads of dense keys share */
+    index_divisor tile;       /* tile_keys */
     int32_t own_size;         /* elements of a dense key that are its head's own */
     int32_t key_scales;       /* 1: scales are those of single keys, else of the head */
     float p_factor;           /* with key_scales: P carries it, to stay clear of fp16's subnormals */
@@ -51,20 +63,10 @@ typedef struct attend_args {
     int32_t is_latent;        /* 1: the value is the start of the key */
     int32_t is_ds;            /* 1: entries of FV_KV_LAYOUT_LATENT_FP8_DS */
     float inverse_soft_cap;
-    index_divisor block; /* slots of a block */
-    int32_t q_vectors;   /* 1: rows of q can be read 16 bytes at a time */
+    int32_t q_vectors; /* 1: rows of q can be read 16 bytes at a time */
     fv_rescaling rescaling;
-    int32_t out_pairs;     /* 1: two neighbouring elements of out can be written at once */
     int32_t map_rows;      /* slots of a box of key_map, of one page; 0: there is no map */
     fv_tensor_map key_map; /* the cache as [block][slot][element] */
-    int32_t num_jobs; /* items times KV heads, or cells; -1: those of the sequences of whole queries in the batch */
-    index_divisor kv_heads, group, segments, tile; /* num_kv_heads, their query heads, num_segments, tile_keys */
-    index_divisor row_parts;  /* blocks of threads, neighbours in the grid, that share an item's rows; or the fours
-                              * that each of those that share its keys ends (hopper/attend_few_meeting.cuh) */
-    int32_t pages_hold_tiles; /* 1: 16 keys from a multiple of 16 on lie in one page of a plain cache */
-    int32_t planes_alike;     /* 1: values of a plain cache lie as its keys do, at strides of 32 bits */
-    int32_t num_whole;        /* of a list: blocks of threads of items that no two blocks share, the first ones, ... */
-    int32_t first_split;      /* ... and the first of the others, a multiple of 2; INT32_MAX: there is none */
 } attend_args;
 
 /* One row of a block, in shared memory. */
@@ -319,7 +321,7 @@ static __device__ __forceinline__ void find_keys(attend_tile<TILE> *tile, const 
 static __device__ __forceinline__ int2 split_key(const attend_args *args, int32_t key)
 {
     const int32_t at = divide_index(key, args->block);
-    return make_int2(at, key - at * args->params.cache.block_size);
+    return make_int2(at, key - at * (int32_t)args->block.by);
 }
 
 /* Where a row of a plain cache begins. */

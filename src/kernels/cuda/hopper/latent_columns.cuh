@@ -19,7 +19,7 @@ static __device__ __forceinline__ constexpr int element_of_column(int i, int whi
 /* Latents of `bytes` that lie together in a page, at most `most`: a copy is of so many where all of them are seen. */
 static __device__ __forceinline__ int32_t find_run_latents(const attend_args *args, int32_t bytes, int32_t most)
 {
-    const int32_t page = args->params.cache.block_size;
+    const int32_t page = (int32_t)args->block.by;
     return args->k[0].plane.slot_stride == bytes ? fv_min_i32(page & -page, most) : 1;
 }
 
