@@ -151,6 +151,7 @@ fv_status fv_problem_args_set(fv_problem_args *args, int value, const char *text
     case FV_OPTION_SEGMENT_KEYS: return fv_args_i32(&plan->segment_keys, "--segment-keys", text, 1, 1 << 24);
     case FV_OPTION_BATCH_INVARIANT: plan->batch_invariant = 1; return FV_OK;
     case FV_OPTION_STATIC_GRID: plan->static_grid = 1; return FV_OK;
+    case FV_OPTION_STATIC_LIST: plan->static_list = 1; return FV_OK;
     case FV_OPTION_SHARED_PREFIX: return fv_args_i32(&args->shared_prefix, "--shared-prefix", text, 0, 1 << 24);
     default: args->num_of_problem++; return set_problem(&args->problem, value, text);
     }

@@ -32,6 +32,7 @@ enum {
     FV_OPTION_SEGMENT_KEYS,
     FV_OPTION_BATCH_INVARIANT,
     FV_OPTION_STATIC_GRID,
+    FV_OPTION_STATIC_LIST,
     FV_OPTION_SHARED_PREFIX, /* of a batch */
     FV_OPTION_COMMAND,
 };
@@ -64,6 +65,7 @@ typedef struct fv_problem_args {
         {"segment-keys", required_argument, NULL, FV_OPTION_SEGMENT_KEYS},                                            \
         {"batch-invariant", no_argument, NULL, FV_OPTION_BATCH_INVARIANT},                                            \
         {"static-grid", no_argument, NULL, FV_OPTION_STATIC_GRID},                                                    \
+        {"static-list", no_argument, NULL, FV_OPTION_STATIC_LIST},                                                    \
     {                                                                                                                 \
         "shared-prefix", required_argument, NULL, FV_OPTION_SHARED_PREFIX                                             \
     }
@@ -97,6 +99,7 @@ typedef struct fv_problem_args {
     "  --segment-keys N       keys of a segment on the 3D path\n"                                    \
     "  --batch-invariant      a row's bits do not depend on its neighbours\n"                        \
     "  --static-grid          scheduled from bounds only, as under a captured graph\n"               \
+    "  --static-list          under a captured graph, but by the lengths of each step\n"             \
     "  --shared-prefix N      the sequences of each group of SPEC share the blocks of their first N keys\n"
 
 /* Before any option: 32/8 heads of 128, bfloat16, blocks of 16, any layout, the planner's choices. */

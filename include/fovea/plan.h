@@ -56,6 +56,10 @@ typedef struct fv_plan_options {
     int32_t decode_threshold;   /* longest query that is decode where a backend tells it apart; 0 = what 16 rows hold,
                                  * MLA: where absorbed and expanded cost the same */
     size_t max_workspace_bytes; /* 0 = the planner's choice. Less leads to more chunks and fewer segments */
+    /* 1: as static_grid, for a captured graph too, but each update brings the lengths on the host, and the work is cut and
+     * dealt out by them, in a list as long as any within the bounds. Bounds of decode on a device; elsewhere as static_grid,
+     * on the CPU as neither. */
+    int32_t static_list;
 } fv_plan_options;
 
 typedef struct fv_plan fv_plan;

@@ -19,6 +19,7 @@ static void append(fv_plan *plan, size_t *used, const char *format, ...)
 static const char *rule_name(const fv_plan *plan)
 {
     if (plan->rule.batch_invariant) return "batch-invariant";
+    if (plan->static_list) return "static list";
     return plan->static_grid ? "static grid" : "equal cost";
 }
 
@@ -66,6 +67,7 @@ static void append_step(fv_plan *plan, size_t *used)
 {
     append(plan, used, "; last step: %d sequences, %d tokens", plan->batch.num_seqs, plan->batch.num_tokens);
     append_calls(plan, used);
+    if (plan->num_empty > 0) append(plan, used, "; %d empty items", plan->num_empty);
     if (plan->num_rounds > 0)
         append(plan, used, "; %d rounds, %d chunks of context", plan->num_rounds, plan->num_chunks);
     if (plan->num_groups > 0) {

@@ -148,6 +148,7 @@ uint64_t fv_plan_graph_key(const fv_plan *plan)
         (uint64_t)(uintptr_t)plan->paged,
         (uint64_t)(uintptr_t)plan->dense,
         (uint64_t)plan->static_grid,
+        (uint64_t)plan->static_list,
         (uint64_t)plan->num_segments,
         plan->static_grid ? 0 : (uint64_t)plan->used.num_items,
         plan->static_grid ? 0 : (uint64_t)plan->used.num_reduces,

@@ -6,6 +6,8 @@
 #include "backends/backend.h"
 #include "core/error.h"
 
+#define LEAST_LIST_SEGMENTS 8 /* of a reduction of a static list, about, if it has few: sequences differ */
+
 fv_query_run fv_schedule_whole_query(const fv_schedule *schedule, int32_t seq)
 {
     return (fv_query_run){seq, 0, fv_step_query_len(schedule->step, seq), 0, schedule->step->seq_lens[seq]};
@@ -102,21 +104,58 @@ fv_status fv_schedule_attend_all(fv_schedule *schedule, fv_operation operation, 
                               schedule->step->num_seqs);
 }
 
+/* The items of all queries, and empty ones behind them: as many in each step. */
+static fv_status fill_static_list(fv_schedule *schedule)
+{
+    fv_plan *plan = schedule->plan;
+    const fv_step *step = schedule->step;
+    fv_work_list *list = &schedule->list;
+    int32_t num_runs = 0;
+    for (int32_t seq = 0; seq < step->num_seqs; seq++) {
+        const fv_query_run run = fv_schedule_whole_query(schedule, seq);
+        if (run.num_tokens > 0) plan->runs[num_runs++] = run;
+    }
+    const fv_pass pass = {.runs = plan->runs, .num_runs = num_runs};
+    const fv_status status = num_runs > 0 ? fv_work_list_append(list, &plan->rule, step, &pass) : FV_OK;
+    if (status != FV_OK) return status;
+    schedule->host.header->num_items = list->num_items;
+    schedule->host.header->num_reduces = list->num_reduces;
+    plan->num_empty = list->item_capacity - list->num_items;
+    memset(list->items + list->num_items, 0, (size_t)(list->item_capacity - list->num_items) * sizeof(*list->items));
+    memset(list->reduces + list->num_reduces, 0,
+           (size_t)(list->reduce_capacity - list->num_reduces) * sizeof(*list->reduces));
+    list->num_items = list->item_capacity;
+    list->num_reduces = list->reduce_capacity;
+    return FV_OK;
+}
+
+/* Of a reduction, about: those of each sequence where all have as many. */
+static int32_t static_list_segments(const fv_plan *plan)
+{
+    return fv_max_i32(LEAST_LIST_SEGMENTS, plan->room.item_capacity / plan->bounds.max_num_seqs);
+}
+
 static fv_status schedule_grid(fv_schedule *schedule)
 {
     const fv_plan *plan = schedule->plan;
-    const int32_t is_encoder = plan->problem.type == FV_ATTENTION_ENCODER;
+    const int32_t is_encoder = plan->problem.type == FV_ATTENTION_ENCODER, is_list = plan->static_list;
+    if (is_list) {
+        const fv_status filled = fill_static_list(schedule);
+        if (filled != FV_OK) return filled;
+    }
     const fv_call attend = {
         .operation = is_encoder ? FV_OP_ATTEND_DENSE : FV_OP_ATTEND_PAGED,
         .source = is_encoder ? FV_KEYS_NEW : FV_KEYS_CACHE,
         .target = plan->absorbs ? FV_TARGET_LATENTS : FV_TARGET_OUT,
-        .count = -1,
+        .count = is_list ? schedule->list.num_items : -1,
+        .item_tokens = fv_min_i32(plan->bounds.max_query_len, plan->rule.block_q),
     };
     const fv_call reduce = {
         .operation = FV_OP_REDUCE_SEGMENTS,
         .source = attend.source,
         .target = attend.target,
-        .count = -1,
+        .count = is_list ? schedule->list.num_reduces : -1,
+        .most_segments = is_list ? static_list_segments(plan) : 0,
         .partials_of = attend.operation,
     };
     const fv_call calls[] = {
@@ -125,7 +164,7 @@ static fv_status schedule_grid(fv_schedule *schedule)
         reduce,
         {.operation = FV_OP_PROJECT, .num_tokens = -1},
     };
-    const int32_t is_needed[] = {plan->absorbs, 1, plan->num_segments > 1, plan->absorbs};
+    const int32_t is_needed[] = {plan->absorbs, 1, plan->num_segments > 1 || is_list, plan->absorbs};
     fv_status status = FV_OK;
     for (int32_t i = 0; i < FV_ARRAY_LEN(calls) && status == FV_OK; i++) {
         if (is_needed[i]) status = fv_schedule_add(schedule, &calls[i]);
@@ -165,7 +204,8 @@ fv_status fv_schedule_step(fv_plan *plan, const fv_step *step, fv_stream stream)
     schedule.host.header->num_tokens = plan->batch.num_tokens;
     schedule.list.items = schedule.host.items;
     schedule.list.reduces = schedule.host.reduces;
-    plan->num_calls = plan->num_groups = plan->num_shared_keys = plan->num_rounds = plan->num_chunks = 0;
+    plan->num_calls = plan->num_empty = plan->num_groups = plan->num_shared_keys = plan->num_rounds = plan->num_chunks =
+        0;
     write_causal_flags(&schedule);
     if (plan->batch.num_seqs > 0 || plan->static_grid) status = schedule_calls(&schedule);
     if (status != FV_OK) return status;

@@ -357,6 +357,10 @@ static fv_attend_params attend_params(const layer_run *run, const fv_call *call)
         params.num_split = call->num_split;
         params.num_segments = call->num_meeting;
         params.lane_heads = call->lane_heads;
+        if (plan->static_list) {
+            params.num_items_at = &run->step.header->num_items;
+            params.num_seqs = plan->bounds.max_num_seqs;
+        }
         if (!params.batch_invariant) params.item_tokens = call->item_tokens;
     } else {
         const int32_t num_seqs = sized_by_bounds(plan) ? plan->bounds.max_num_seqs : batch->num_seqs;
@@ -409,6 +413,7 @@ static fv_status reduce_segments(const layer_run *run, const fv_call *call)
         .v_head_size = attend.v_head_size,
         .items = call->count >= 0 ? run->step.reduces + call->first : NULL,
         .num_items = call->count,
+        .num_items_at = run->plan->static_list ? &run->step.header->num_reduces : NULL,
         .num_seqs = attend.num_seqs,
         .num_seqs_at = attend.num_seqs_at,
         .query_start = attend.query_start,

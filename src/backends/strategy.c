@@ -297,16 +297,24 @@ static void pair_segments(fv_plan *plan)
     plan->splits_cells = 1;
 }
 
+/* Do all steps within the bounds decode? */
+static int32_t has_decode_bounds(const fv_plan *plan)
+{
+    const int32_t query_len = plan->bounds.max_query_len;
+    if (plan->problem.kind == FV_ATTENTION_MLA) return query_len <= plan->decode_threshold;
+    return query_len == 1 || query_len * plan->group <= FV_DECODE_ROWS;
+}
+
 /* Segments of the static grid: for decode-like bounds or where path 3D is asked for, as many as the limit of
  * the slots allows. */
 static void size_static_grid(fv_plan *plan, size_t slots_limit)
 {
+    plan->num_segments = 1;
+    if (plan->static_list) return;
     const fv_bounds *bounds = &plan->bounds;
     const fv_plan_options *options = &plan->options;
     const int64_t most = (int64_t)(slots_limit / slot_bytes(plan)) / bounds->max_num_tokens;
-    const int32_t is_short = plan->problem.kind == FV_ATTENTION_MLA
-                                 ? bounds->max_query_len <= plan->decode_threshold
-                                 : bounds->max_query_len == 1 || bounds->max_query_len * plan->group <= FV_DECODE_ROWS;
+    const int32_t is_short = has_decode_bounds(plan);
     const int32_t follows_lanes = plan->rule.num_lanes > 0 && !options->batch_invariant &&
                                   options->path == FV_PATH_AUTO;
     const int32_t is_decode = is_short && (follows_lanes || most >= STATIC_SEGMENTS);
@@ -385,8 +393,8 @@ static fv_status allocate(fv_plan *plan)
     }
     plan->room.item_capacity = (int32_t)num_items;
     const int64_t flags = fv_ceil_div(plan->bounds.max_num_seqs, (int64_t)sizeof(int32_t)); /* of fv_schedule_step */
-    const fv_step_sizes room = {plan->static_grid ? 0 : plan->room.item_capacity,
-                                plan->static_grid ? 0 : plan->room.reduce_capacity,
+    const int32_t has_list = !plan->static_grid || plan->static_list;
+    const fv_step_sizes room = {has_list ? plan->room.item_capacity : 0, has_list ? plan->room.reduce_capacity : 0,
                                 (int32_t)(contexts.num_indices + flags)};
     return fv_step_buffers_init(&plan->buffers, plan->device, &room);
 }
@@ -413,7 +421,7 @@ static int32_t may_cascade(const fv_plan *plan)
     const fv_plan_options *options = &plan->options;
     if (!plan->device->host_is_device) return 0; /* prefixes are found by reading the block table */
     return options->cascade != FV_CASCADE_OFF && !options->batch_invariant && !options->static_grid &&
-           plan->problem.type == FV_ATTENTION_DECODER && plan->bounds.max_num_seqs > 1;
+           !options->static_list && plan->problem.type == FV_ATTENTION_DECODER && plan->bounds.max_num_seqs > 1;
 }
 
 /* Room of the work list: a pass over everything, and the partitioned decode of short queries. */
@@ -421,6 +429,8 @@ static void size_work_list(fv_plan *plan, size_t slots_limit)
 {
     fv_split_rule_fix(&plan->rule, &plan->bounds, slot_bytes(plan), slots_limit);
     fv_work_list_room(&plan->room, &plan->rule, &plan->bounds, slot_bytes(plan), slots_limit);
+    if (plan->static_list) fv_work_list_fix(&plan->room, &plan->rule, &plan->bounds);
+    if (plan->static_list) return;
     if (!plan->partition_keys || plan->rule.batch_invariant) return;
     fv_split_rule partitioned = plan->rule;
     partitioned.segment_keys = plan->partition_keys;
@@ -525,6 +535,41 @@ static int32_t splits_items(const fv_plan *plan, const fv_attend_variant *varian
     return variant->splits_items(&plan->problem);
 }
 
+/* Can the list of a step have a fixed length? Lanes take what is cut of decodes; empty items are dear to others. */
+static int32_t takes_static_list(const fv_plan *plan)
+{
+    const fv_plan_options *options = &plan->options;
+    return options->static_list && !plan->device->host_is_device && plan->rule.num_lanes > 0 &&
+           has_decode_bounds(plan) && plan->problem.type == FV_ATTENTION_DECODER && !options->batch_invariant &&
+           options->path == FV_PATH_AUTO;
+}
+
+/* Pieces of a list of fixed length beside one for each sequence. Empty items cost nothing where lanes take items from the list as
+ * they come; elsewhere each is a launch of its own, so those of several heads fill one round of the lanes, and not much more. */
+static int32_t spare_pieces(const fv_plan *plan)
+{
+    const fv_split_rule *rule = &plan->rule;
+    const int32_t parts = plan->problem.mha.num_kv_heads, round = (int32_t)fv_ceil_div(rule->num_lanes, parts);
+    if (rule->num_lanes > rule->num_workers) return 2 * round;
+    return parts == 1 ? round : fv_max_i32(round - plan->bounds.max_num_seqs, (round + 1) / 2);
+}
+
+/* What kernels are chosen by must not change from step to step. */
+static void fix_list(fv_plan *plan)
+{
+    fv_split_rule *rule = &plan->rule;
+    const int32_t parts = plan->problem.mha.num_kv_heads;
+    rule->lane_heads = 1;
+    rule->splits_items = 0;
+    rule->num_segments = 0;
+    rule->spare_pieces = spare_pieces(plan);
+    if (plan->bounds.max_num_seqs * parts <= rule->num_lanes) rule->half_rows = 0;
+    const int32_t are_few = plan->bounds.max_num_seqs * parts <= rule->num_workers;
+    if (are_few &&
+        fv_dtype_bytes(plan->problem.kv_dtype) > 1) /* one lane has nearly all of a worker's share of memory */
+        rule->num_lanes = fv_min_i32(rule->num_lanes, rule->num_workers);
+}
+
 fv_status fv_strategy_create(fv_plan *plan, const fv_strategy *strategy)
 {
     const fv_plan_options *options = &plan->options;
@@ -537,7 +582,7 @@ fv_status fv_strategy_create(fv_plan *plan, const fv_strategy *strategy)
     fv_status status = choose_variants(plan, strategy);
     if (status != FV_OK) return status;
 
-    plan->static_grid = options->static_grid;
+    plan->static_grid = options->static_grid || (options->static_list && !plan->device->host_is_device);
     const int32_t few_tokens = is_mla ? fv_max_i32(1, absorbed_tokens(&plan->problem.mla))
                                       : fv_short_query_tokens(&plan->problem);
     plan->decode_threshold = options->decode_threshold ? options->decode_threshold : few_tokens;
@@ -560,6 +605,8 @@ fv_status fv_strategy_create(fv_plan *plan, const fv_strategy *strategy)
         .num_segments = strategy->num_segments,
         .cascade = plan->rule.cascade,
     };
+    plan->static_list = takes_static_list(plan);
+    if (plan->static_list) fix_list(plan);
     plan->dense_rule = plan->rule;
     if (plan->absorbs) {
         plan->dense_rule.problem = &plan->dense_problem;

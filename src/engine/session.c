@@ -80,6 +80,7 @@ fv_status fv_session_create_plan(fv_plan **plan, fv_session *session, int32_t gr
         .kernels = options->kernels,
         .batch_invariant = options->batch_invariant,
         .static_grid = size->is_graph,
+        .static_list = size->is_graph,
         .max_workspace_bytes = options->attention_workspace_bytes,
     };
     const fv_status status = fv_plan_create(plan, session->engine->context, &problem, &bounds, &plan_options);

@@ -92,7 +92,7 @@ struct fv_session {
 typedef struct fv_plan_size {
     int32_t max_num_seqs;
     int32_t max_num_tokens;
-    bool is_graph; /* one token of each sequence, on the static grid */
+    bool is_graph; /* one token of each sequence, launches as the bounds say */
 } fv_plan_size;
 
 /* A plan for a group, for the options that the session is created with; workspace_bytes grows with it. */

@@ -68,6 +68,9 @@ typedef struct fv_attend_params {
 
     /* batch and schedule: a list of items, or (items NULL) the static grid
      * num_q_blocks x num_kv_heads x num_segments, see fv_grid_item */
+    const int32_t
+        *num_items_at; /* a list of fixed length, of which the items that are not empty, the first ones, are so many;
+                                  * NULL: none is empty */
     int32_t num_items;
     int32_t num_split;  /* each of a list's last items may be shared by two lanes of a device (num_segments, where that
                         * is more than 1), which may do without; of the static grid: 0, or all cells may */
@@ -129,6 +132,7 @@ typedef struct fv_reduce_params {
 
     const fv_reduce_item *items; /* NULL: static grid; then every token has num_segments segments, the */
     int32_t num_items;           /* slots of sequence r's Q block b start as fv_grid_item says */
+    const int32_t *num_items_at; /* as in fv_attend_params */
     int32_t num_seqs;
     const int32_t *num_seqs_at;
     const int32_t *query_start;

@@ -83,8 +83,14 @@ static float part_cost(const fv_split_rule *rule, int32_t rows, float num_items)
     return cost_of_keys(rows, fv_lane_part_keys(rule, rows, num_items));
 }
 
+/* Are there more pieces than the list has room for? */
+static int32_t are_too_many(const fv_split_rule *rule, float num_items, int32_t num_blocks)
+{
+    return rule->spare_pieces > 0 && num_items > (float)(num_blocks + rule->spare_pieces);
+}
+
 /* How long the lanes would take for blocks from .. end - 1 with shares of that size: the items' costs, what they take
- * beside their keys, and how well they fill rounds of the lanes. */
+ * beside their keys, and how well they fill rounds of the lanes. INFINITY: there are too many items. */
 static float lane_time(const fv_split_rule *rule, const lane_blocks *blocks, int32_t from, int32_t end, float share)
 {
     const float per_share = 1.0f / share;
@@ -105,6 +111,7 @@ static float lane_time(const fv_split_rule *rule, const lane_blocks *blocks, int
         beside = fixed;
         rows_of_part = pieces > 1 ? block->rows : 0;
     }
+    if (are_too_many(rule, num_items, end - from)) return INFINITY;
     const float parts = (float)fv_lane_parts(rule), lanes = (float)rule->num_lanes;
     if (rows_of_part > 0) beside = part_cost(rule, rows_of_part, num_items * parts);
     const int32_t are_more = fv_lanes_halve(rule, blocks->most_rows) && num_items * parts > lanes;
@@ -220,6 +227,7 @@ static float taper_time(const fv_split_rule *rule, const fv_lane_cut *cut, const
         }
     }
     if (num_items <= (float)rule->num_lanes) return INFINITY;
+    if (are_too_many(rule, num_items / parts, blocks->num_blocks)) return INFINITY;
     const float end = last * (rule->num_workers < rule->num_lanes ? TAPER_END : 1);
     const float time = sum * parts / (float)rule->num_lanes + end;
     if (!fv_lanes_halve(rule, blocks->most_rows)) return time;

@@ -59,7 +59,8 @@ typedef struct fv_split_rule {
     int32_t segment_keys;    /* keys of a segment, where the rule does not follow the load; 0: follow it */
     int32_t num_segments;    /* of a Q block that is cut; 0: as its cost says */
     int32_t cascade;         /* 1: passes may have prefix groups */
-    int32_t num_passes;      /* over disjoint tokens that a step makes, at most; 0: two */
+    int32_t spare_pieces; /* that Q blocks may be cut into beside one for each, all together; 0: as many as they like */
+    int32_t num_passes;   /* over disjoint tokens that a step makes, at most; 0: two */
 } fv_split_rule;
 
 /* Query heads of a KV head. */

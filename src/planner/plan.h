@@ -102,9 +102,10 @@ struct fv_plan {
     int32_t new_min_query_len;      /* queries from this length on attend their new tokens as they came, not as */
                                     /* the cache stores them; INT32_MAX: none do */
     int32_t static_grid;            /* 1: launches are sized by the bounds, counts are read from the step header */
-    int32_t num_segments;           /* of the static grid */
-    int32_t splits_cells;           /* 1: two lanes of a device may share each of its cells */
-    fv_dtype gather_dtype;          /* of the gather buffers */
+    int32_t static_list;   /* 1: and so, but items are those of the step's lengths, in a list of fixed length */
+    int32_t num_segments;  /* of the static grid */
+    int32_t splits_cells;  /* 1: two lanes of a device may share each of its cells */
+    fv_dtype gather_dtype; /* of the gather buffers */
     fv_split_rule rule;
     fv_split_rule dense_rule;   /* of attend_dense */
     fv_work_list room;          /* capacities */
@@ -129,6 +130,7 @@ struct fv_plan {
     fv_batch batch;
     fv_step_sizes used;
     int32_t num_groups, num_shared_keys; /* prefix groups taken, and their keys */
+    int32_t num_empty;                   /* items of a static list that are none of the step's */
     int32_t num_rounds, num_chunks;      /* of gathered context */
     int64_t max_block;                   /* largest block id in use; -1 where it was not looked at */
     char text[768];

@@ -97,8 +97,12 @@ fv_status fv_plan_check_batch(fv_step *step, const fv_plan *plan, const fv_batch
         .seq_lens = batch->host_seq_lens || !host ? batch->host_seq_lens : batch->seq_lens,
         .causal = batch->host_causal || !host ? batch->host_causal : batch->causal,
     };
-    if (!lengths.query_start || !lengths.seq_lens) return FV_OK;
-    if (batch->causal && !lengths.causal) return FV_OK; /* not enough is known for a list */
+    const int32_t are_known = lengths.query_start && lengths.seq_lens && (!batch->causal || lengths.causal);
+    if (!are_known && plan->static_list) {
+        return fv_fail(FV_ERR_INVALID, "the batch of a plan with static_list has no host_query_start, host_seq_lens or "
+                                       "host_causal; accepted: all that the batch has on the device");
+    }
+    if (!are_known) return FV_OK; /* not enough for a list */
     const int32_t is_decoder = plan->problem.type == FV_ATTENTION_DECODER;
     if (!is_decoder && !batch->causal) lengths.causal = plan->not_causal;
     if (batch->causal && is_decoder && !plan->problem.not_causal) {

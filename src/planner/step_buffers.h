@@ -21,7 +21,8 @@
 typedef struct fv_step_header {
     int32_t num_seqs;
     int32_t num_tokens;
-    int32_t reserved[14]; /* one cache line */
+    int32_t num_items, num_reduces; /* of a static list; those behind them are empty */
+    int32_t reserved[12];           /* one cache line */
 } fv_step_header;
 
 /* Entries of each part. */

@@ -126,14 +126,17 @@ static void append_items(fv_work_list *list, const fv_split_rule *rule, const fv
 static fv_status append_block(fv_work_list *list, const fv_split_rule *rule, const fv_step *step,
                               const fv_query_block *block, block_cut cut)
 {
-    if (cut.num_segments > 1 && list->num_slots + cut.num_segments * block->num_tokens > list->slot_capacity) {
+    const int32_t has_slots = list->num_slots + cut.num_segments * block->num_tokens <= list->slot_capacity;
+    if (cut.num_segments > 1 && (!has_slots || cut.num_segments - 1 > list->spare_pieces)) {
         cut = (block_cut){1, fv_max_i32(1, block->end_key - block->first_key), cut.head_run};
     }
-    if (list->num_items + items_of(rule, cut) > list->item_capacity || list->num_reduces >= list->reduce_capacity) {
+    const int32_t has_reduce = cut.num_segments == 1 || list->num_reduces < list->reduce_capacity;
+    if (list->num_items + items_of(rule, cut) > list->item_capacity || !has_reduce) {
         return fv_fail(FV_ERR_NO_SPACE, "the work list holds %d items; the step needs more", list->item_capacity);
     }
     append_items(list, rule, step, block, cut, cut.num_segments > 1 ? list->num_slots : -1, block->num_tokens);
     if (cut.num_segments == 1) return FV_OK;
+    list->spare_pieces -= cut.num_segments - 1;
     list->reduces[list->num_reduces++] = (fv_reduce_item){
         .first_token = step->query_start[block->seq] + block->first_token,
         .num_tokens = block->num_tokens,
@@ -292,7 +295,8 @@ static int32_t append_fill(fv_work_list *list, const fv_split_rule *rule, const 
         num_slots += fill.num_of_run[i] * pass->runs[i].num_tokens;
         num_reduces++;
     }
-    if (list->num_items + fill.num_pieces > list->item_capacity || num_slots > list->slot_capacity ||
+    if (list->num_items + fill.num_pieces > list->item_capacity ||
+        fill.num_pieces - pass->num_runs > list->spare_pieces || num_slots > list->slot_capacity ||
         list->num_reduces + num_reduces > list->reduce_capacity)
         return 0;
 
@@ -376,6 +380,7 @@ fv_status fv_work_list_append(fv_work_list *list, const fv_split_rule *of_plan, 
     of_pass.lane_heads = list->lane_heads = heads_side_by_side(of_plan, pass);
     const int32_t first_item = list->num_items;
     list->num_slots = list->num_split = list->num_meeting = 0;
+    list->spare_pieces = rule->spare_pieces > 0 ? rule->spare_pieces : INT32_MAX;
     const int64_t no_share = INT64_MAX / 2; /* whole */
     int64_t share = no_share, rest = 0;
     int64_t cost = 0;
@@ -432,6 +437,15 @@ void fv_split_rule_fix(fv_split_rule *rule, const fv_bounds *bounds, size_t slot
     }
     const int64_t least = fv_max_i64(FV_MIN_SEGMENT_KEYS, fv_ceil_div(bounds->max_seq_len, segments));
     rule->segment_keys = (int32_t)fv_round_up(fv_max_i64(least, rule->segment_keys), rule->tile_keys);
+}
+
+void fv_work_list_fix(fv_work_list *list, const fv_split_rule *rule, const fv_bounds *bounds)
+{
+    const int32_t are_short = fv_query_is_short(rule->problem, bounds->max_query_len);
+    const int64_t of_query = are_short ? 1 : fv_ceil_div(bounds->max_query_len, rule->block_q);
+    const int32_t num_blocks = (int32_t)fv_min_i64(bounds->max_num_tokens, bounds->max_num_seqs * of_query);
+    list->item_capacity = num_blocks + rule->spare_pieces;
+    list->reduce_capacity = fv_min_i32(num_blocks, rule->spare_pieces);
 }
 
 void fv_work_list_room(fv_work_list *list, const fv_split_rule *rule, const fv_bounds *bounds, size_t slot_bytes,

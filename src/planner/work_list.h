@@ -20,6 +20,7 @@ typedef struct fv_work_list {
     int32_t num_reduces, reduce_capacity;
     int32_t num_slots, slot_capacity; /* of partial results */
     int32_t spare_items;              /* that prefix groups may use; counts down */
+    int32_t spare_pieces;             /* of the pass: fv_split_rule.spare_pieces; counts down */
 } fv_work_list;
 
 /* Batch-invariant rules: sets segment_keys so that all short queries within the bounds can be cut at
@@ -31,6 +32,10 @@ void fv_split_rule_fix(fv_split_rule *rule, const fv_bounds *bounds, size_t slot
  * than slots_limit_bytes there are fewer, and Q blocks are left whole. */
 void fv_work_list_room(fv_work_list *list, const fv_split_rule *rule, const fv_bounds *bounds, size_t slot_bytes,
                        size_t slots_limit_bytes);
+
+/* Fewer items and reductions, of which a step has all, empty ones behind its own: one pass, and what rule->spare_pieces
+ * allows. Behind fv_work_list_room. */
+void fv_work_list_fix(fv_work_list *list, const fv_split_rule *rule, const fv_bounds *bounds);
 
 /* Appends a pass; its slots start at 0, for a pass is reduced before the next one runs. FV_ERR_NO_SPACE
  * when a step within the bounds does not fit: a fault of fv_work_list_room. */

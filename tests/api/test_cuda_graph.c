@@ -1,5 +1,5 @@
 /* A captured graph on a GPU: captured once, replayed over steps of growing, joining and leaving sequences, it
- * gives the bits of plain launches: every backend that serves the GPU, MLA absorbed by the caller and with its weights
+ * gives the bits of plain launches, by the static grid and by static lists: every backend that serves the GPU, MLA absorbed by the caller and with its weights
  * (whose products are the device's own GEMM, captured too), query lengths 1 and 4. Skipped where there is no GPU; the
  * null device has a test of its own. */
 #include <setjmp.h>
@@ -56,6 +56,7 @@ typedef struct gpu_side {
     uint16_t *plain, *replayed, *out; /* out on the device */
     void *cache, *workspace, *kv_up;
     fv_layer layer;
+    int32_t has_list; /* static_list: updates bring the lengths on the host */
 } gpu_side;
 
 static void must(fv_status status)
@@ -157,7 +158,12 @@ static void open_side(gpu_side *side, fv_context *context, const fv_problem *giv
     must(fv_problem_normalize(&problem, given));
     const fv_bounds bounds = {sizeof(bounds), MAX_SEQS, MAX_TOKENS, MAX_QUERY, MAX_SEQ_LEN};
     const fv_plan_options options = {
-        .struct_size = sizeof(options), .device = side->device, .backend = backend, .static_grid = 1};
+        .struct_size = sizeof(options),
+        .device = side->device,
+        .backend = backend,
+        .static_grid = !side->has_list,
+        .static_list = side->has_list,
+    };
     size_t cache_bytes;
     must(fv_plan_create(&side->plan, context, given, &bounds, &options));
     const fv_kv_layout layout = fv_plan_kv_layout(side->plan);
@@ -190,7 +196,7 @@ static void close_side(gpu_side *side)
     fv_device_free_host(device, side->plain);
     fv_device_free_host(device, side->replayed);
     fv_stream_destroy(device, side->stream);
-    *side = (gpu_side){.device = device};
+    *side = (gpu_side){.device = device, .has_list = side->has_list};
 }
 
 static void send_step(gpu_side *side, int32_t num_seqs)
@@ -206,6 +212,8 @@ static void send_step(gpu_side *side, int32_t num_seqs)
         .block_table_stride = TABLE_WIDTH,
         .block_table_width = TABLE_WIDTH,
         .slot_mapping = at->slot_mapping,
+        .host_query_start = side->has_list ? side->host->query_start : NULL,
+        .host_seq_lens = side->has_list ? side->host->seq_lens : NULL,
     };
     must(fv_device_copy_in(side->device, side->arrays, side->host, side->step_bytes, side->stream));
     must(fv_plan_update(side->plan, &batch, side->stream));
@@ -265,11 +273,10 @@ static const fv_problem problems[] = {
     {.kind = FV_ATTENTION_MLA, .mla = {16, 512, 64, 128, 128, 0, 0}},
 };
 
-static void test_replays_equal_plain_launches(void **state)
+static void replay_problems(int32_t has_list)
 {
-    (void)state;
     fv_context *context = NULL;
-    gpu_side side = {0};
+    gpu_side side = {.has_list = has_list};
     int32_t num_served = 0;
     must(fv_context_create(&context, NULL));
     if (fv_device_find(&side.device, context, "cuda") != FV_OK) {
@@ -300,8 +307,20 @@ static void test_replays_equal_plain_launches(void **state)
     fv_context_destroy(context);
 }
 
+static void test_static_grids(void **state)
+{
+    (void)state;
+    replay_problems(0);
+}
+
+static void test_static_lists(void **state)
+{
+    (void)state;
+    replay_problems(1);
+}
+
 int main(void)
 {
-    const struct CMUnitTest tests[] = {cmocka_unit_test(test_replays_equal_plain_launches)};
+    const struct CMUnitTest tests[] = {cmocka_unit_test(test_static_grids), cmocka_unit_test(test_static_lists)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

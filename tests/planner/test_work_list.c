@@ -745,9 +745,51 @@ static void test_grid_search(void **state)
     }
 }
 
+/* A list of fixed length has room for any decodes within its bounds: pieces beside one for each query are no more than the rule
+ * says, whatever the lengths, and a long query among short ones is cut as finely as that allows. */
+static void test_lists_of_fixed_length(void **state)
+{
+    (void)state;
+    static const struct {
+        int32_t heads, kv_heads, workers, lanes, spare;
+    } devices[] = {{32, 8, 132, 264, 66},
+                   {32, 8, 528, 528, 34},
+                   {128, 1, 132, 66, 66},
+                   {16, 1, 132, 132, 132},
+                   {8, 8, 132, 264, 1}};
+    uint32_t random = 5;
+    for (int32_t i = 0; i < 300; i++) {
+        const int32_t device = i % 5;
+        fixture *f = make(devices[device].heads, devices[device].kv_heads, devices[device].workers);
+        f->rule.block_q = fv_max_i32(1, f->rule.block_q);
+        f->rule.num_lanes = devices[device].lanes;
+        f->rule.spare_pieces = devices[device].spare;
+        const int32_t num_seqs = 1 + (int32_t)(next_random(&random) % MAX_SEQS), are_long = i / 5 % 3;
+        f->bounds.max_num_seqs = num_seqs;
+        f->bounds.max_num_tokens = num_seqs + (int32_t)(next_random(&random) % 20);
+        f->bounds.max_query_len = 1;
+        allocate(f);
+        fv_work_list_fix(&f->list, &f->rule, &f->bounds);
+        assert_int_equal(f->list.item_capacity, num_seqs + devices[device].spare);
+        for (int32_t seq = 0; seq < num_seqs; seq++)
+            add(f, 1,
+                1 + (int32_t)(next_random(&random) % (are_long == 2 || (are_long == 1 && seq == 0) ? 60000 : 1000)));
+        f->seq_lens[0] = are_long == 1 ? 32768 : f->seq_lens[0];
+        build(f);
+        check_cover(f);
+        assert_in_range(f->list.num_items, num_seqs, f->list.item_capacity);
+        assert_in_range(f->list.num_reduces, 0, f->list.reduce_capacity);
+        int64_t total;
+        if (are_long == 1 && devices[device].spare > 1)
+            assert_in_range(largest_item(f, &total), 1, 32768 * devices[device].kv_heads / 8);
+        destroy(f);
+    }
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_lists_of_fixed_length),
         cmocka_unit_test(test_random_steps_are_covered),
         cmocka_unit_test(test_workers_end_together),
         cmocka_unit_test(test_no_more_pieces_than_needed),

@@ -81,7 +81,7 @@ static fv_status plan_init(device_plan *p, const fv_workload *w, const fv_plan_o
 {
     const fv_problem problem = fv_measured_problem(w);
     fv_plan_options grid = *options;
-    grid.static_grid = 1;
+    grid.static_list = !options->static_grid;
     fv_status status = alloc_plan(p, w->num_copies);
     if (status == FV_OK) status = fv_plan_create(&p->list, w->context, &problem, &w->bounds, options);
     if (status == FV_OK) status = fv_plan_create(&p->grid, w->context, &problem, &w->bounds, &grid);

@@ -85,8 +85,28 @@ static void mla_masks(check_case_list *list)
     }
 }
 
+/* Lists of a fixed length, as under a captured graph. */
+static void mla_static_lists(check_case_list *list)
+{
+    static const int32_t num_heads[] = {128, 64, 32, 16, 3};
+    const lens_list lens[] = {
+        LENS(C(1, 3000), C(1, 70), C(1, 1), C(1, 0), C(1, 333)),
+        LENS(C(1, 1024), C(1, 1024), C(1, 1024)),
+        LENS(C(2, 1300), C(1, 40), C(2, 64)),
+    };
+    for (int32_t cell = 0; cell < 5 * 4; cell++) {
+        check_case test = mla_case(num_heads[cell % 5], cell % 3 ? 64 : 16,
+                                   cell % 4 == 3 ? FV_DTYPE_F16 : FV_DTYPE_BF16);
+        set_cache(&test, cell / 5);
+        test.options.static_list = 1;
+        test.problem.returns_lse = cell % 2;
+        grid_add(list, "mla_static_lists", &test, &lens[cell % 3]);
+    }
+}
+
 void check_mla_cases(check_case_list *list)
 {
+    mla_static_lists(list);
     mla_decode(list);
     mla_backends(list);
     mla_masks(list);

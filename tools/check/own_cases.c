@@ -110,8 +110,36 @@ static void equal_decodes(check_case_list *list)
     }
 }
 
+/* Decodes by lists of a fixed length, as under a captured graph: long ones among short ones, verification, nothing to do. */
+static void static_lists(check_case_list *list)
+{
+    static const heads shapes[] = {{32, 8}, {8, 8}, {16, 1}, {5, 1}};
+    static const struct {
+        int32_t head_size, block_size;
+    } sizes[] = {{128, 16}, {128, 64}, {64, 16}, {256, 32}, {96, 17}};
+    const lens_list lens[] = {
+        LENS(C(1, 3000), C(1, 70), C(1, 1), C(1, 0), C(1, 333)),
+        LENS_TIMES(10, C(1, 313), C(1, 7), C(1, 500), C(1, 64)),
+        LENS(C(1, 1024)),
+        LENS(C(1, 1500), C(2, 40), C(1, 700), C(2, 900)),
+    };
+    for (int32_t cell = 0; cell < 4 * 4 * 3; cell++) {
+        const int32_t size = cell % 5, feature = cell / 4 % 6;
+        check_case test = grid_case(shapes[cell % 4], sizes[size].head_size, sizes[size].block_size,
+                                    cell / 3 % 2 ? FV_DTYPE_BF16 : FV_DTYPE_F16);
+        test.options.static_list = 1;
+        if (feature == 1 || feature == 2) grid_set_fp8(&test, feature == 1 ? FV_DTYPE_F8_E4M3 : FV_DTYPE_F8_E5M2);
+        if (feature == 3) test.problem.window = 100;
+        if (feature == 4) test.problem.soft_cap = 30;
+        test.problem.sinks = cell % 7 == 5;
+        test.problem.returns_lse = cell % 2;
+        grid_add(list, "static_lists", &test, &lens[(cell + cell / 16) % 4]);
+    }
+}
+
 void check_own_cases(check_case_list *list)
 {
+    static_lists(list);
     many_decodes(list);
     equal_decodes(list);
     shared_prefix(list);

@@ -25,7 +25,8 @@ static fv_bounds bounds_of(const check_scene *scene, const check_lane *lane, che
         .max_query_len = fv_max_i32(1, check_case_max_query_len(test)) + check_random_int(random, 0, 8),
         .max_seq_len = fv_max_i32(1, check_case_max_seq_len(test)) + check_random_int(random, 0, 300),
     };
-    if (test->options.static_grid && !lane->device->host_is_device)
+    if (test->options.static_list) bounds.max_query_len = fv_max_i32(1, check_case_max_query_len(test));
+    if ((test->options.static_grid || test->options.static_list) && !lane->device->host_is_device)
         bounds.max_num_tokens = fv_max_i32(1, scene->num_rows);
     return bounds;
 }
@@ -43,22 +44,6 @@ static size_t least_workspace(const check_lane *lane, const fv_problem *problem,
     size_t least = 0;
     const char *at = strstr(fv_last_error(), "or from ");
     return at && sscanf(at, "or from %zu on", &least) == 1 ? least : 0;
-}
-
-static fv_status open_plan(plan_run *run, check_scene *scene, const check_lane *lane, const char *backend,
-                           const char *kernels)
-{
-    check_random random = {scene->test->seed ^ 0x97a4};
-    const fv_bounds bounds = bounds_of(scene, lane, &random);
-    fv_plan_options options = scene->test->options;
-    options.device = lane->device;
-    options.backend = backend;
-    options.kernels = kernels;
-    const fv_problem *problem = &scene->test->problem;
-    if (scene->test->tight_workspace) options.max_workspace_bytes = least_workspace(lane, problem, &bounds, options);
-    const fv_status status = fv_plan_create(&run->plan, lane->context, problem, &bounds, &options);
-    if (status == FV_OK) run->workspace = check_arena_alloc_fenced(&scene->arena, fv_plan_workspace_bytes(run->plan));
-    return status;
 }
 
 static fv_batch batch_of(const check_scene *scene)
@@ -81,12 +66,29 @@ static fv_batch batch_of(const check_scene *scene)
         batch.max_query_len = check_case_max_query_len(scene->test);
         batch.max_seq_len = check_case_max_seq_len(scene->test);
     }
-    if (check_random_chance(&random, 50)) {
+    if (check_random_chance(&random, 50) || scene->test->options.static_list) {
         batch.host_query_start = scene->query_start;
         batch.host_seq_lens = scene->seq_lens;
         batch.host_causal = scene->causal;
     }
     return batch;
+}
+
+static fv_status open_plan(plan_run *run, check_scene *scene, const check_lane *lane, const char *backend,
+                           const char *kernels)
+{
+    check_random random = {scene->test->seed ^ 0x97a4};
+    const fv_bounds bounds = bounds_of(scene, lane, &random);
+    fv_plan_options options = scene->test->options;
+    options.device = lane->device;
+    options.backend = backend;
+    options.kernels = kernels;
+    if (options.static_grid && batch_of(scene).host_query_start) options.static_list = check_random_chance(&random, 50);
+    const fv_problem *problem = &scene->test->problem;
+    if (scene->test->tight_workspace) options.max_workspace_bytes = least_workspace(lane, problem, &bounds, options);
+    const fv_status status = fv_plan_create(&run->plan, lane->context, problem, &bounds, &options);
+    if (status == FV_OK) run->workspace = check_arena_alloc_fenced(&scene->arena, fv_plan_workspace_bytes(run->plan));
+    return status;
 }
 
 static fv_layer layer_of(const check_scene *scene)
@@ -262,7 +264,8 @@ void check_run_plan(check_result *result, check_scene *scene, const check_expect
             check_result_skip(result, "%s", fv_last_error()); /* of an option */
         return;
     }
-    if (scene->test->options.static_grid && !lane->device->host_is_device && scene->num_rows == 0) {
+    if ((scene->test->options.static_grid || scene->test->options.static_list) && !lane->device->host_is_device &&
+        scene->num_rows == 0) {
         check_result_skip(result, "a static grid on a device wants tensors of one row at least");
         fv_plan_destroy(run.plan);
         return;

@@ -216,15 +216,22 @@ static const fv_cuda_attend_kernel *find_meeting_kernel(const fv_cuda_hopper_ker
     return &hopper->few_meeting[args->is_narrow];
 }
 
+/* Jobs by which a kernel is chosen: of a list of fixed length, which may be cut to fill all lanes, as many in each step. */
+static int32_t count_likely_jobs(const fv_attend_params *params, int32_t num_workers)
+{
+    if (!params->num_items_at) return count_jobs(params);
+    return fv_max_i32(num_workers + 1, params->num_seqs * params->num_kv_heads);
+}
+
 /* The kernel of few rows that serves the call, or NULL. */
 static const fv_cuda_attend_kernel *find_few_kernel(const attend_args *args, int32_t num_workers)
 {
     const fv_attend_params *params = &args->params;
     if (args->is_latent || params->dense.k || params->v_head_size % 4 != 0 || !is_plain_work(args)) return NULL;
     const int32_t rows = params->item_tokens * (params->num_heads / params->num_kv_heads); /* 0: not known */
-    const int32_t is_more = rows <= 0 || rows > FV_CUDA_FEWEST_ROWS, num_jobs = count_jobs(params);
+    const int32_t is_more = rows <= 0 || rows > FV_CUDA_FEWEST_ROWS, num_jobs = count_likely_jobs(params, num_workers);
     const bool are_two = num_jobs > num_workers && num_jobs <= 2 * num_workers;
-    const bool are_three = num_jobs > 2 * num_workers && num_jobs <= 3 * num_workers && !params->batch_invariant;
+    const bool are_three = num_jobs > 2 * num_workers && num_jobs <= 3 * num_workers && !params->batch_invariant && !params->num_items_at;
     for (const fv_cuda_attend_few_kernels &kernels : fv_cuda_attend_few) {
         if (fv_max_i32(params->head_size, params->v_head_size) > kernels.head_size) continue;
         if (args->is_narrow && takes_pairs(args, &kernels, rows)) return &kernels.narrow_pair;
@@ -308,6 +315,14 @@ static fv_cuda_attend_kernel choose_kernel(const fv_device *device, const fv_cud
     return takes_many ? kernels->many[is_half] : kernels->few[is_half];
 }
 
+/* Has each multiprocessor one block that stays, whatever the step is? The planner cuts a list of fixed length, of few sequences of
+ * 16-bit entries, for one. */
+static bool takes_workers_alone(const attend_args *args, int32_t num_workers)
+{
+    const fv_attend_params *params = &args->params;
+    return params->num_items_at && !args->is_narrow && params->num_seqs * params->num_kv_heads <= num_workers;
+}
+
 /* Blocks of threads: a job each, or, where they stay, as many as the device holds at once. */
 static dim3 grid_of(attend_args *args, const fv_cuda_attend_kernel *kernel, int32_t num_workers)
 {
@@ -318,8 +333,9 @@ static dim3 grid_of(attend_args *args, const fv_cuda_attend_kernel *kernel, int3
                     (uint32_t)params->num_segments);
     }
     const int32_t num_jobs = count_jobs(params) / fv_max_i32(1, kernel->heads);
+    const int32_t stays = takes_workers_alone(args, num_workers) ? 1 : kernel->stays;
     args->num_jobs = !params->items && params->whole_queries ? -1 : num_jobs;
-    return dim3((uint32_t)(kernel->stays ? fv_min_i32(num_jobs, kernel->stays * num_workers) : num_jobs) * parts);
+    return dim3((uint32_t)(kernel->stays ? fv_min_i32(num_jobs, stays * num_workers) : num_jobs) * parts);
 }
 
 /* The grid of a list whose last items have two blocks for each block of rows, or of cells that all have. */

@@ -389,11 +389,18 @@ static __device__ __forceinline__ void step_few_scout(few_scout *scout, few_jobs
     }
 }
 
+/* A list and its length are older than the kernels before. */
+static __device__ __forceinline__ int32_t load_num_jobs(const attend_args *args)
+{
+    const int32_t *num_items_at = args->params.num_items_at;
+    return num_items_at ? *num_items_at * (int32_t)args->kv_heads.by : args->num_jobs;
+}
+
 /* Before the first job there is nothing: job -1. All threads; a barrier must follow. */
 static __device__ __forceinline__ few_scout begin_few_jobs(few_jobs *jobs, const attend_args *args)
 {
     few_scout scout = {};
-    scout.num_jobs = args->num_jobs;
+    scout.num_jobs = load_num_jobs(args);
     scout.step = FEW_ITEM;
     scout.word = (int32_t)blockIdx.x;
     if (threadIdx.x == 0) {

@@ -169,31 +169,36 @@ static __device__ __forceinline__ void reduce_narrow_part(const fv_reduce_params
 /* --- kernels ----------------------------------------------------------------------------------------------------- */
 
 /* An item's parts are dealt out to the warps of its blocks. */
-static __global__ void __launch_bounds__(REDUCE_THREADS, NARROW_BLOCKS)
+template <bool LISTED>
+static __global__ void __launch_bounds__(REDUCE_THREADS, LISTED ? NARROW_BLOCKS - 1 : NARROW_BLOCKS)
     reduce_narrow_rows(const __grid_constant__ fv_reduce_params params)
 {
     overlap_let_next_start();
-    fv_reduce_item item;
-    const bool has_item = find_reduce_item(&item, &params), is_pair = has_item && item.num_segments == 2;
-    const int32_t parts_log2 = !has_item || is_pair ? 0 : narrow_parts_log2(item.num_segments);
-    const int32_t num_parts = has_item ? params.num_heads << parts_log2 : 0;
-    const int32_t own = (int32_t)(blockIdx.y * REDUCE_WARPS + threadIdx.x / 32),
-                  step = (int32_t)gridDim.y * REDUCE_WARPS;
-    if (own >= num_parts || item.num_tokens <= 0) {
-        overlap_wait();
-        return;
-    }
+    const reduce_place place = place_reduce_block<LISTED>(&params);
 #pragma unroll 1
-    for (int32_t token = 0; token < item.num_tokens; token++) {
+    for (int32_t i = place.first; i < place.end; i += place.step) {
+        const bool is_first = !LISTED || i == place.first; /* and waits as late as can be */
+        if (!is_first) overlap_wait();
+        fv_reduce_item item;
+        const bool has_item = find_reduce_item(&item, &params, i), is_pair = has_item && item.num_segments == 2;
+        const int32_t parts_log2 = !has_item || is_pair ? 0 : narrow_parts_log2(item.num_segments);
+        const int32_t num_parts = has_item ? params.num_heads << parts_log2 : 0;
+        const int32_t own = place.share * REDUCE_WARPS + (int32_t)threadIdx.x / 32,
+                      step = place.num_shares * REDUCE_WARPS;
 #pragma unroll 1
-        for (int32_t at = own; at < num_parts; at += step) {
-            const bool waits = token == 0 && at == own;
-            if (is_pair)
-                reduce_narrow_pair(&params, &item, token, at, waits);
-            else
-                reduce_narrow_part(&params, &item, token, at >> parts_log2, at & ((1 << parts_log2) - 1), waits);
+        for (int32_t token = 0; has_item && token < item.num_tokens; token++) {
+#pragma unroll 1
+            for (int32_t at = own; at < num_parts; at += step) {
+                const bool waits = is_first && token == 0 && at == own;
+                if (is_pair)
+                    reduce_narrow_pair(&params, &item, token, at, waits);
+                else
+                    reduce_narrow_part(&params, &item, token, at >> parts_log2, at & ((1 << parts_log2) - 1), waits);
+            }
         }
+        if (!LISTED) break;
     }
+    overlap_wait();
 }
 
 /* Where no row has more than two segments. */
@@ -203,7 +208,7 @@ static __global__ void __launch_bounds__(REDUCE_THREADS, NARROW_PAIR_BLOCKS)
     overlap_let_next_start();
     fv_reduce_item item;
     const int32_t head = (int32_t)(blockIdx.y * REDUCE_WARPS + threadIdx.x / 32);
-    if (!find_reduce_item(&item, &params) || head >= params.num_heads || item.num_tokens <= 0) {
+    if (!find_reduce_item(&item, &params, (int32_t)blockIdx.x) || head >= params.num_heads || item.num_tokens <= 0) {
         overlap_wait();
         return;
     }
@@ -212,15 +217,27 @@ static __global__ void __launch_bounds__(REDUCE_THREADS, NARROW_PAIR_BLOCKS)
         reduce_narrow_pair(&params, &item, token, head, token == 0);
 }
 
+/* The grid, of `each` blocks for an item and so many parts; of a list of fixed length as many blocks as run at once. */
+static inline dim3 reduce_grid(const fv_launch *launch, const fv_reduce_params *params, int32_t num_items, int64_t each,
+                               int64_t parts)
+{
+    enum { BLOCKS = 4 }; /* of a multiprocessor */
+    if (!params->num_items_at) return dim3((uint32_t)num_items, (uint32_t)each, (uint32_t)parts);
+    const int64_t at_once = fv_ceil_div(BLOCKS * launch->device->num_workers, parts);
+    return dim3((uint32_t)fv_min_i64(num_items * each, at_once), 1, (uint32_t)parts);
+}
+
 static inline fv_status launch_narrow(const fv_launch *launch, const fv_reduce_params *params, int32_t num_items,
                                       bool are_many)
 {
-    const bool are_pairs = params->most_segments == 2;
+    const bool are_pairs = params->most_segments == 2 && !params->num_items_at;
     const int64_t parts = (int64_t)params->num_heads << (are_pairs ? 0 : narrow_parts_log2(params->most_segments));
     const int32_t of_warp = are_many && !are_pairs ? NARROW_MANY_PARTS : 1;
-    const dim3 grid((uint32_t)num_items, fv_cuda_blocks(parts, REDUCE_WARPS * of_warp));
-    return fv_cuda_launch_overlapped(launch, "reduce_segments", are_pairs ? reduce_narrow_pairs : reduce_narrow_rows,
-                                     grid, REDUCE_THREADS, 0, *params);
+    const dim3 grid = reduce_grid(launch, params, num_items, fv_cuda_blocks(parts, REDUCE_WARPS * of_warp), 1);
+    void (*const kernel)(fv_reduce_params) = params->num_items_at ? reduce_narrow_rows<true>
+                                             : are_pairs          ? reduce_narrow_pairs
+                                                                  : reduce_narrow_rows<false>;
+    return fv_cuda_launch_overlapped(launch, "reduce_segments", kernel, grid, REDUCE_THREADS, 0, *params);
 }
 
 #endif

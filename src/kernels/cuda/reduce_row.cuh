@@ -25,11 +25,30 @@ typedef struct segment_walk {
     int32_t num;  /* left */
 } segment_walk;
 
-/* The block's item; false: there is none. It is found before the segments are there: the step is older than their kernel. */
-static __device__ __forceinline__ bool find_reduce_item(fv_reduce_item *item, const fv_reduce_params *params)
+/* What a block has of the items, `first` and each `step` further on before `end`, and of the rows of those: share `share` of
+ * `num_shares`. */
+typedef struct reduce_place {
+    int32_t first, step, end;
+    int32_t share, num_shares;
+} reduce_place;
+
+/* The grid has a column for each item; of a list of fixed length (LISTED), most of which may be empty, all blocks share the
+ * items that are not. */
+template <bool LISTED> static __device__ __forceinline__ reduce_place place_reduce_block(const fv_reduce_params *params)
 {
-    if (!params->items) return find_grid_reduce_item(item, params, (int32_t)blockIdx.x);
-    *item = params->items[blockIdx.x];
+    const int32_t block = (int32_t)blockIdx.x, num_blocks = (int32_t)gridDim.x;
+    if (!LISTED) return {block, num_blocks, num_blocks, (int32_t)blockIdx.y, (int32_t)gridDim.y};
+    const int32_t num_items = *params->num_items_at, columns = max(1, min(num_items, num_blocks));
+    const int32_t num_shares = num_blocks / columns, share = block / columns;
+    return {block - share * columns, columns, share < num_shares ? num_items : 0, share, num_shares};
+}
+
+/* Item `at`; false: there is none. It is found before the segments are there: the step is older than their kernel. */
+static __device__ __forceinline__ bool find_reduce_item(fv_reduce_item *item, const fv_reduce_params *params,
+                                                        int32_t at)
+{
+    if (!params->items) return find_grid_reduce_item(item, params, at);
+    *item = params->items[at];
     return true;
 }
 

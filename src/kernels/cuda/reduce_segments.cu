@@ -387,41 +387,50 @@ static __device__ __forceinline__ void reduce_odd_row(const fv_reduce_params *pa
 }
 
 /* Of a multiprocessor, by the registers that they need. */
-static constexpr int32_t blocks_at_once(bool is_long, bool is_narrow) { return is_long ? 8 : is_narrow ? 4 : 5; }
+static constexpr int32_t blocks_at_once(bool is_long, bool is_narrow, bool is_listed)
+{
+    return is_long ? (is_listed ? 7 : 8) : is_narrow ? 4 : 5;
+}
 
 /* IS_LONG: rows of more than a span, each warp or block all of one; else a block for each span, or odd rows. */
-template <bool IS_LONG, bool NARROW>
-static __global__ void __launch_bounds__(REDUCE_THREADS, blocks_at_once(IS_LONG, NARROW))
+template <bool IS_LONG, bool NARROW, bool LISTED>
+static __global__ void __launch_bounds__(REDUCE_THREADS, blocks_at_once(IS_LONG, NARROW, LISTED))
     reduce_segments(const __grid_constant__ fv_reduce_params params)
 {
     __shared__ segment_memory memory;
     overlap_let_next_start();
-    fv_reduce_item item;
-    const bool has_item = find_reduce_item(&item, &params);
-    const int32_t step = (int32_t)gridDim.y < params.num_heads ? REDUCE_WARPS : 1;
-    const int32_t first = (int32_t)blockIdx.y * step, end = fv_min_i32(params.num_heads, first + step);
+    const reduce_place place = place_reduce_block<LISTED>(&params);
+    const int32_t step = LISTED ? (params.num_heads + place.num_shares - 1) / place.num_shares
+                                : (place.num_shares < params.num_heads ? REDUCE_WARPS : 1);
+    const int32_t first = place.share * step, end = fv_min_i32(params.num_heads, first + step);
     const bool is_odd = !IS_LONG && !NARROW && params.v_head_size % 4 != 0;
-    const bool is_pair = has_item && item.num_segments == 2 && !NARROW && !is_odd &&
-                         (IS_LONG || params.v_head_size <= SPAN);
-    const int32_t own = first + (is_pair ? (int32_t)threadIdx.x / 32 : 0);
-    const bool has_rows = has_item && item.num_tokens > 0 && own < end && (!is_pair || blockIdx.z == 0);
-    if (!has_rows || is_odd) overlap_wait();
-    if (!has_rows) return;
 #pragma unroll 1
-    for (int32_t token = 0; token < item.num_tokens; token++) {
+    for (int32_t i = place.first; i < place.end; i += place.step) {
+        const bool is_first = !LISTED || i == place.first; /* and waits as late as can be */
+        if (!is_first || is_odd) overlap_wait();
+        fv_reduce_item item;
+        if (!find_reduce_item(&item, &params, i)) break; /* of a static grid */
+        const bool is_pair = item.num_segments == 2 && !NARROW && !is_odd && (IS_LONG || params.v_head_size <= SPAN);
+        const int32_t own = first + (is_pair ? (int32_t)threadIdx.x / 32 : 0);
+        if (is_pair && blockIdx.z > 0) continue;
 #pragma unroll 1
-        for (int32_t head = own; head < (is_pair ? own + 1 : end); head++) {
-            const bool waits = token == 0 && head == own;
-            if (is_odd)
-                reduce_odd_row(&params, &item, token, head);
-            else if (is_pair && IS_LONG)
-                reduce_long_pair(&memory, &params, &item, token, head, waits);
-            else if (is_pair)
-                reduce_pair(&params, &item, token, head, waits);
-            else
-                reduce_row<IS_LONG, NARROW>(&memory, &params, &item, token, head, waits);
+        for (int32_t token = 0; token < item.num_tokens; token++) {
+#pragma unroll 1
+            for (int32_t head = own; head < end; head += is_pair ? REDUCE_WARPS : 1) {
+                const bool waits = is_first && token == 0 && head == own;
+                if (is_odd)
+                    reduce_odd_row(&params, &item, token, head);
+                else if (is_pair && IS_LONG)
+                    reduce_long_pair(&memory, &params, &item, token, head, waits);
+                else if (is_pair)
+                    reduce_pair(&params, &item, token, head, waits);
+                else
+                    reduce_row<IS_LONG, NARROW>(&memory, &params, &item, token, head, waits);
+            }
         }
+        if (!LISTED) break;
     }
+    overlap_wait();
 }
 
 extern "C" fv_status fv_cuda_reduce_segments(const fv_launch *launch, const fv_reduce_params *params)
@@ -436,9 +445,13 @@ extern "C" fv_status fv_cuda_reduce_segments(const fv_launch *launch, const fv_r
     const int32_t log2 = is_long && !are_many ? groups_log2(params->most_segments, size) : 0;
     const int64_t long_parts = log2 > 0 ? fv_ceil_div(size, REDUCE_WARPS * SPAN >> log2) : 1;
     const int64_t parts = (is_long && !is_narrow) || !has_spans ? long_parts : fv_ceil_div(size, SPAN);
-    const dim3 grid((uint32_t)num_items, (uint32_t)blocks, (uint32_t)parts);
-    void (*const kernel)(fv_reduce_params) = is_narrow ? reduce_segments<false, true>
-                                             : is_long ? reduce_segments<true, false>
-                                                       : reduce_segments<false, false>;
+    const dim3 grid = reduce_grid(launch, params, num_items, blocks, parts);
+    void (*const kernels[])(fv_reduce_params) = {
+        is_narrow ? reduce_segments<false, true, false> : is_long ? reduce_segments<true, false, false>
+                                                                  : reduce_segments<false, false, false>,
+        is_narrow ? reduce_segments<false, true, true> : is_long ? reduce_segments<true, false, true>
+                                                                 : reduce_segments<false, false, true>,
+    };
+    void (*const kernel)(fv_reduce_params) = kernels[params->num_items_at != NULL];
     return fv_cuda_launch_overlapped(launch, "reduce_segments", kernel, grid, REDUCE_THREADS, 0, *params);
 }
