@@ -21,6 +21,26 @@
 
 #include "kernels/cpu/amx/weigher.h"
 
+#define FEW_WIDE_BYTES 2048 /* of a token */
+
+/* Do a token's rows lie side by side, and so many bytes of them that a core finds the next lines by itself? Then lines that are
+ * asked for only fill its miss buffers (docs/notes/cpu-amx.md, "Few rows: who asks for lines"). */
+static int32_t comes_by_itself(const fv_tile_item *item)
+{
+    const fv_kv_plane *keys = &fv_attend_source_of(item->job, item->job->keys.first)->k;
+    return keys->slot_stride > keys->head_stride && keys->slot_stride >= FEW_WIDE_BYTES &&
+           item->num_heads * keys->head_stride >= FEW_WIDE_BYTES;
+}
+
+/* Of keys or values where they lie: into the first-level cache, or past it where lines were asked for. */
+#define load_row_tile(item, t, at, stride)                    \
+    do {                                                      \
+        if ((item)->is_unasked)                               \
+            fv_tile_load(&(item)->tiles, t, at, stride);      \
+        else                                                  \
+            fv_tile_load_past(&(item)->tiles, t, at, stride); \
+    } while (0)
+
 /* The strip of one group of heads, [first, end) of the item's. */
 typedef struct head_group {
     fv_tile_strip *strip;
@@ -102,10 +122,10 @@ static void dot(fv_tile_item *item, const head_group *group, const fv_key_block 
         const char *q = q_of(item, head);
         for (int32_t d = 0; d < depth; d++) {
             fv_tile_load(tiles, 7, q + d * FV_TILE_BYTES, FV_TILE_ROW_BYTES);
-            fv_tile_load_past(tiles, 2, keys.tiles[0] + d * keys.depths[0], keys.strides[0]);
+            load_row_tile(item, 2, keys.tiles[0] + d * keys.depths[0], keys.strides[0]);
             fv_tile_dot(tiles, 0, 2, 7);
             fv_tile_call_ahead(item);
-            fv_tile_load_past(tiles, 2, keys.tiles[1] + d * keys.depths[1], keys.strides[1]);
+            load_row_tile(item, 2, keys.tiles[1] + d * keys.depths[1], keys.strides[1]);
             fv_tile_dot(tiles, 1, 2, 7);
             fv_tile_call_ahead(item);
         }
@@ -170,10 +190,10 @@ static void add_values_joined(fv_tile_item *item, const fv_step_keys *values, fl
     fv_tile_load(tiles, 5, spread + tile_floats * sizeof(float), FV_TILE_ROW_BYTES);
     for (int32_t column = 0; column < size; column += 32, sums += tile_floats) {
         fv_tile_load(tiles, 4, sums, FV_TILE_ROW_BYTES);
-        fv_tile_load_past(tiles, 0, low + column * FV_BF16_BYTES, values->strides[0]);
+        load_row_tile(item, 0, low + column * FV_BF16_BYTES, values->strides[0]);
         fv_tile_dot(tiles, 4, 6, 0);
         fv_tile_call_ahead(item);
-        fv_tile_load_past(tiles, 1, high + column * FV_BF16_BYTES, values->strides[1]);
+        load_row_tile(item, 1, high + column * FV_BF16_BYTES, values->strides[1]);
         fv_tile_dot(tiles, 4, 5, 1);
         fv_tile_store(tiles, 4, sums, FV_TILE_ROW_BYTES);
         fv_tile_call_ahead(item);
@@ -192,12 +212,12 @@ static void add_values_apart(fv_tile_item *item, const fv_step_keys *values, flo
     fv_tile_load(tiles, 7, spread + 3 * FV_TILE_BYTES, FV_TILE_ROW_BYTES);
     for (int32_t column = 0; column < size; column += 32, sums += 2 * tile_floats) {
         fv_tile_load(tiles, 4, sums, FV_TILE_ROW_BYTES);
-        fv_tile_load_past(tiles, 0, low + column * FV_BF16_BYTES, values->strides[0]);
+        load_row_tile(item, 0, low + column * FV_BF16_BYTES, values->strides[0]);
         fv_tile_dot(tiles, 4, 3, 0);
         fv_tile_load(tiles, 2, sums + tile_floats, FV_TILE_ROW_BYTES);
         fv_tile_dot(tiles, 2, 5, 0);
         fv_tile_call_ahead(item);
-        fv_tile_load_past(tiles, 1, high + column * FV_BF16_BYTES, values->strides[1]);
+        load_row_tile(item, 1, high + column * FV_BF16_BYTES, values->strides[1]);
         fv_tile_dot(tiles, 4, 6, 1);
         fv_tile_store(tiles, 4, sums, FV_TILE_ROW_BYTES);
         fv_tile_dot(tiles, 2, 7, 1);
@@ -301,7 +321,9 @@ static int32_t attend_heads(fv_tile_item *item)
     const int32_t step = heads_at_once(item->job);
     const int32_t sites = 2 * (params->head_size / FV_TILE_DEPTH + params->v_head_size / 32);
     fv_key_block block = fv_key_block_at(item, item->job->keys.first / FV_STEP_KEYS * FV_STEP_KEYS, 0);
-    fv_tile_aim_ahead(item, &block, 1); /* all of it at once */
+    item->is_unasked = comes_by_itself(item);
+    item->ahead_portions = 0;
+    if (!item->is_unasked) fv_tile_aim_ahead(item, &block, 1); /* all of it at once */
     fv_tile_call_ahead(item);
     memset(item->scratch.zeros, 0, (size_t)fv_max_i32(params->head_size, params->v_head_size) * FV_BF16_BYTES);
     memset(sums_of(item, 0), 0, (size_t)(sums_of(item, item->num_heads) - sums_of(item, 0)) * sizeof(float));
@@ -311,7 +333,7 @@ static int32_t attend_heads(fv_tile_item *item)
     }
     for (int32_t turn = 1; block.first < block.end; turn = !turn) {
         const fv_key_block next = fv_key_block_at(item, block.first_key + item->block_keys, turn);
-        fv_tile_aim_ahead(item, &next, item->num_heads * sites);
+        if (!item->is_unasked) fv_tile_aim_ahead(item, &next, item->num_heads * sites);
         fv_tile_find_strides(item, &block);
         int64_t value_strides[2];
         for (int32_t t = 0; t < 2; t++) value_strides[t] = fv_tile_value_stride(item->job, &block, t * FV_TILE_ROWS);

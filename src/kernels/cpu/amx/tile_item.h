@@ -79,6 +79,7 @@ typedef struct fv_tile_item {
     fv_rescaling rescaling;
     fv_prefetch_stream ahead;
     int32_t ahead_portions; /* of FV_AHEAD_BYTES, at each site */
+    int32_t is_unasked;     /* of few rows: 1: nothing is asked for ahead */
 } fv_tile_item;
 
 /* --- scratch -------------------------------------------------------------------------------------------------- */
