@@ -4,9 +4,8 @@
 #include <string.h>
 
 #include "backends/backend.h"
+#include "backends/static_list.h"
 #include "core/error.h"
-
-#define LEAST_LIST_SEGMENTS 8 /* of a reduction of a static list, about, if it has few: sequences differ */
 
 fv_query_run fv_schedule_whole_query(const fv_schedule *schedule, int32_t seq)
 {
@@ -104,43 +103,12 @@ fv_status fv_schedule_attend_all(fv_schedule *schedule, fv_operation operation, 
                               schedule->step->num_seqs);
 }
 
-/* The items of all queries, and empty ones behind them: as many in each step. */
-static fv_status fill_static_list(fv_schedule *schedule)
-{
-    fv_plan *plan = schedule->plan;
-    const fv_step *step = schedule->step;
-    fv_work_list *list = &schedule->list;
-    int32_t num_runs = 0;
-    for (int32_t seq = 0; seq < step->num_seqs; seq++) {
-        const fv_query_run run = fv_schedule_whole_query(schedule, seq);
-        if (run.num_tokens > 0) plan->runs[num_runs++] = run;
-    }
-    const fv_pass pass = {.runs = plan->runs, .num_runs = num_runs};
-    const fv_status status = num_runs > 0 ? fv_work_list_append(list, &plan->rule, step, &pass) : FV_OK;
-    if (status != FV_OK) return status;
-    schedule->host.header->num_items = list->num_items;
-    schedule->host.header->num_reduces = list->num_reduces;
-    plan->num_empty = list->item_capacity - list->num_items;
-    memset(list->items + list->num_items, 0, (size_t)(list->item_capacity - list->num_items) * sizeof(*list->items));
-    memset(list->reduces + list->num_reduces, 0,
-           (size_t)(list->reduce_capacity - list->num_reduces) * sizeof(*list->reduces));
-    list->num_items = list->item_capacity;
-    list->num_reduces = list->reduce_capacity;
-    return FV_OK;
-}
-
-/* Of a reduction, about: those of each sequence where all have as many. */
-static int32_t static_list_segments(const fv_plan *plan)
-{
-    return fv_max_i32(LEAST_LIST_SEGMENTS, plan->room.item_capacity / plan->bounds.max_num_seqs);
-}
-
 static fv_status schedule_grid(fv_schedule *schedule)
 {
     const fv_plan *plan = schedule->plan;
     const int32_t is_encoder = plan->problem.type == FV_ATTENTION_ENCODER, is_list = plan->static_list;
     if (is_list) {
-        const fv_status filled = fill_static_list(schedule);
+        const fv_status filled = fv_static_list_fill(schedule);
         if (filled != FV_OK) return filled;
     }
     const fv_call attend = {
@@ -155,7 +123,7 @@ static fv_status schedule_grid(fv_schedule *schedule)
         .source = attend.source,
         .target = attend.target,
         .count = is_list ? schedule->list.num_reduces : -1,
-        .most_segments = is_list ? static_list_segments(plan) : 0,
+        .most_segments = is_list ? fv_static_list_segments(plan) : 0,
         .partials_of = attend.operation,
     };
     const fv_call calls[] = {

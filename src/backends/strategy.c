@@ -10,6 +10,7 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "backends/static_list.h"
 #include "core/error.h"
 #include "planner/lane_cut.h"
 
@@ -297,14 +298,6 @@ static void pair_segments(fv_plan *plan)
     plan->splits_cells = 1;
 }
 
-/* Do all steps within the bounds decode? */
-static int32_t has_decode_bounds(const fv_plan *plan)
-{
-    const int32_t query_len = plan->bounds.max_query_len;
-    if (plan->problem.kind == FV_ATTENTION_MLA) return query_len <= plan->decode_threshold;
-    return query_len == 1 || query_len * plan->group <= FV_DECODE_ROWS;
-}
-
 /* Segments of the static grid: for decode-like bounds or where path 3D is asked for, as many as the limit of
  * the slots allows. */
 static void size_static_grid(fv_plan *plan, size_t slots_limit)
@@ -314,7 +307,7 @@ static void size_static_grid(fv_plan *plan, size_t slots_limit)
     const fv_bounds *bounds = &plan->bounds;
     const fv_plan_options *options = &plan->options;
     const int64_t most = (int64_t)(slots_limit / slot_bytes(plan)) / bounds->max_num_tokens;
-    const int32_t is_short = has_decode_bounds(plan);
+    const int32_t is_short = fv_plan_decodes(plan);
     const int32_t follows_lanes = plan->rule.num_lanes > 0 && !options->batch_invariant &&
                                   options->path == FV_PATH_AUTO;
     const int32_t is_decode = is_short && (follows_lanes || most >= STATIC_SEGMENTS);
@@ -535,41 +528,6 @@ static int32_t splits_items(const fv_plan *plan, const fv_attend_variant *varian
     return variant->splits_items(&plan->problem);
 }
 
-/* Can the list of a step have a fixed length? Lanes take what is cut of decodes; empty items are dear to others. */
-static int32_t takes_static_list(const fv_plan *plan)
-{
-    const fv_plan_options *options = &plan->options;
-    return options->static_list && !plan->device->host_is_device && plan->rule.num_lanes > 0 &&
-           has_decode_bounds(plan) && plan->problem.type == FV_ATTENTION_DECODER && !options->batch_invariant &&
-           options->path == FV_PATH_AUTO;
-}
-
-/* Pieces of a list of fixed length beside one for each sequence. Empty items cost nothing where lanes take items from the list as
- * they come; elsewhere each is a launch of its own, so those of several heads fill one round of the lanes, and not much more. */
-static int32_t spare_pieces(const fv_plan *plan)
-{
-    const fv_split_rule *rule = &plan->rule;
-    const int32_t parts = plan->problem.mha.num_kv_heads, round = (int32_t)fv_ceil_div(rule->num_lanes, parts);
-    if (rule->num_lanes > rule->num_workers) return 2 * round;
-    return parts == 1 ? round : fv_max_i32(round - plan->bounds.max_num_seqs, (round + 1) / 2);
-}
-
-/* What kernels are chosen by must not change from step to step. */
-static void fix_list(fv_plan *plan)
-{
-    fv_split_rule *rule = &plan->rule;
-    const int32_t parts = plan->problem.mha.num_kv_heads;
-    rule->lane_heads = 1;
-    rule->splits_items = 0;
-    rule->num_segments = 0;
-    rule->spare_pieces = spare_pieces(plan);
-    if (plan->bounds.max_num_seqs * parts <= rule->num_lanes) rule->half_rows = 0;
-    const int32_t are_few = plan->bounds.max_num_seqs * parts <= rule->num_workers;
-    if (are_few &&
-        fv_dtype_bytes(plan->problem.kv_dtype) > 1) /* one lane has nearly all of a worker's share of memory */
-        rule->num_lanes = fv_min_i32(rule->num_lanes, rule->num_workers);
-}
-
 fv_status fv_strategy_create(fv_plan *plan, const fv_strategy *strategy)
 {
     const fv_plan_options *options = &plan->options;
@@ -605,8 +563,8 @@ fv_status fv_strategy_create(fv_plan *plan, const fv_strategy *strategy)
         .num_segments = strategy->num_segments,
         .cascade = plan->rule.cascade,
     };
-    plan->static_list = takes_static_list(plan);
-    if (plan->static_list) fix_list(plan);
+    plan->static_list = fv_static_list_serves(plan);
+    if (plan->static_list) fv_static_list_fix(plan);
     plan->dense_rule = plan->rule;
     if (plan->absorbs) {
         plan->dense_rule.problem = &plan->dense_problem;
