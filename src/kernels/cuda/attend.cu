@@ -231,7 +231,8 @@ static const fv_cuda_attend_kernel *find_few_kernel(const attend_args *args, int
     const int32_t rows = params->item_tokens * (params->num_heads / params->num_kv_heads); /* 0: not known */
     const int32_t is_more = rows <= 0 || rows > FV_CUDA_FEWEST_ROWS, num_jobs = count_likely_jobs(params, num_workers);
     const bool are_two = num_jobs > num_workers && num_jobs <= 2 * num_workers;
-    const bool are_three = num_jobs > 2 * num_workers && num_jobs <= 3 * num_workers && !params->batch_invariant && !params->num_items_at;
+    const bool may_be_three = !params->batch_invariant && !params->num_items_at;
+    const bool are_three = num_jobs > 2 * num_workers && num_jobs <= 3 * num_workers && may_be_three;
     for (const fv_cuda_attend_few_kernels &kernels : fv_cuda_attend_few) {
         if (fv_max_i32(params->head_size, params->v_head_size) > kernels.head_size) continue;
         if (args->is_narrow && takes_pairs(args, &kernels, rows)) return &kernels.narrow_pair;
