@@ -361,15 +361,14 @@ static fv_attend_params attend_params(const layer_run *run, const fv_call *call)
             params.num_items_at = &run->step.header->num_items;
             params.num_seqs = plan->bounds.max_num_seqs;
         }
-        if (!params.batch_invariant) params.item_tokens = call->item_tokens;
     } else {
         const int32_t num_seqs = sized_by_bounds(plan) ? plan->bounds.max_num_seqs : batch->num_seqs;
-        if (!params.batch_invariant) params.item_tokens = fv_min_i32(plan->bounds.max_query_len, params.block_q);
         params.whole_queries = plan->bounds.max_query_len <= params.block_q;
         params.num_q_blocks = num_seqs + (params.whole_queries ? 0 : launch_tokens(plan) / params.block_q);
         params.num_segments = plan->num_segments;
         params.num_split = plan->splits_cells ? params.num_q_blocks : 0;
     }
+    if (!params.batch_invariant) params.item_tokens = call->item_tokens;
     return params;
 }
 

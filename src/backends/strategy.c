@@ -414,7 +414,7 @@ static int32_t may_cascade(const fv_plan *plan)
     const fv_plan_options *options = &plan->options;
     if (!plan->device->host_is_device) return 0; /* prefixes are found by reading the block table */
     return options->cascade != FV_CASCADE_OFF && !options->batch_invariant && !options->static_grid &&
-           !options->static_list && plan->problem.type == FV_ATTENTION_DECODER && plan->bounds.max_num_seqs > 1;
+           plan->problem.type == FV_ATTENTION_DECODER && plan->bounds.max_num_seqs > 1;
 }
 
 /* Room of the work list: a pass over everything, and the partitioned decode of short queries. */

@@ -74,8 +74,7 @@ fv_status fv_answers_add_batch(fv_answers *t, fv_context *context, const char *s
 const char *fv_answers_cascade_verdict(const fv_answers *t, const fv_prefix_row *row)
 {
     const fv_plan_options *plan = &t->args->plan;
-    if (plan->cascade == FV_CASCADE_OFF || plan->batch_invariant || plan->static_grid || plan->static_list)
-        return "not asked for";
+    if (plan->cascade == FV_CASCADE_OFF || plan->batch_invariant || plan->static_grid) return "not asked for";
     if (plan->cascade == FV_CASCADE_ALWAYS) return "taken, as asked for";
     return row->gain > 0 ? "worth it" : "not worth it";
 }
