@@ -68,9 +68,6 @@ typedef struct fv_attend_params {
 
     /* batch and schedule: a list of items, or (items NULL) the static grid
      * num_q_blocks x num_kv_heads x num_segments, see fv_grid_item */
-    const int32_t
-        *num_items_at; /* a list of fixed length, of which the items that are not empty, the first ones, are so many;
-                                  * NULL: none is empty */
     int32_t num_items;
     int32_t num_split;  /* each of a list's last items may be shared by two lanes of a device (num_segments, where that
                         * is more than 1), which may do without; of the static grid: 0, or all cells may */
@@ -118,6 +115,8 @@ typedef struct fv_attend_params {
     const uint8_t *causal; /* [R] or NULL = all causal */
     const int32_t *block_table;
     int64_t block_table_stride;
+    /* A list of fixed length: how many of its items are not empty, the first ones; NULL: all. */
+    const int32_t *num_items_at;
     const fv_work_item *items;
 } fv_attend_params;
 
