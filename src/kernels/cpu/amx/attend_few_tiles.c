@@ -16,9 +16,12 @@
  * which is one product for 16 keys and 32 columns where both fit one A tile of 2 x rows, else two: half of the units'
  * depth is zeros, but few rows leave them idle anyway.
  *
- * Keys come 32 at a time, which is near to the order in which they lie in memory; the next 32 are asked for between. */
+ * Keys come 32 at a time, which is near to the order in which they lie in memory. A core sees some hundred instructions ahead,
+ * so that what stands between loads of tiles keeps memory waiting: the weights of a group of heads are made in parts between
+ * the products of the next group's scores, and its values are added up after those. */
 #include "kernels/cpu/amx/attend_few_tiles.h"
 
+#include "kernels/cpu/amx/few_block.h"
 #include "kernels/cpu/amx/weigher.h"
 
 #define FEW_WIDE_BYTES 2048 /* of a token */
@@ -41,11 +44,32 @@ static int32_t comes_by_itself(const fv_tile_item *item)
             fv_tile_load_past(&(item)->tiles, t, at, stride); \
     } while (0)
 
-/* The strip of one group of heads, [first, end) of the item's. */
+/* KV heads [first, end) of the item's, which share a strip. */
 typedef struct head_group {
     fv_tile_strip *strip;
     int32_t first, end;
+    fv_lanes factors; /* what a dot product of each lane is multiplied by: its head's */
 } head_group;
+
+/* A group and a block on their way from scores to the sums. */
+typedef struct few_unit {
+    const head_group *group; /* NULL: nothing is on its way */
+    const fv_few_block *block;
+    float *scores; /* [32][16] */
+    fv_weigher weigh;
+    int32_t parts_done;
+    int32_t is_lost; /* 1: tiles cannot go on, for an overflow is near */
+} few_unit;
+
+typedef struct few_item {
+    fv_tile_item tile;
+    head_group groups[FV_TILE_MAX_HEADS];
+    int32_t num_groups;
+    int32_t in_tiles;       /* fv_cache_is_in_tiles */
+    int32_t num_passes;     /* over the keys of a block */
+    fv_few_block blocks[3]; /* of the unit before, at hand, and the next one */
+    few_unit units[2];
+} few_item;
 
 /* Rows of the sums' tiles: those of even columns with those of odd ones, or each a tile of its own. */
 static int32_t tile_rows(const fv_attend_job *job)
@@ -72,12 +96,6 @@ static float *sums_of(const fv_tile_item *item, int32_t head)
     return item->scratch.sums + (int64_t)head * half_rows(item->job) * item->job->params->v_head_size;
 }
 
-static head_group group_at(const fv_tile_item *item, int32_t first)
-{
-    const int32_t num = heads_at_once(item->job);
-    return (head_group){&item->scratch.strips[first / num], first, fv_min_i32(first + num, item->num_heads)};
-}
-
 static void pack_queries(const fv_tile_item *item, int32_t head, int32_t first_lane)
 {
     const fv_attend_job *job = item->job;
@@ -95,7 +113,7 @@ static void pack_queries(const fv_tile_item *item, int32_t head, int32_t first_l
 }
 
 /* All heads of a group have the same tokens, and so the same keys. */
-static void begin_group(const fv_tile_item *item, const head_group *group)
+static void begin_group(const fv_tile_item *item, head_group *group)
 {
     const fv_attend_job *job = item->job;
     fv_row_strip *rows = &group->strip->rows;
@@ -108,31 +126,13 @@ static void begin_group(const fv_tile_item *item, const head_group *group)
     }
     for (int32_t head = group->first; head < group->end; head++)
         pack_queries(item, head, (head - group->first) * job->num_rows);
+    for (int32_t i = 0; i < FV_TILE_STRIP_ROWS; i++) {
+        const int32_t head = fv_min_i32(group->first + i / job->num_rows, group->end - 1);
+        group->factors[i] = fv_attend_score_scale(job, item->first_head + head).dot;
+    }
 }
 
-static void dot(fv_tile_item *item, const head_group *group, const fv_key_block *block)
-{
-    fv_tiles *tiles = &item->tiles;
-    const int32_t depth = item->job->params->head_size / FV_TILE_DEPTH;
-    fv_tile_zero(tiles, 0);
-    fv_tile_zero(tiles, 1);
-    for (int32_t head = group->first; head < group->end; head++) {
-        fv_tile_find_keys(item, block, item->first_head + head);
-        const fv_step_keys keys = fv_step_keys_of(&item->scratch, 0);
-        const char *q = q_of(item, head);
-        for (int32_t d = 0; d < depth; d++) {
-            fv_tile_load(tiles, 7, q + d * FV_TILE_BYTES, FV_TILE_ROW_BYTES);
-            load_row_tile(item, 2, keys.tiles[0] + d * keys.depths[0], keys.strides[0]);
-            fv_tile_dot(tiles, 0, 2, 7);
-            fv_tile_call_ahead(item);
-            load_row_tile(item, 2, keys.tiles[1] + d * keys.depths[1], keys.strides[1]);
-            fv_tile_dot(tiles, 1, 2, 7);
-            fv_tile_call_ahead(item);
-        }
-    }
-    fv_tile_store(tiles, 0, item->scratch.scores, FV_TILE_ROW_BYTES);
-    fv_tile_store(tiles, 1, item->scratch.scores + FV_TILE_ROWS * FV_TILE_STRIP_ROWS, FV_TILE_ROW_BYTES);
-}
+/* --- from scores to weights --------------------------------------------------------------------------------------- */
 
 /* A tiles of a head's weights: [2 times 16 keys][before even elements, before odd ones][half_rows]. */
 static char *spread_of(const fv_tile_item *item, int32_t first_lane)
@@ -156,28 +156,94 @@ static void spread_weights(const fv_tile_item *item, int32_t first_lane)
     }
 }
 
-/* Values of the block's two times 16 keys of a head: where they lie, or copies, in scratch.pairs. */
-static fv_step_keys find_values(const fv_tile_item *item, const fv_key_block *block, const int64_t *strides,
-                                int32_t head)
+/* Parts of the way: the begin; a quarter of the words each and their end, or, where a group is one head, which has few sites
+ * for parts, both at once; then each head's. */
+enum { NUM_WORD_PARTS = 5 };
+
+static int32_t num_heads_of(const few_unit *unit) { return unit->group->end - unit->group->first; }
+
+static int32_t num_word_parts(const few_unit *unit) { return num_heads_of(unit) > 1 ? NUM_WORD_PARTS : 1; }
+
+static int32_t num_parts(const few_unit *unit)
 {
-    const int64_t row_bytes = (int64_t)item->job->params->v_head_size * FV_BF16_BYTES;
-    fv_step_keys values;
-    for (int32_t t = 0; t < 2; t++) {
-        const int32_t first = t * FV_TILE_ROWS;
-        values.depths[t] = FV_TILE_ROW_BYTES;
-        if (strides[t] != 0) {
-            const fv_key_source *source = fv_attend_source_of(item->job, block->first_key + first);
-            values.tiles[t] = block->v_rows[first] + head * source->v.head_stride;
-            values.strides[t] = strides[t];
-            continue;
-        }
-        char *to = item->scratch.pairs + first * row_bytes;
-        for (int32_t i = 0; i < FV_TILE_ROWS; i++)
-            memcpy(to + i * row_bytes, fv_tile_find_value(item, block, head, first + i, first + i), (size_t)row_bytes);
-        values.tiles[t] = to;
-        values.strides[t] = row_bytes;
+    return unit->group ? 1 + num_word_parts(unit) + num_heads_of(unit) : 0;
+}
+
+/* Words 4 quarter to 4 quarter + 3 of the unit's: eight keys. */
+static void weigh_quarter(few_unit *unit, char *words, int32_t quarter)
+{
+    fv_weigher weigh = unit->weigh;
+    FV_UNROLL
+    for (int32_t i = 0; i < 4; i++) {
+        const int32_t p = 4 * quarter + i;
+        const fv_words word = fv_weigher_words(&weigh, unit->scores + fv_words_key(p, 0) * FV_TILE_STRIP_ROWS, 0);
+        memcpy(words + p * sizeof(word), &word, sizeof(word));
     }
-    return values;
+    unit->weigh = weigh;
+}
+
+static void weigh_words(const fv_tile_item *item, few_unit *unit, int32_t part)
+{
+    char *weights = item->scratch.weights, *words = weights + FV_TILE_BYTES;
+    if (num_heads_of(unit) == 1) {
+        fv_weigher_step(&unit->weigh, weights, unit->scores, 0);
+    } else if (part < NUM_WORD_PARTS - 1) {
+        weigh_quarter(unit, words, part);
+        return;
+    } else {
+        fv_words all[16];
+        memcpy(all, words, sizeof(all));
+        fv_words_store_transposed(weights, all);
+    }
+    fv_weigher_end(&unit->weigh, unit->group->strip);
+}
+
+static void weigh_part(const fv_tile_item *item, few_unit *unit)
+{
+    const int32_t part = unit->parts_done++, num_words = num_word_parts(unit);
+    if (unit->is_lost) return;
+    if (part == 0)
+        unit->is_lost = !fv_weigher_begin(&unit->weigh, unit->group->strip, unit->scores, unit->block->keys.first_key,
+                                          0, 1, unit->group->factors, item->rescaling);
+    else if (part <= num_words)
+        weigh_words(item, unit, part - 1);
+    else
+        spread_weights(item, (part - 1 - num_words) * item->job->num_rows);
+}
+
+/* --- products ----------------------------------------------------------------------------------------------------- */
+
+/* Scores of a unit, and the weights of the one before. In two passes, of even keys and of odd ones, a core that reads ahead
+ * within pages of 4 KB sees each of two tokens in one of them from its begin to its end. */
+static void score_and_weigh(fv_tile_item *item, const few_unit *unit, few_unit *before, int32_t num_passes)
+{
+    fv_tiles *tiles = &item->tiles;
+    const head_group *group = unit->group;
+    const int32_t depth = item->job->params->head_size / FV_TILE_DEPTH, parts = num_parts(before);
+    const int32_t sites = num_passes * (group->end - group->first) * depth;
+    int32_t due = 0;
+    for (int32_t pass = 0; pass < num_passes; pass++) {
+        fv_tile_zero(tiles, 0);
+        fv_tile_zero(tiles, 1);
+        for (int32_t head = group->first; head < group->end; head++) {
+            const fv_step_keys keys = fv_few_block_keys(item, unit->block, item->first_head + head);
+            const char *low = keys.tiles[0] + pass * keys.strides[0], *high = keys.tiles[1] + pass * keys.strides[1];
+            const char *q = q_of(item, head);
+            for (int32_t d = 0; d < depth; d++) {
+                fv_tile_load(tiles, 7, q + d * FV_TILE_BYTES, FV_TILE_ROW_BYTES);
+                load_row_tile(item, 2, low + d * keys.depths[0], num_passes * keys.strides[0]);
+                fv_tile_dot(tiles, 0, 2, 7);
+                fv_tile_call_ahead(item);
+                load_row_tile(item, 2, high + d * keys.depths[1], num_passes * keys.strides[1]);
+                fv_tile_dot(tiles, 1, 2, 7);
+                fv_tile_call_ahead(item);
+                for (due += parts; due >= sites; due -= sites) weigh_part(item, before);
+            }
+        }
+        float *scores = unit->scores + pass * FV_TILE_STRIP_ROWS;
+        fv_tile_store(tiles, 0, scores, num_passes * FV_TILE_ROW_BYTES);
+        fv_tile_store(tiles, 1, scores + FV_TILE_ROWS * FV_TILE_STRIP_ROWS, num_passes * FV_TILE_ROW_BYTES);
+    }
 }
 
 /* Even and odd columns of up to 8 rows: a product of both. */
@@ -190,11 +256,11 @@ static void add_values_joined(fv_tile_item *item, const fv_step_keys *values, fl
     fv_tile_load(tiles, 5, spread + tile_floats * sizeof(float), FV_TILE_ROW_BYTES);
     for (int32_t column = 0; column < size; column += 32, sums += tile_floats) {
         fv_tile_load(tiles, 4, sums, FV_TILE_ROW_BYTES);
-        load_row_tile(item, 0, low + column * FV_BF16_BYTES, values->strides[0]);
-        fv_tile_dot(tiles, 4, 6, 0);
+        load_row_tile(item, 7, low + column * FV_BF16_BYTES, values->strides[0]);
+        fv_tile_dot(tiles, 4, 6, 7);
         fv_tile_call_ahead(item);
-        load_row_tile(item, 1, high + column * FV_BF16_BYTES, values->strides[1]);
-        fv_tile_dot(tiles, 4, 5, 1);
+        load_row_tile(item, 7, high + column * FV_BF16_BYTES, values->strides[1]);
+        fv_tile_dot(tiles, 4, 5, 7);
         fv_tile_store(tiles, 4, sums, FV_TILE_ROW_BYTES);
         fv_tile_call_ahead(item);
     }
@@ -230,6 +296,7 @@ static void rescale_sums(const fv_tile_item *item, int32_t head, const fv_tile_s
 {
     const int32_t num_rows = item->job->num_rows, half = half_rows(item->job);
     const int32_t num_tiles = item->job->params->v_head_size / 32;
+    if (fv_tile_keeps_all(strip, item->rescaling)) return;
     for (int32_t row = 0; row < num_rows; row++) {
         if (fv_tile_keeps_row(strip, first_lane + row, item->rescaling)) continue;
         for (int32_t is_odd = 0; is_odd < 2; is_odd++)
@@ -238,59 +305,32 @@ static void rescale_sums(const fv_tile_item *item, int32_t head, const fv_tile_s
     }
 }
 
-/* A key that is infinite makes NaN of what other heads' zeros are multiplied by: 1 if there is none. */
-static int32_t scores_are_finite(const float *scores)
+static void add_values(fv_tile_item *item, const few_unit *unit)
 {
-    fv_lanes sum[2] = {fv_lanes_splat(0.0f), fv_lanes_splat(0.0f)};
-    for (int32_t key = 0; key < FV_STEP_KEYS; key += 2) {
-        sum[0] += fv_lanes_load(scores + key * FV_TILE_STRIP_ROWS) * 0.0f;
-        sum[1] += fv_lanes_load(scores + (key + 1) * FV_TILE_STRIP_ROWS) * 0.0f;
-    }
-    return fv_lanes_all_below(sum[0] + sum[1], 1.0f);
-}
-
-/* What a dot product of each lane is multiplied by: its head's. */
-static fv_lanes factors_of(const fv_tile_item *item, const head_group *group)
-{
-    fv_lanes factors = fv_lanes_splat(0.0f);
-    for (int32_t i = 0; i < FV_TILE_STRIP_ROWS; i++) {
-        const int32_t head = fv_min_i32(group->first + i / item->job->num_rows, group->end - 1);
-        factors[i] = fv_attend_score_scale(item->job, item->first_head + head).dot;
-    }
-    return factors;
-}
-
-/* Returns 0 where tiles cannot go on: near an overflow, or where a key is infinite or NaN. */
-static int32_t attend_group(fv_tile_item *item, const head_group *group, const fv_key_block *block,
-                            const int64_t *value_strides)
-{
+    const head_group *group = unit->group;
     const int32_t num_rows = item->job->num_rows;
-    dot(item, group, block);
-    if (!scores_are_finite(item->scratch.scores)) return 0;
-    fv_weigher weigh;
-    if (!fv_weigher_begin(&weigh, group->strip, item->scratch.scores, block->first_key, 0, 1, factors_of(item, group),
-                          item->rescaling))
-        return 0;
-    fv_weigher_step(&weigh, item->scratch.weights, item->scratch.scores, 0);
-    fv_weigher_end(&weigh, group->strip);
-    for (int32_t head = group->first; head < group->end; head++) spread_weights(item, (head - group->first) * num_rows);
+    if (!group || unit->is_lost) return;
     for (int32_t head = group->first; head < group->end; head++) {
         const int32_t first_lane = (head - group->first) * num_rows;
-        const fv_step_keys values = find_values(item, block, value_strides, item->first_head + head);
+        const fv_step_keys values = fv_few_block_values(item, unit->block, item->first_head + head);
         rescale_sums(item, head, group->strip, first_lane);
         if (num_rows <= FV_TILE_ROWS / 2)
             add_values_joined(item, &values, sums_of(item, head), spread_of(item, first_lane));
         else
             add_values_apart(item, &values, sums_of(item, head), spread_of(item, first_lane));
     }
-    return 1;
 }
 
-/* Returns 0 where a sum is infinite or NaN: a value is, which zeros have multiplied, too, and perhaps no row sees it. */
-static int32_t sums_are_finite(const fv_tile_item *item)
+/* --- the item ----------------------------------------------------------------------------------------------------- */
+
+/* Returns 0 where a sum is infinite or NaN: a key or a value is, which zeros have multiplied, too, and perhaps no row sees
+ * it. */
+static int32_t sums_are_finite(const few_item *few)
 {
+    const fv_tile_item *item = &few->tile;
     const float *sums = sums_of(item, 0), *end = sums_of(item, item->num_heads);
     fv_lanes sum = fv_lanes_splat(0.0f);
+    for (int32_t g = 0; g < few->num_groups; g++) sum += fv_lanes_load(few->groups[g].strip->rows.sum) * 0.0f;
     for (; sums < end; sums += FV_TILE_COLUMNS) sum += fv_lanes_load(sums) * 0.0f;
     return fv_lanes_all_below(sum, 1.0f);
 }
@@ -315,39 +355,81 @@ static void finish_group(const fv_tile_item *item, const head_group *group)
     }
 }
 
-static int32_t attend_heads(fv_tile_item *item)
+static void begin_heads(few_item *few)
 {
+    fv_tile_item *item = &few->tile;
     const fv_attend_params *params = item->job->params;
     const int32_t step = heads_at_once(item->job);
-    const int32_t sites = 2 * (params->head_size / FV_TILE_DEPTH + params->v_head_size / 32);
-    fv_key_block block = fv_key_block_at(item, item->job->keys.first / FV_STEP_KEYS * FV_STEP_KEYS, 0);
-    item->is_unasked = comes_by_itself(item);
-    item->ahead_portions = 0;
-    if (!item->is_unasked) fv_tile_aim_ahead(item, &block, 1); /* all of it at once */
-    fv_tile_call_ahead(item);
     memset(item->scratch.zeros, 0, (size_t)fv_max_i32(params->head_size, params->v_head_size) * FV_BF16_BYTES);
     memset(sums_of(item, 0), 0, (size_t)(sums_of(item, item->num_heads) - sums_of(item, 0)) * sizeof(float));
+    few->num_groups = 0;
     for (int32_t head = 0; head < item->num_heads; head += step) {
-        const head_group group = group_at(item, head);
-        begin_group(item, &group);
+        head_group *group = &few->groups[few->num_groups];
+        group->strip = &item->scratch.strips[few->num_groups++];
+        group->first = head;
+        group->end = fv_min_i32(head + step, item->num_heads);
+        begin_group(item, group);
     }
-    for (int32_t turn = 1; block.first < block.end; turn = !turn) {
-        const fv_key_block next = fv_key_block_at(item, block.first_key + item->block_keys, turn);
-        if (!item->is_unasked) fv_tile_aim_ahead(item, &next, item->num_heads * sites);
-        fv_tile_find_strides(item, &block);
-        int64_t value_strides[2];
-        for (int32_t t = 0; t < 2; t++) value_strides[t] = fv_tile_value_stride(item->job, &block, t * FV_TILE_ROWS);
-        for (int32_t head = 0; head < item->num_heads; head += step) {
-            const head_group group = group_at(item, head);
-            if (!attend_group(item, &group, &block, value_strides)) return 0;
-        }
-        block = next;
+}
+
+/* How the rows are read, and the first block. */
+static void begin_keys(few_item *few)
+{
+    fv_tile_item *item = &few->tile;
+    item->is_unasked = comes_by_itself(item);
+    item->ahead_portions = 0;
+    few->in_tiles = fv_cache_is_in_tiles(item->job);
+    few->num_passes = item->is_unasked && item->job->num_rows <= FV_TILE_ROWS / 2 ? 2 : 1;
+    fv_tiles_configure(&item->tiles, FV_TILE_ROWS / few->num_passes, tile_rows(item->job));
+    fv_few_block_find(item, &few->blocks[0], item->job->keys.first / FV_STEP_KEYS * FV_STEP_KEYS, 0, few->in_tiles);
+    if (!item->is_unasked) fv_tile_aim_ahead(item, &few->blocks[0].keys, 1); /* all of it at once */
+    fv_tile_call_ahead(item);
+}
+
+/* The block behind `block`, into turn `turn`; its rows are asked for by those who work on `block`. */
+static void find_next_block(few_item *few, const fv_few_block *block, int32_t turn)
+{
+    fv_tile_item *item = &few->tile;
+    const fv_attend_params *params = item->job->params;
+    const int32_t sites = 2 * (params->head_size / FV_TILE_DEPTH + params->v_head_size / 32);
+    fv_few_block_find(item, &few->blocks[turn], block->keys.first_key + FV_STEP_KEYS, turn, few->in_tiles);
+    if (!item->is_unasked) fv_tile_aim_ahead(item, &few->blocks[turn].keys, item->num_heads * sites);
+}
+
+/* Takes a group and a block to their scores, and the unit before to its end. Returns 0 where that one is lost. */
+static int32_t attend_unit(few_item *few, int32_t group, const fv_few_block *block, int32_t index)
+{
+    fv_tile_item *item = &few->tile;
+    few_unit *unit = &few->units[index % 2], *before = &few->units[(index + 1) % 2];
+    *unit = (few_unit){.group = &few->groups[group], .block = block};
+    unit->scores = item->scratch.scores + index % 2 * FV_STEP_KEYS * FV_TILE_STRIP_ROWS;
+    score_and_weigh(item, unit, before, few->num_passes);
+    if (before->is_lost) return 0;
+    add_values(item, before);
+    return 1;
+}
+
+/* Returns 0 where tiles cannot go on: near an overflow, or where a key or a value is infinite or NaN. */
+static int32_t attend_heads(few_item *few)
+{
+    fv_tile_item *item = &few->tile;
+    begin_keys(few);
+    begin_heads(few);
+    memset(few->units, 0, sizeof(few->units));
+    int32_t turn = 0, num_units = 0;
+    while (few->blocks[turn].keys.first < few->blocks[turn].keys.end) {
+        const fv_few_block *block = &few->blocks[turn];
+        turn = (turn + 1) % 3;
+        find_next_block(few, block, turn);
+        for (int32_t g = 0; g < few->num_groups; g++)
+            if (!attend_unit(few, g, block, num_units++)) return 0;
     }
-    if (!sums_are_finite(item)) return 0;
-    for (int32_t head = 0; head < item->num_heads; head += step) {
-        const head_group group = group_at(item, head);
-        finish_group(item, &group);
-    }
+    few_unit *last = &few->units[(num_units + 1) % 2];
+    while (last->parts_done < num_parts(last)) weigh_part(item, last);
+    if (last->is_lost) return 0;
+    add_values(item, last);
+    if (!sums_are_finite(few)) return 0;
+    for (int32_t g = 0; g < few->num_groups; g++) finish_group(item, &few->groups[g]);
     return 1;
 }
 
@@ -364,21 +446,21 @@ int32_t FV_ISA_SYMBOL(fv_few_tiles_serve)(const fv_attend_job *job)
 int32_t FV_ISA_SYMBOL(fv_attend_few_tiles)(const fv_attend_job *job, void *memory, fv_rescaling rescaling)
 {
     const int32_t end_head = job->item->first_kv_head + job->item->num_kv_heads;
-    fv_tile_item item;
-    item.job = job;
-    item.natural = *job;
-    item.natural.lane_dtype = FV_DTYPE_F32;
-    item.rescaling = rescaling;
-    item.num_strips = 1;
-    item.block_keys = FV_STEP_KEYS;
+    few_item few;
+    fv_tile_item *const item = &few.tile;
+    item->job = job;
+    item->natural = *job;
+    item->natural.lane_dtype = FV_DTYPE_F32;
+    item->rescaling = rescaling;
+    item->num_strips = 1;
+    item->block_keys = FV_STEP_KEYS;
     int32_t is_done = 1;
-    fv_tiles_configure(&item.tiles, tile_rows(job));
     for (int32_t head = job->item->first_kv_head; head < end_head && is_done; head += FV_TILE_MAX_HEADS) {
-        item.first_head = head;
-        item.num_heads = fv_min_i32(FV_TILE_MAX_HEADS, end_head - head);
-        item.scratch = fv_tile_scratch_of(job->params, item.num_heads, 0, item.block_keys, memory);
-        is_done = attend_heads(&item);
+        item->first_head = head;
+        item->num_heads = fv_min_i32(FV_TILE_MAX_HEADS, end_head - head);
+        item->scratch = fv_tile_scratch_of(job->params, item->num_heads, 0, item->block_keys, memory);
+        is_done = attend_heads(&few);
     }
-    fv_tiles_release(&item.tiles);
+    fv_tiles_release(&item->tiles);
     return is_done;
 }

@@ -59,6 +59,13 @@ static inline int32_t fv_tile_keeps_row(const fv_tile_strip *strip, int32_t lane
     return rescaling == FV_RESCALING_MULTIPLY && strip->rows.rescale[lane] == 1.0f;
 }
 
+/* 1: those of all lanes do. 0 where some may not. */
+static inline int32_t fv_tile_keeps_all(const fv_tile_strip *strip, fv_rescaling rescaling)
+{
+    return rescaling == FV_RESCALING_MULTIPLY &&
+           fv_lanes_all_below(1.0f - fv_lanes_load(strip->rows.rescale), 0x1p-30f);
+}
+
 /* The sums of a lane to the new scale: `num` vectors, `stride` floats apart. */
 static inline void fv_tile_rescale_row(float *sums, int64_t stride, int32_t num, const fv_tile_strip *strip,
                                        int32_t lane, fv_rescaling rescaling)

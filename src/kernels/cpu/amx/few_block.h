@@ -1,0 +1,124 @@
+/* A block of 32 keys of an item of few rows (attend_few_tiles.c): its tiles of keys and of values, which are read where they lie
+ * or copied. Of a cache whose pages hold whole tiles they are found by page, without a look at each row. */
+#ifndef FV_KERNELS_CPU_AMX_FEW_BLOCK_H
+#define FV_KERNELS_CPU_AMX_FEW_BLOCK_H
+
+#include "kernels/cpu/amx/tile_item.h"
+
+/* 16 rows of keys or values, of KV head 0. */
+typedef struct fv_row_tile {
+    const char *first;
+    int64_t stride; /* bytes from row to row; 0: they are no tile as they lie, and copied */
+    int64_t head_stride;
+} fv_row_tile;
+
+/* 32 keys. */
+typedef struct fv_few_block {
+    fv_key_block keys;
+    int32_t has_rows; /* 1: its rows were looked up */
+    fv_row_tile k[2], v[2];
+} fv_few_block;
+
+/* Do 16 keys from a multiple of 16 on lie in one page of the cache, as far apart as one another, as bf16? */
+static inline int32_t fv_plane_is_in_tiles(const fv_kv_plane *plane)
+{
+    return plane->slot_chunk <= 0 || plane->slot_chunk % FV_TILE_ROWS == 0;
+}
+
+static inline int32_t fv_cache_is_in_tiles(const fv_attend_job *job)
+{
+    const fv_key_source *cache = &job->cache;
+    return job->table && job->params->cache.block_size % FV_TILE_ROWS == 0 && fv_tile_reads_key(cache) &&
+           fv_tile_reads_value(cache) && fv_plane_is_in_tiles(&cache->k) && fv_plane_is_in_tiles(&cache->v);
+}
+
+static inline fv_row_tile fv_tile_in_page(const fv_kv_plane *plane, int64_t page, int32_t slot)
+{
+    const char *first = (const char *)plane->data + page * plane->block_stride + fv_kv_slot_offset(plane, slot);
+    return (fv_row_tile){first, plane->slot_stride, plane->head_stride};
+}
+
+static inline fv_row_tile fv_tile_of_rows(const char *const *rows, int32_t first, int64_t stride,
+                                          const fv_kv_plane *plane)
+{
+    return stride == 0 ? (fv_row_tile){0} : (fv_row_tile){rows[first], stride, plane->head_stride};
+}
+
+/* Its keys t * 16 to t * 16 + 15. */
+static inline void fv_few_block_find_tiles(const fv_tile_item *item, fv_few_block *block, int32_t t, int32_t in_tiles)
+{
+    const fv_attend_job *job = item->job;
+    const int32_t first = t * FV_TILE_ROWS, key = block->keys.first_key + first;
+    const int32_t is_whole = first >= block->keys.first && first + FV_TILE_ROWS <= block->keys.end;
+    if (in_tiles && is_whole && key + FV_TILE_ROWS <= job->dense_from) {
+        const int32_t block_size = job->params->cache.block_size, slot = key % block_size;
+        const int64_t page = job->table[key / block_size];
+        block->k[t] = fv_tile_in_page(&job->cache.k, page, slot);
+        block->v[t] = fv_tile_in_page(&job->cache.v, page, slot);
+        return;
+    }
+    if (!block->has_rows) fv_key_block_find_rows(item, &block->keys);
+    block->has_rows = 1;
+    const fv_key_source *source = fv_attend_source_of(job, key);
+    block->k[t] = fv_tile_of_rows(block->keys.k_rows, first, fv_tile_stride(job, &block->keys, first), &source->k);
+    block->v[t] = fv_tile_of_rows(block->keys.v_rows, first, fv_tile_value_stride(job, &block->keys, first),
+                                  &source->v);
+}
+
+/* The block that starts at `first_key`; in_tiles: what fv_cache_is_in_tiles says. Rows are looked up where tiles are copied, and
+ * if they are asked for ahead. */
+static inline void fv_few_block_find(const fv_tile_item *item, fv_few_block *block, int32_t first_key, int32_t turn,
+                                     int32_t in_tiles)
+{
+    block->keys = fv_key_block_of(item, first_key, turn);
+    block->has_rows = !item->is_unasked;
+    if (block->has_rows) fv_key_block_find_rows(item, &block->keys);
+    if (block->keys.first >= block->keys.end) return;
+    for (int32_t t = 0; t < 2; t++) fv_few_block_find_tiles(item, block, t, in_tiles);
+}
+
+/* A head's tiles of rows, copied where they have to be. */
+static inline fv_step_keys fv_few_block_keys(const fv_tile_item *item, const fv_few_block *block, int32_t head)
+{
+    const int64_t row_bytes = (int64_t)item->job->params->head_size * FV_BF16_BYTES;
+    fv_step_keys keys;
+    for (int32_t t = 0; t < 2; t++) {
+        const fv_row_tile *tile = &block->k[t];
+        const int32_t is_copied = tile->stride == 0;
+        keys.strides[t] = is_copied ? FV_TILE_ROW_BYTES : tile->stride;
+        keys.depths[t] = is_copied ? FV_TILE_BYTES : FV_TILE_ROW_BYTES;
+        if (!is_copied) {
+            keys.tiles[t] = tile->first + head * tile->head_stride;
+            continue;
+        }
+        char *copy = item->scratch.k_copies + t * FV_TILE_ROWS * row_bytes;
+        fv_tile_copy(copy, item, &block->keys, head, t * FV_TILE_ROWS);
+        keys.tiles[t] = copy;
+    }
+    return keys;
+}
+
+static inline fv_step_keys fv_few_block_values(const fv_tile_item *item, const fv_few_block *block, int32_t head)
+{
+    const int64_t row_bytes = (int64_t)item->job->params->v_head_size * FV_BF16_BYTES;
+    fv_step_keys values;
+    for (int32_t t = 0; t < 2; t++) {
+        const fv_row_tile *tile = &block->v[t];
+        values.depths[t] = FV_TILE_ROW_BYTES;
+        values.strides[t] = tile->stride;
+        if (tile->stride != 0) {
+            values.tiles[t] = tile->first + head * tile->head_stride;
+            continue;
+        }
+        const int32_t first = t * FV_TILE_ROWS;
+        char *copy = item->scratch.pairs + first * row_bytes;
+        for (int32_t i = first; i < first + FV_TILE_ROWS; i++)
+            memcpy(copy + (i - first) * row_bytes, fv_tile_find_value(item, &block->keys, head, i, i),
+                   (size_t)row_bytes);
+        values.strides[t] = row_bytes;
+        values.tiles[t] = copy;
+    }
+    return values;
+}
+
+#endif

@@ -1,0 +1,248 @@
+/* Items of few rows through the emulated tiles (attend_few_tiles.c) by themselves: that they serve them, where a kernel table
+ * would fall back to another level without a word, and what comes out, against sums of doubles. */
+#define FV_ISA amx_emulated
+#define FV_TILES_EMULATED 1
+
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include <cmocka.h>
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "core/float.h"
+#include "fovea/view.h"
+#include "kernels/cpu/amx/attend_few_tiles.h"
+#include "kernels/cpu/amx/attend_tiles.h"
+
+enum { MAX_KV_HEADS = 9, MAX_GROUP = 8, MAX_TOKENS = 4, MAX_SIZE = 256, MAX_KEYS = 200, MAX_HEADS = 72 };
+
+typedef struct few_shape {
+    int32_t num_kv_heads, group, num_tokens, size, block_size, num_keys, window;
+    fv_kv_layout layout;
+} few_shape;
+
+/* A sequence whose new tokens are the last keys; pages in reverse order, NaN wherever no key is. */
+typedef struct scene {
+    few_shape shape;
+    fv_kv_view view;
+    int32_t query_start[2], seq_lens[1], table[MAX_KEYS];
+    uint16_t q[MAX_TOKENS][MAX_HEADS][MAX_SIZE];
+    float out[MAX_TOKENS][MAX_HEADS][MAX_SIZE];
+    float lse[MAX_TOKENS][MAX_HEADS];
+} scene;
+
+static float next(uint32_t *state)
+{
+    *state = *state * 1664525u + 1013904223u;
+    return (float)(int32_t)*state * 0x1p-31f;
+}
+
+static uint16_t *element_of(const scene *s, const fv_kv_plane *plane, int32_t key, int32_t head)
+{
+    const int32_t size = s->shape.block_size;
+    return (uint16_t *)((char *)plane->data + s->table[key / size] * plane->block_stride + head * plane->head_stride +
+                        key % size * plane->slot_stride);
+}
+
+static scene *scene_of(few_shape shape)
+{
+    static scene s;
+    uint32_t state = 11;
+    memset(&s, 0, sizeof(s));
+    s.shape = shape;
+    s.query_start[1] = shape.num_tokens;
+    s.seq_lens[0] = shape.num_keys;
+    const int32_t num_blocks = (shape.num_keys + shape.block_size - 1) / shape.block_size + 1;
+    for (int32_t i = 1; i < num_blocks; i++) s.table[i - 1] = num_blocks - i;
+    size_t bytes = 0;
+    assert_int_equal(fv_kv_view_bytes(&bytes, shape.layout, FV_DTYPE_BF16, num_blocks, shape.block_size,
+                                      shape.num_kv_heads, shape.size),
+                     FV_OK);
+    void *cache = malloc(bytes);
+    assert_non_null(cache);
+    memset(cache, 0xff, bytes);
+    s.view.struct_size = sizeof(s.view);
+    assert_int_equal(fv_kv_view_init(&s.view, cache, shape.layout, FV_DTYPE_BF16, num_blocks, shape.block_size,
+                                     shape.num_kv_heads, shape.size),
+                     FV_OK);
+    for (int32_t key = 0; key < shape.num_keys; key++) {
+        for (int32_t head = 0; head < shape.num_kv_heads; head++) {
+            for (int32_t d = 0; d < shape.size; d++) {
+                element_of(&s, &s.view.k, key, head)[d] = fv_bf16_of_f32(next(&state));
+                element_of(&s, &s.view.v, key, head)[d] = fv_bf16_of_f32(next(&state));
+            }
+        }
+    }
+    for (int32_t token = 0; token < shape.num_tokens; token++)
+        for (int32_t head = 0; head < shape.num_kv_heads * shape.group; head++)
+            for (int32_t d = 0; d < shape.size; d++) s.q[token][head][d] = fv_bf16_of_f32(next(&state));
+    return &s;
+}
+
+static fv_attend_params params_of(scene *s)
+{
+    return (fv_attend_params){
+        .q = s->q,
+        .q_token_stride = sizeof(s->q[0]),
+        .q_head_stride = sizeof(s->q[0][0]),
+        .out = s->out,
+        .out_token_stride = sizeof(s->out[0]),
+        .out_head_stride = sizeof(s->out[0][0]),
+        .lse = s->lse[0],
+        .lse_token_stride = sizeof(s->lse[0]),
+        .lse_head_stride = sizeof(float),
+        .cache = s->view,
+        .block_table = s->table,
+        .block_table_stride = MAX_KEYS,
+        .q_dtype = FV_DTYPE_BF16,
+        .out_dtype = FV_DTYPE_F32,
+        .num_heads = s->shape.num_kv_heads * s->shape.group,
+        .num_kv_heads = s->shape.num_kv_heads,
+        .head_size = s->shape.size,
+        .v_head_size = s->shape.size,
+        .scale = 0.25f,
+        .window = s->shape.window,
+        .context_parallel = {.world = 1, .interleave = 1},
+        .num_seqs = 1,
+        .query_start = s->query_start,
+        .seq_lens = s->seq_lens,
+        .num_items = 1,
+        .block_q = MAX_TOKENS,
+        .tile_keys = 64,
+    };
+}
+
+/* 1: the tiles served the item of all heads and keys. */
+static int32_t attend(scene *s)
+{
+    const fv_work_item item = {.num_tokens = s->shape.num_tokens,
+                               .num_kv_heads = s->shape.num_kv_heads,
+                               .end_key = s->shape.num_keys,
+                               .partial = -1};
+    fv_attend_params params = params_of(s);
+    params.items = &item;
+    params.scratch_bytes = FV_ISA_SYMBOL(fv_tiles_scratch)(&params);
+    params.scratch = aligned_alloc(64, (params.scratch_bytes + 63) / 64 * 64);
+    assert_non_null(params.scratch);
+    memset(params.scratch, 0xff, params.scratch_bytes);
+    const fv_attend_job job = fv_attend_job_of(&params, &item);
+    assert_true(FV_ISA_SYMBOL(fv_few_tiles_serve)(&job));
+    const int32_t serves = FV_ISA_SYMBOL(fv_attend_few_tiles)(&job, params.scratch, FV_RESCALING_MULTIPLY);
+    free(params.scratch);
+    return serves;
+}
+
+static void judge_row(const scene *s, int32_t token, int32_t head)
+{
+    const int32_t kv_head = head / s->shape.group, position = s->shape.num_keys - s->shape.num_tokens + token;
+    const int32_t past = position - s->shape.window + 1, first = s->shape.window && past > 0 ? past : 0;
+    double scores[MAX_KEYS], max = -INFINITY, sum = 0, out[MAX_SIZE] = {0};
+    for (int32_t key = first; key <= position; key++) {
+        scores[key] = 0;
+        for (int32_t d = 0; d < s->shape.size; d++)
+            scores[key] += 0.25 * fv_f32_of_bf16(s->q[token][head][d]) *
+                           fv_f32_of_bf16(element_of(s, &s->view.k, key, kv_head)[d]);
+        max = fmax(max, scores[key]);
+    }
+    for (int32_t key = first; key <= position; key++) {
+        const double weight = exp(scores[key] - max);
+        sum += weight;
+        for (int32_t d = 0; d < s->shape.size; d++)
+            out[d] += weight * fv_f32_of_bf16(element_of(s, &s->view.v, key, kv_head)[d]);
+    }
+    for (int32_t d = 0; d < s->shape.size; d++) assert_true(fabs(s->out[token][head][d] - out[d] / sum) < 0x1p-7);
+    assert_true(fabs(s->lse[token][head] - (max + log(sum))) < 1e-4);
+}
+
+static void judge(few_shape shape)
+{
+    scene *s = scene_of(shape);
+    assert_true(attend(s));
+    for (int32_t token = 0; token < shape.num_tokens; token++)
+        for (int32_t head = 0; head < shape.num_kv_heads * shape.group; head++) judge_row(s, token, head);
+    free(s->view.k.data < s->view.v.data ? s->view.k.data : s->view.v.data);
+}
+
+static few_shape shape_of(int32_t num_kv_heads, int32_t group, int32_t num_tokens, int32_t size)
+{
+    return (few_shape){.num_kv_heads = num_kv_heads,
+                       .group = group,
+                       .num_tokens = num_tokens,
+                       .size = size,
+                       .block_size = 16,
+                       .num_keys = 150,
+                       .layout = FV_KV_LAYOUT_NB_2_BS_H_D};
+}
+
+static void rows_of_all_numbers_are_served(void **state)
+{
+    (void)state;
+    judge(shape_of(8, 4, 1, 128)); /* tokens of 2 KB: two passes over the keys, two groups of heads */
+    judge(shape_of(9, 4, 1, 128)); /* three, the last one of a head */
+    judge(shape_of(8, 3, 1, 128));
+    judge(shape_of(4, 5, 1, 256));
+    judge(shape_of(8, 8, 1, 128));
+    judge(shape_of(8, 4, 4, 128)); /* 16 rows: a group for each head */
+    judge(shape_of(8, 2, 2, 128)); /* two tokens, of which one does not see the last key */
+    judge(shape_of(2, 4, 1, 64));  /* narrow tokens, whose lines are asked for */
+    judge(shape_of(1, 7, 1, 96));
+}
+
+static void pages_of_all_sizes_are_served(void **state)
+{
+    (void)state;
+    const fv_kv_layout layouts[] = {FV_KV_LAYOUT_NB_2_BS_H_D, FV_KV_LAYOUT_2_NB_BS_H_D, FV_KV_LAYOUT_PACKED_HND};
+    const int32_t sizes[] = {1, 8, 16, 24, 32, 128};
+    for (int32_t i = 0; i < 3; i++) {
+        for (int32_t j = 0; j < 6; j++) {
+            few_shape shape = shape_of(8, 4, 1, 128);
+            shape.layout = layouts[i];
+            shape.block_size = sizes[j];
+            judge(shape);
+        }
+    }
+}
+
+static void keys_begin_and_end_anywhere(void **state)
+{
+    (void)state;
+    const int32_t windows[] = {1, 15, 16, 17, 33, 64, 149};
+    for (int32_t i = 0; i < 7; i++) {
+        few_shape shape = shape_of(8, 2, 2, 128);
+        shape.window = windows[i];
+        judge(shape);
+    }
+    for (int32_t num_keys = 1; num_keys <= 66; num_keys += 5) {
+        few_shape shape = shape_of(8, 4, 1, 128);
+        shape.num_keys = num_keys;
+        judge(shape);
+    }
+}
+
+/* Zeros have multiplied what other heads do not see. */
+static void what_is_not_finite_is_left_to_others(void **state)
+{
+    (void)state;
+    for (int32_t what = 0; what < 4; what++) {
+        scene *s = scene_of(shape_of(8, 4, 1, 128));
+        const fv_kv_plane *plane = what % 2 ? &s->view.v : &s->view.k;
+        element_of(s, plane, 70, 5)[3] = what < 2 ? 0x7f80 : 0x7fc0;
+        assert_false(attend(s));
+        free(s->view.k.data < s->view.v.data ? s->view.k.data : s->view.v.data);
+    }
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(rows_of_all_numbers_are_served),
+        cmocka_unit_test(pages_of_all_sizes_are_served),
+        cmocka_unit_test(keys_begin_and_end_anywhere),
+        cmocka_unit_test(what_is_not_finite_is_left_to_others),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
