@@ -517,8 +517,7 @@ static int32_t lane_heads(const fv_plan *plan, const fv_attend_variant *variant)
 /* As the planner counts them: lanes that do not slow each other down are workers. */
 static int32_t num_workers(const fv_plan *plan, const fv_attend_variant *variant, int32_t lanes)
 {
-    const int32_t keep_pace = variant->items_keep_pace && variant->items_keep_pace(&plan->problem);
-    return keep_pace ? lanes : plan->device->num_workers;
+    return variant->items_keep_pace && variant->items_keep_pace(&plan->problem) ? lanes : plan->device->num_workers;
 }
 
 /* Batch-invariant: what rounds an item fills is the batch's. */
@@ -557,6 +556,7 @@ fv_status fv_strategy_create(fv_plan *plan, const fv_strategy *strategy)
         .half_rows = plan->paged->rows_of_halves ? plan->paged->rows_of_halves(&plan->problem) : 0,
         .lane_heads = lane_heads(plan, plan->paged),
         .splits_items = splits_items(plan, plan->paged),
+        .deals_keys = plan->paged->deals_keys && plan->paged->deals_keys(&plan->problem),
         .path = options->path,
         .batch_invariant = options->batch_invariant,
         .segment_keys = options->path == FV_PATH_3D || options->batch_invariant ? options->segment_keys : 0,

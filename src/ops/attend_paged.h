@@ -224,6 +224,9 @@ typedef struct fv_attend_variant {
     int32_t (*narrows_partials)(const fv_launch *launch, const fv_attend_params *params);
     /* 1: each of items_at_once is as fast beside the others as alone; NULL: no, they share their worker's memory. */
     int32_t (*items_keep_pace)(const fv_problem *problem);
+    /* 1: workers without keys take those of others' items, where each has one and their keys follow each other, up to
+     * FV_DECODE_ROWS rows. NULL: never. */
+    int32_t (*deals_keys)(const fv_problem *problem);
 } fv_attend_variant;
 
 typedef fv_status (*fv_reduce_segments_fn)(const fv_launch *launch, const fv_reduce_params *params);

@@ -2,9 +2,11 @@
 
 #include "planner/query_block.h"
 
-#define MAX_BLOCKS 512  /* Q blocks that are weighed; more of them need not be cut */
-#define MAX_WORKERS 256 /* that are weighed */
-#define WAIT_PARTS 12   /* workers differ: the last item counts by this part of the largest again */
+#define MAX_BLOCKS 512   /* Q blocks that are weighed; more of them need not be cut */
+#define MAX_WORKERS 256  /* that are weighed */
+#define WAIT_PARTS 12    /* workers differ: the last item counts by this part of the largest again */
+#define DEALT_PARTS 96   /* where those that end first take keys of the others: of one query, which are siblings, */
+#define LEAST_SIBLINGS 4 /* and so many for each where there are several queries */
 
 /* Of one partial row, in rows x keys, from its bytes, written and read: with few rows the keys are bytes as well, with
  * many they are products, which differ by ten times between AVX2 (about 12) and AMX (about 140). */
@@ -19,7 +21,16 @@ typedef struct worker_block {
     int32_t num_heads; /* KV heads of an item */
     int32_t span;      /* keys */
     int32_t most_segments;
+    int32_t is_dealt; /* 1: its items deal out their keys */
 } worker_block;
+
+/* What workers have to do. */
+typedef struct worker_load {
+    int64_t busy[MAX_WORKERS]; /* until then, a heap */
+    int64_t largest;           /* cost of an item */
+    int64_t num_items;
+    int32_t all_dealt;
+} worker_load;
 
 static worker_block weigh_block(const fv_split_rule *rule, const fv_query_block *block)
 {
@@ -34,6 +45,7 @@ static worker_block weigh_block(const fv_split_rule *rule, const fv_query_block 
         .num_heads = num_kv_heads / count,
         .span = span,
         .most_segments = fv_max_i32(1, span / FV_MIN_SEGMENT_KEYS),
+        .is_dealt = is_few && rule->deals_keys,
     };
 }
 
@@ -67,8 +79,8 @@ static void take_item(int64_t *busy, int32_t num_workers, int64_t cost)
     busy[at] = until;
 }
 
-/* The items of a block, cut for `share` as the work list does. Returns the cost of the largest. */
-static int64_t take_block(int64_t *busy, const fv_split_rule *rule, const worker_block *block, int64_t share)
+/* The items of a block, cut for `share` as the work list does. */
+static void take_block(worker_load *load, const fv_split_rule *rule, const worker_block *block, int64_t share)
 {
     const int64_t pieces = fv_max_i64(1, fv_ceil_div(block->cost, share));
     const int64_t most_segments = fv_min_i64(pieces, block->most_segments);
@@ -76,25 +88,26 @@ static int64_t take_block(int64_t *busy, const fv_split_rule *rule, const worker
     const int64_t head_run = fv_max_i64(1, block->num_heads / fv_ceil_div(pieces, most_segments));
     const int64_t head_runs = fv_ceil_div(block->num_heads, head_run), num_items = head_runs * block->count;
     const int64_t merge = keys < block->span ? block->merge : 0;
-    int64_t largest = 0;
+    load->all_dealt &= block->is_dealt;
     for (int64_t key = 0; key < block->span; key += keys) {
         const int64_t cost = block->cost * fv_min_i64(keys, block->span - key) / block->span;
         const int64_t item = (cost + merge) / head_runs;
-        for (int64_t n = 0; n < num_items; n++) take_item(busy, rule->num_workers, item);
-        largest = fv_max_i64(largest, item);
+        for (int64_t n = 0; n < num_items; n++) take_item(load->busy, rule->num_workers, item);
+        load->largest = fv_max_i64(load->largest, item);
+        load->num_items += num_items;
     }
-    return largest;
 }
 
 /* When the last worker ends. */
 static int64_t time_of_share(const fv_split_rule *rule, const worker_block *blocks, int32_t num_blocks, int64_t share)
 {
-    int64_t busy[MAX_WORKERS] = {0}, largest = 0, last = 0;
-    for (int32_t i = 0; i < num_blocks; i++) {
-        largest = fv_max_i64(largest, take_block(busy, rule, &blocks[i], share));
-    }
-    for (int32_t i = 0; i < rule->num_workers; i++) last = fv_max_i64(last, busy[i]);
-    return last + largest / WAIT_PARTS;
+    worker_load load = {.all_dealt = 1};
+    int64_t last = 0;
+    for (int32_t i = 0; i < num_blocks; i++) take_block(&load, rule, &blocks[i], share);
+    for (int32_t i = 0; i < rule->num_workers; i++) last = fv_max_i64(last, load.busy[i]);
+    const int32_t is_dealt = load.all_dealt && load.num_items <= rule->num_workers &&
+                             (num_blocks == 1 || load.num_items >= LEAST_SIBLINGS * num_blocks);
+    return last + load.largest / (is_dealt ? DEALT_PARTS : WAIT_PARTS);
 }
 
 /* A rule that says itself how many pieces a Q block has. */

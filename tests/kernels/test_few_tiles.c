@@ -17,8 +17,9 @@
 #include "fovea/view.h"
 #include "kernels/cpu/amx/attend_few_tiles.h"
 #include "kernels/cpu/amx/attend_tiles.h"
+#include "kernels/cpu_tables.h"
 
-enum { MAX_KV_HEADS = 9, MAX_GROUP = 8, MAX_TOKENS = 4, MAX_SIZE = 256, MAX_KEYS = 200, MAX_HEADS = 72 };
+enum { MAX_KV_HEADS = 9, MAX_GROUP = 8, MAX_TOKENS = 4, MAX_SIZE = 256, MAX_KEYS = 900, MAX_HEADS = 72, MAX_ITEMS = 3 };
 
 typedef struct few_shape {
     int32_t num_kv_heads, group, num_tokens, size, block_size, num_keys, window;
@@ -33,6 +34,8 @@ typedef struct scene {
     uint16_t q[MAX_TOKENS][MAX_HEADS][MAX_SIZE];
     float out[MAX_TOKENS][MAX_HEADS][MAX_SIZE];
     float lse[MAX_TOKENS][MAX_HEADS];
+    float partial_out[MAX_ITEMS][MAX_TOKENS][MAX_HEADS * MAX_SIZE]; /* dense: as many heads and elements as there are */
+    float partial_max[MAX_ITEMS][MAX_TOKENS * MAX_HEADS], partial_sum[MAX_ITEMS][MAX_TOKENS * MAX_HEADS];
 } scene;
 
 static float next(uint32_t *state)
@@ -83,6 +86,8 @@ static scene *scene_of(few_shape shape)
     return &s;
 }
 
+static void free_cache(scene *s) { free(s->view.k.data < s->view.v.data ? s->view.k.data : s->view.v.data); }
+
 static fv_attend_params params_of(scene *s)
 {
     return (fv_attend_params){
@@ -130,8 +135,9 @@ static int32_t attend(scene *s)
     assert_non_null(params.scratch);
     memset(params.scratch, 0xff, params.scratch_bytes);
     const fv_attend_job job = fv_attend_job_of(&params, &item);
+    fv_key_shares shares = {0};
     assert_true(FV_ISA_SYMBOL(fv_few_tiles_serve)(&job));
-    const int32_t serves = FV_ISA_SYMBOL(fv_attend_few_tiles)(&job, params.scratch, FV_RESCALING_MULTIPLY);
+    const int32_t serves = FV_ISA_SYMBOL(fv_attend_few_tiles)(&job, params.scratch, FV_RESCALING_MULTIPLY, &shares);
     free(params.scratch);
     return serves;
 }
@@ -164,7 +170,7 @@ static void judge(few_shape shape)
     assert_true(attend(s));
     for (int32_t token = 0; token < shape.num_tokens; token++)
         for (int32_t head = 0; head < shape.num_kv_heads * shape.group; head++) judge_row(s, token, head);
-    free(s->view.k.data < s->view.v.data ? s->view.k.data : s->view.v.data);
+    free_cache(s);
 }
 
 static few_shape shape_of(int32_t num_kv_heads, int32_t group, int32_t num_tokens, int32_t size)
@@ -232,17 +238,107 @@ static void what_is_not_finite_is_left_to_others(void **state)
         const fv_kv_plane *plane = what % 2 ? &s->view.v : &s->view.k;
         element_of(s, plane, 70, 5)[3] = what < 2 ? 0x7f80 : 0x7fc0;
         assert_false(attend(s));
-        free(s->view.k.data < s->view.v.data ? s->view.k.data : s->view.v.data);
+        free_cache(s);
+    }
+}
+
+/* --- keys that items deal out --------------------------------------------------------------------------------------- */
+
+static void run_last_first(void *user, int64_t num_tasks, fv_task_fn task, void *task_user)
+{
+    (void)user;
+    for (int64_t i = num_tasks - 1; i >= 0; i--) task(task_user, i, (int32_t)i);
+}
+
+/* A launch of MAX_ITEMS items of the sequence's keys, one after the other: the first to run takes all that others leave. */
+static void launch_siblings(scene *s)
+{
+    const int32_t ends[MAX_ITEMS + 1] = {0, 320, 640, s->shape.num_keys};
+    const int64_t rows = (int64_t)s->shape.num_tokens * s->shape.num_kv_heads * s->shape.group;
+    fv_work_item items[MAX_ITEMS];
+    for (int32_t i = 0; i < MAX_ITEMS; i++)
+        items[i] = (fv_work_item){.num_tokens = s->shape.num_tokens,
+                                  .num_kv_heads = s->shape.num_kv_heads,
+                                  .first_key = ends[i],
+                                  .end_key = ends[i + 1],
+                                  .partial = i * s->shape.num_tokens};
+    fv_attend_params params = params_of(s);
+    params.items = items;
+    params.num_items = MAX_ITEMS;
+    params.partial_out = s->partial_out[0][0];
+    params.partial_max = s->partial_max[0];
+    params.partial_sum = s->partial_sum[0];
+    memset(s->partial_out, 0xff, sizeof(s->partial_out));
+    memset(s->partial_max, 0xff, sizeof(s->partial_max));
+    memset(s->partial_sum, 0xff, sizeof(s->partial_sum));
+    const fv_attend_variant *variant = &fv_cpu_emulated_amx.attend_paged[0];
+    params.scratch_bytes = variant->scratch_bytes(&params);
+    params.scratch = aligned_alloc(64, MAX_ITEMS * params.scratch_bytes);
+    assert_non_null(params.scratch);
+    const fv_executor executor = {.parallel_for = run_last_first, .num_workers = MAX_ITEMS};
+    assert_int_equal(variant->launch(&(fv_launch){.executor = &executor}, &params), FV_OK);
+    free(params.scratch);
+    /* Together, as reduce_segments has them. */
+    for (int64_t row = 0; row < rows; row++) {
+        float max = -INFINITY, sum = 0;
+        for (int32_t i = 0; i < MAX_ITEMS; i++) max = fmaxf(max, s->partial_max[0][i * rows + row]);
+        float *out = s->out[row / (rows / s->shape.num_tokens)][row % (rows / s->shape.num_tokens)];
+        memset(out, 0, (size_t)s->shape.size * sizeof(float));
+        for (int32_t i = 0; i < MAX_ITEMS; i++) {
+            const float weight = expf(s->partial_max[0][i * rows + row] - max);
+            sum += weight * s->partial_sum[0][i * rows + row];
+            for (int32_t d = 0; d < s->shape.size; d++)
+                out[d] += weight * s->partial_out[0][0][(i * rows + row) * s->shape.size + d];
+        }
+        for (int32_t d = 0; d < s->shape.size; d++) out[d] /= sum;
+        s->lse[0][row / (rows / s->shape.num_tokens) * MAX_HEADS + row % (rows / s->shape.num_tokens)] = max +
+                                                                                                         logf(sum);
+    }
+}
+
+static void siblings_deal_out_keys(void **state)
+{
+    (void)state;
+    for (int32_t num_tokens = 1; num_tokens <= 4; num_tokens += 3) {
+        few_shape shape = shape_of(8, 4, num_tokens, 128);
+        shape.num_keys = 850;
+        scene *s = scene_of(shape);
+        launch_siblings(s);
+        /* The last item ran first, and has more than the quarter of all weights that its own keys have. */
+        const int64_t last = 2 * num_tokens * 32;
+        assert_true(s->partial_sum[0][last] * expf(s->partial_max[0][last] - s->lse[0][0]) > 0.6f);
+        for (int32_t token = 0; token < num_tokens; token++)
+            for (int32_t head = 0; head < 32; head++) judge_row(s, token, head);
+        free_cache(s);
+    }
+}
+
+/* Who has which keys is not known when one item cannot go on: all siblings are done again. */
+static void siblings_are_lost_together(void **state)
+{
+    (void)state;
+    for (int32_t key = 100; key < 850; key += 300) {
+        few_shape shape = shape_of(8, 4, 1, 128);
+        shape.num_keys = 850;
+        scene *s = scene_of(shape);
+        element_of(s, &s->view.k, key, 5)[3] = 0x7fc0;
+        launch_siblings(s);
+        for (int32_t head = 0; head < 32; head++) {
+            if (head / 4 == 5)
+                assert_true(isnan(s->out[0][head][0]));
+            else
+                judge_row(s, 0, head);
+        }
+        free_cache(s);
     }
 }
 
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(rows_of_all_numbers_are_served),
-        cmocka_unit_test(pages_of_all_sizes_are_served),
-        cmocka_unit_test(keys_begin_and_end_anywhere),
-        cmocka_unit_test(what_is_not_finite_is_left_to_others),
+        cmocka_unit_test(rows_of_all_numbers_are_served), cmocka_unit_test(pages_of_all_sizes_are_served),
+        cmocka_unit_test(keys_begin_and_end_anywhere),    cmocka_unit_test(what_is_not_finite_is_left_to_others),
+        cmocka_unit_test(siblings_deal_out_keys),         cmocka_unit_test(siblings_are_lost_together),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

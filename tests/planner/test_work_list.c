@@ -276,6 +276,33 @@ static void test_no_more_pieces_than_needed(void **state)
     destroy(f);
 }
 
+/* Where workers take keys of each other's items one piece for each is enough; of several queries only where each has many. */
+static void test_dealt_keys_need_no_spare_pieces(void **state)
+{
+    (void)state;
+    static const struct {
+        int32_t batch, num_workers, num_items;
+    } cases[] = {{1, 2, 2}, {1, 4, 4}, {1, 16, 16}, {4, 16, 16}, {1, 1, 1}};
+    for (int32_t i = 0; i < FV_ARRAY_LEN(cases); i++) {
+        fixture *f = make(32, 8, cases[i].num_workers);
+        f->rule.deals_keys = 1;
+        allocate(f);
+        for (int32_t seq = 0; seq < cases[i].batch; seq++) add(f, 1, 32768);
+        build(f);
+        assert_int_equal(f->list.num_items, cases[i].num_items);
+        destroy(f);
+    }
+    for (int32_t deals_keys = 0; deals_keys < 2; deals_keys++) {
+        fixture *f = make(32, 8, 4);
+        f->rule.deals_keys = deals_keys;
+        allocate(f);
+        for (int32_t seq = 0; seq < 1 + deals_keys; seq++) add(f, 1, 32768);
+        build(f);
+        assert_true(f->list.num_items > 4); /* not dealt out, and two queries on four workers */
+        destroy(f);
+    }
+}
+
 /* Verification of up to 16 tokens is cut as well as single tokens. */
 static void test_short_queries_are_cut_too(void **state)
 {
@@ -793,6 +820,7 @@ int main(void)
         cmocka_unit_test(test_random_steps_are_covered),
         cmocka_unit_test(test_workers_end_together),
         cmocka_unit_test(test_no_more_pieces_than_needed),
+        cmocka_unit_test(test_dealt_keys_need_no_spare_pieces),
         cmocka_unit_test(test_short_queries_are_cut_too),
         cmocka_unit_test(test_nothing_jumps),
         cmocka_unit_test(test_batch_invariant_cuts),

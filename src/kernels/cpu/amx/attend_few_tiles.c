@@ -25,6 +25,7 @@
 #include "kernels/cpu/amx/weigher.h"
 
 #define FEW_WIDE_BYTES 2048 /* of a token */
+#define STEPS_AT_ONCE 8     /* that siblings take from their shares */
 
 /* Do a token's rows lie side by side, and so many bytes of them that a core finds the next lines by itself? Then lines that are
  * asked for only fill its miss buffers (docs/notes/cpu-amx.md, "Few rows: who asks for lines"). */
@@ -65,6 +66,9 @@ typedef struct few_item {
     fv_tile_item tile;
     head_group groups[FV_TILE_MAX_HEADS];
     int32_t num_groups;
+    fv_key_shares *shares;  /* NULL: the item keeps its keys */
+    int32_t index;          /* of its share */
+    fv_step_run run;        /* steps of 32 keys that are the item's, and not begun */
     int32_t in_tiles;       /* fv_cache_is_in_tiles */
     int32_t num_passes;     /* over the keys of a block */
     fv_few_block blocks[3]; /* of the unit before, at hand, and the next one */
@@ -372,6 +376,18 @@ static void begin_heads(few_item *few)
     }
 }
 
+/* Takes the next 32 keys to few->blocks[turn]; empty: none are left. */
+static void find_next_block(few_item *few, int32_t turn)
+{
+    fv_few_block *block = &few->blocks[turn];
+    if (few->shares && few->run.first >= few->run.end)
+        few->run = fv_key_shares_next(few->shares, few->index, STEPS_AT_ONCE, 1);
+    if (few->run.first < few->run.end)
+        fv_few_block_find(&few->tile, block, few->run.first++ * FV_STEP_KEYS, turn, few->in_tiles);
+    else
+        *block = (fv_few_block){0};
+}
+
 /* How the rows are read, and the first block. */
 static void begin_keys(few_item *few)
 {
@@ -381,18 +397,18 @@ static void begin_keys(few_item *few)
     few->in_tiles = fv_cache_is_in_tiles(item->job);
     few->num_passes = item->is_unasked && item->job->num_rows <= FV_TILE_ROWS / 2 ? 2 : 1;
     fv_tiles_configure(&item->tiles, FV_TILE_ROWS / few->num_passes, tile_rows(item->job));
-    fv_few_block_find(item, &few->blocks[0], item->job->keys.first / FV_STEP_KEYS * FV_STEP_KEYS, 0, few->in_tiles);
+    find_next_block(few, 0);
     if (!item->is_unasked) fv_tile_aim_ahead(item, &few->blocks[0].keys, 1); /* all of it at once */
     fv_tile_call_ahead(item);
 }
 
-/* The block behind `block`, into turn `turn`; its rows are asked for by those who work on `block`. */
-static void find_next_block(few_item *few, const fv_few_block *block, int32_t turn)
+/* The block behind those at hand, whose rows are asked for by who works on these. */
+static void look_ahead(few_item *few, int32_t turn)
 {
     fv_tile_item *item = &few->tile;
     const fv_attend_params *params = item->job->params;
     const int32_t sites = 2 * (params->head_size / FV_TILE_DEPTH + params->v_head_size / 32);
-    fv_few_block_find(item, &few->blocks[turn], block->keys.first_key + FV_STEP_KEYS, turn, few->in_tiles);
+    find_next_block(few, turn);
     if (!item->is_unasked) fv_tile_aim_ahead(item, &few->blocks[turn].keys, item->num_heads * sites);
 }
 
@@ -420,7 +436,7 @@ static int32_t attend_heads(few_item *few)
     while (few->blocks[turn].keys.first < few->blocks[turn].keys.end) {
         const fv_few_block *block = &few->blocks[turn];
         turn = (turn + 1) % 3;
-        find_next_block(few, block, turn);
+        look_ahead(few, turn);
         for (int32_t g = 0; g < few->num_groups; g++)
             if (!attend_unit(few, g, block, num_units++)) return 0;
     }
@@ -443,7 +459,7 @@ int32_t FV_ISA_SYMBOL(fv_few_tiles_serve)(const fv_attend_job *job)
     return 1;
 }
 
-int32_t FV_ISA_SYMBOL(fv_attend_few_tiles)(const fv_attend_job *job, void *memory, fv_rescaling rescaling)
+static int32_t attend(const fv_attend_job *job, void *memory, fv_rescaling rescaling, fv_key_shares *shares)
 {
     const int32_t end_head = job->item->first_kv_head + job->item->num_kv_heads;
     few_item few;
@@ -454,13 +470,28 @@ int32_t FV_ISA_SYMBOL(fv_attend_few_tiles)(const fv_attend_job *job, void *memor
     item->rescaling = rescaling;
     item->num_strips = 1;
     item->block_keys = FV_STEP_KEYS;
+    few.shares = shares;
+    few.index = shares ? fv_key_share_index(job) : 0;
     int32_t is_done = 1;
     for (int32_t head = job->item->first_kv_head; head < end_head && is_done; head += FV_TILE_MAX_HEADS) {
         item->first_head = head;
         item->num_heads = fv_min_i32(FV_TILE_MAX_HEADS, end_head - head);
         item->scratch = fv_tile_scratch_of(job->params, item->num_heads, 0, item->block_keys, memory);
+        few.run = (fv_step_run){0, 0};
+        if (!shares)
+            few.run = (fv_step_run){job->keys.first / FV_STEP_KEYS, (int32_t)fv_ceil_div(job->keys.end, FV_STEP_KEYS)};
         is_done = attend_heads(&few);
     }
     fv_tiles_release(&item->tiles);
     return is_done;
+}
+
+int32_t FV_ISA_SYMBOL(fv_attend_few_tiles)(const fv_attend_job *job, void *memory, fv_rescaling rescaling,
+                                           fv_key_shares *shares)
+{
+    /* More heads than one pass takes would need the keys once more. */
+    if (!fv_key_shares_has(shares, job) || job->item->num_kv_heads > FV_TILE_MAX_HEADS)
+        return attend(job, memory, rescaling, NULL);
+    const fv_attend_job whole = fv_key_shares_whole(shares, job);
+    return attend(&whole, memory, rescaling, shares);
 }

@@ -2,12 +2,13 @@
 #ifndef FV_KERNELS_CPU_AMX_ATTEND_FEW_TILES_H
 #define FV_KERNELS_CPU_AMX_ATTEND_FEW_TILES_H
 
-#include "kernels/cpu/attend_item.h"
+#include "kernels/cpu/amx/key_shares.h"
 
 /* 1: the item has up to 16 rows for each KV head, and scores that are multiples of dot products. */
 int32_t FV_ISA_SYMBOL(fv_few_tiles_serve)(const fv_attend_job *job);
 
-/* As fv_attend_tiles, with the same scratch; of items that the above says yes to. */
-int32_t FV_ISA_SYMBOL(fv_attend_few_tiles)(const fv_attend_job *job, void *scratch, fv_rescaling rescaling);
+/* As fv_attend_tiles, with the same scratch; of items that the above says yes to. Siblings deal out their keys. */
+int32_t FV_ISA_SYMBOL(fv_attend_few_tiles)(const fv_attend_job *job, void *scratch, fv_rescaling rescaling,
+                                           fv_key_shares *shares);
 
 #endif

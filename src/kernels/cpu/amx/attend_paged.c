@@ -37,10 +37,23 @@ static size_t dense_scratch(const fv_attend_params *params) { return fv_item_loo
 static const char *paged_why_not(const fv_problem *problem) { return fv_item_loop_why_not(problem, PAGED_BASE); }
 static const char *dense_why_not(const fv_problem *problem) { return fv_item_loop_why_not(problem, DENSE_BASE); }
 
+/* As fv_item_loop_tiles and fv_few_tiles_serve have it, of all items. */
+static int32_t paged_deals_keys(const fv_problem *problem)
+{
+    const int32_t group = problem->mha.num_heads / problem->mha.num_kv_heads;
+    if (FV_ISA_SYMBOL(fv_tiles_why_not)(problem) || problem->kv_dtype != FV_DTYPE_BF16) return 0;
+    if (problem->soft_cap > 0 || problem->alibi != FV_ALIBI_NONE || problem->tree_mask || problem->window) return 0;
+    if (problem->context_parallel.world > 1 || problem->block_size % FV_TILE_ROWS != 0) return 0;
+    return group >= FV_TILE_LEAST_ROWS && problem->mha.num_kv_heads <= FV_TILE_MAX_HEADS;
+}
+
 const fv_attend_variant FV_ISA_SYMBOL(fv_attend_paged)[FV_NUM_VARIANTS_attend_paged] = {
-    {"tiles16", 16, 64, paged_why_not, paged_scratch, launch_paged, .rescaling = FV_RESCALING_MULTIPLY},
-    {"tiles128", 128, 64, paged_why_not, paged_scratch, launch_paged, .rescaling = FV_RESCALING_MULTIPLY},
-    {"tiles512", 512, 64, paged_why_not, paged_scratch, launch_paged, .rescaling = FV_RESCALING_MULTIPLY},
+    {"tiles16", 16, 64, paged_why_not, paged_scratch, launch_paged, .rescaling = FV_RESCALING_MULTIPLY,
+     .deals_keys = paged_deals_keys},
+    {"tiles128", 128, 64, paged_why_not, paged_scratch, launch_paged, .rescaling = FV_RESCALING_MULTIPLY,
+     .deals_keys = paged_deals_keys},
+    {"tiles512", 512, 64, paged_why_not, paged_scratch, launch_paged, .rescaling = FV_RESCALING_MULTIPLY,
+     .deals_keys = paged_deals_keys},
 };
 
 const fv_attend_variant FV_ISA_SYMBOL(fv_attend_dense)[FV_NUM_VARIANTS_attend_dense] = {

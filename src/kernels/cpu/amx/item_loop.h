@@ -57,7 +57,7 @@ static inline int32_t fv_item_loop_tiles(const fv_attend_job *job, int64_t num_r
     if (num_rows < FV_TILE_LEAST_COPIED_ROWS && !in_tiles) return 0;
     if (num_rows <= FV_DECODE_ROWS && !fv_item_loop_reads_rows(job)) return 0;
     if ((in_tiles || job->num_rows <= FV_TILE_STRIP_ROWS / 2) && FV_ISA_SYMBOL(fv_few_tiles_serve)(job))
-        return FV_ISA_SYMBOL(fv_attend_few_tiles)(job, scratch, rescaling);
+        return FV_ISA_SYMBOL(fv_attend_few_tiles)(job, scratch, rescaling, shares);
     return FV_ISA_SYMBOL(fv_attend_tiles)(job, scratch, rescaling, shares);
 }
 
@@ -69,13 +69,38 @@ static inline fv_attend_params fv_item_loop_params(const fv_item_loop *loop, int
     return one;
 }
 
-static inline void fv_item_loop_attend(const fv_item_loop *loop, const fv_work_item *item, int32_t worker)
+/* The base takes the item, of one: it runs here, as worker 0. */
+static inline void fv_item_loop_fall_back(const fv_item_loop *loop, const fv_work_item *item, int32_t worker)
 {
     fv_attend_params one = fv_item_loop_params(loop, worker);
-    if (loop->attend(&one, item, one.scratch, loop->rescaling, loop->shares)) return;
     one.items = item;
     one.num_items = 1;
-    loop->base->launch(loop->launch, &one); /* of one item: it runs here, as worker 0 */
+    loop->base->launch(loop->launch, &one);
+}
+
+static inline void fv_item_loop_attend(const fv_item_loop *loop, const fv_work_item *item, int32_t worker)
+{
+    const fv_attend_params one = fv_item_loop_params(loop, worker);
+    const int64_t index = loop->shares->num_items > 0 ? item - loop->params->items : 0;
+    if (loop->attend(&one, item, one.scratch, loop->rescaling, loop->shares)) return;
+    if (fv_key_shares_of_item(loop->shares, index))
+        fv_key_shares_lose(loop->shares, index);
+    else
+        fv_item_loop_fall_back(loop, item, worker);
+}
+
+/* Items whose siblings or who themselves lost their results. */
+static inline void fv_item_loop_again_task(void *user, int64_t index, int32_t worker)
+{
+    const fv_item_loop *loop = user;
+    if (fv_key_shares_lost(loop->shares, index)) fv_item_loop_fall_back(loop, &loop->params->items[index], worker);
+}
+
+static inline int32_t fv_item_loop_has_lost(const fv_item_loop *loop)
+{
+    for (int32_t i = 0; i < loop->shares->num_items; i++)
+        if (fv_key_shares_lost(loop->shares, i)) return 1;
+    return 0;
 }
 
 static inline void fv_item_loop_list_task(void *user, int64_t index, int32_t worker)
@@ -132,6 +157,8 @@ static inline fv_status fv_item_loop_run(fv_item_loop *loop)
         const int64_t num_cells = (int64_t)params->num_q_blocks * params->num_kv_heads * params->num_segments;
         fv_executor_run(loop->launch->executor, num_cells, fv_item_loop_grid_task, loop);
     }
+    if (fv_item_loop_has_lost(loop))
+        fv_executor_run(loop->launch->executor, params->num_items, fv_item_loop_again_task, loop);
     return FV_OK;
 }
 

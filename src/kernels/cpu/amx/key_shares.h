@@ -24,6 +24,7 @@ enum {
 typedef struct fv_key_share {
     _Atomic uint64_t left;
     int32_t first_item, end_item; /* the siblings */
+    atomic_int is_lost;           /* of the first sibling: 1: results of some are not to be used, all are done again */
 } fv_key_share;
 
 typedef struct fv_key_shares {
@@ -46,12 +47,12 @@ static inline uint64_t fv_key_share_of(int32_t first, int32_t end)
     return (uint64_t)(uint32_t)first | (uint64_t)(uint32_t)end << 32;
 }
 
-/* Do the items' keys follow each other, for the same rows: one token, which sees them all? */
+/* Do the items' keys follow each other, for the same rows? */
 static inline int32_t fv_key_shares_follow(const fv_work_item *item, const fv_work_item *next)
 {
     return next->seq == item->seq && next->table_row == item->table_row && next->first_token == item->first_token &&
-           next->num_tokens == 1 && item->num_tokens == 1 && next->first_kv_head == item->first_kv_head &&
-           next->num_kv_heads == 1 && item->num_kv_heads == 1 && next->first_key == item->end_key &&
+           next->num_tokens == item->num_tokens && next->first_kv_head == item->first_kv_head &&
+           next->num_kv_heads == item->num_kv_heads && next->first_key == item->end_key &&
            next->first_key % FV_STEP_KEYS == 0 && next->partial >= 0 && item->partial >= 0;
 }
 
@@ -72,6 +73,7 @@ static inline void fv_key_shares_find(fv_key_shares *shares, const fv_attend_par
             const int32_t end_key = fv_max_i32(item->first_key, fv_min_i32(item->end_key, params->seq_lens[item->seq]));
             shares->of[i].first_item = first;
             shares->of[i].end_item = end;
+            atomic_init(&shares->of[i].is_lost, 0);
             atomic_init(&shares->of[i].left,
                         fv_key_share_of(item->first_key / FV_STEP_KEYS, (int32_t)fv_ceil_div(end_key, FV_STEP_KEYS)));
         }
@@ -80,12 +82,29 @@ static inline void fv_key_shares_find(fv_key_shares *shares, const fv_attend_par
 
 static inline int32_t fv_key_share_index(const fv_attend_job *job) { return (int32_t)(job->item - job->params->items); }
 
-/* Has the job's item siblings? */
-static inline int32_t fv_key_shares_has(const fv_key_shares *shares, const fv_attend_job *job)
+/* Has item `index` siblings? */
+static inline int32_t fv_key_shares_of_item(const fv_key_shares *shares, int64_t index)
 {
     if (shares->num_items == 0) return 0;
-    const fv_key_share *share = &shares->of[fv_key_share_index(job)];
-    return share->end_item - share->first_item > 1;
+    return shares->of[index].end_item - shares->of[index].first_item > 1;
+}
+
+static inline int32_t fv_key_shares_has(const fv_key_shares *shares, const fv_attend_job *job)
+{
+    return shares->num_items > 0 && fv_key_shares_of_item(shares, fv_key_share_index(job));
+}
+
+/* An item's result is not to be used, nor then those of its siblings: who has which keys is not known any more. */
+static inline void fv_key_shares_lose(fv_key_shares *shares, int64_t index)
+{
+    atomic_store_explicit(&shares->of[shares->of[index].first_item].is_lost, 1, memory_order_relaxed);
+}
+
+/* After the launch's items: is item `index` to be done again, with its own keys? */
+static inline int32_t fv_key_shares_lost(fv_key_shares *shares, int64_t index)
+{
+    return fv_key_shares_of_item(shares, index) &&
+           atomic_load_explicit(&shares->of[shares->of[index].first_item].is_lost, memory_order_relaxed);
 }
 
 /* The job with the keys of all siblings. */
