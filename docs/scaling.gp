@@ -3,7 +3,7 @@
 #   gnuplot docs/scaling.gp   writes docs/scaling.svg
 set terminal svg size 860,460 font "sans-serif,13" background "#ffffff"
 set output "docs/scaling.svg"
-results = "bench/results/scaling-intel-xeon-16-cores-2026-11-24.txt" # of bench/scaling.sh
+results = "bench/results/scaling-intel-xeon-16-cores-2026-11-26.txt" # of bench/scaling.sh
 set logscale xy 2
 set xlabel "threads"
 set ylabel "speedup over one thread"
