@@ -47,8 +47,8 @@ static float next(uint32_t *state)
 static uint16_t *element_of(const scene *s, const fv_kv_plane *plane, int32_t key, int32_t head)
 {
     const int32_t size = s->shape.block_size;
-    return (uint16_t *)((char *)plane->data + s->table[key / size] * plane->block_stride + head * plane->head_stride +
-                        key % size * plane->slot_stride);
+    return (uint16_t *)(void *)((char *)plane->data + s->table[key / size] * plane->block_stride +
+                                head * plane->head_stride + key % size * plane->slot_stride);
 }
 
 static scene *scene_of(few_shape shape)
