@@ -34,8 +34,9 @@ typedef struct scene {
     uint16_t q[MAX_TOKENS][MAX_HEADS][MAX_SIZE];
     float out[MAX_TOKENS][MAX_HEADS][MAX_SIZE];
     float lse[MAX_TOKENS][MAX_HEADS];
-    float partial_out[MAX_ITEMS][MAX_TOKENS][MAX_HEADS * MAX_SIZE]; /* dense: as many heads and elements as there are */
-    float partial_max[MAX_ITEMS][MAX_TOKENS * MAX_HEADS], partial_sum[MAX_ITEMS][MAX_TOKENS * MAX_HEADS];
+    /* [item][token][head][element], dense: as many of each as there are */
+    float partial_out[MAX_ITEMS * MAX_TOKENS * MAX_HEADS * MAX_SIZE];
+    float partial_max[MAX_ITEMS * MAX_TOKENS * MAX_HEADS], partial_sum[MAX_ITEMS * MAX_TOKENS * MAX_HEADS];
 } scene;
 
 static float next(uint32_t *state)
@@ -250,6 +251,23 @@ static void run_last_first(void *user, int64_t num_tasks, fv_task_fn task, void 
     for (int64_t i = num_tasks - 1; i >= 0; i--) task(task_user, i, (int32_t)i);
 }
 
+/* The items' results of a row together, as reduce_segments has them. */
+static void merge_row(scene *s, int64_t row, int64_t num_rows)
+{
+    const int64_t num_heads = num_rows / s->shape.num_tokens, token = row / num_heads, head = row % num_heads;
+    float max = -INFINITY, sum = 0, *out = s->out[token][head];
+    for (int32_t i = 0; i < MAX_ITEMS; i++) max = fmaxf(max, s->partial_max[i * num_rows + row]);
+    memset(out, 0, (size_t)s->shape.size * sizeof(float));
+    for (int32_t i = 0; i < MAX_ITEMS; i++) {
+        const int64_t at = i * num_rows + row;
+        const float weight = expf(s->partial_max[at] - max);
+        sum += weight * s->partial_sum[at];
+        for (int32_t d = 0; d < s->shape.size; d++) out[d] += weight * s->partial_out[at * s->shape.size + d];
+    }
+    for (int32_t d = 0; d < s->shape.size; d++) out[d] /= sum;
+    s->lse[token][head] = max + logf(sum);
+}
+
 /* A launch of MAX_ITEMS items of the sequence's keys, one after the other: the first to run takes all that others leave. */
 static void launch_siblings(scene *s)
 {
@@ -265,9 +283,9 @@ static void launch_siblings(scene *s)
     fv_attend_params params = params_of(s);
     params.items = items;
     params.num_items = MAX_ITEMS;
-    params.partial_out = s->partial_out[0][0];
-    params.partial_max = s->partial_max[0];
-    params.partial_sum = s->partial_sum[0];
+    params.partial_out = s->partial_out;
+    params.partial_max = s->partial_max;
+    params.partial_sum = s->partial_sum;
     memset(s->partial_out, 0xff, sizeof(s->partial_out));
     memset(s->partial_max, 0xff, sizeof(s->partial_max));
     memset(s->partial_sum, 0xff, sizeof(s->partial_sum));
@@ -278,22 +296,7 @@ static void launch_siblings(scene *s)
     const fv_executor executor = {.parallel_for = run_last_first, .num_workers = MAX_ITEMS};
     assert_int_equal(variant->launch(&(fv_launch){.executor = &executor}, &params), FV_OK);
     free(params.scratch);
-    /* Together, as reduce_segments has them. */
-    for (int64_t row = 0; row < rows; row++) {
-        float max = -INFINITY, sum = 0;
-        for (int32_t i = 0; i < MAX_ITEMS; i++) max = fmaxf(max, s->partial_max[0][i * rows + row]);
-        float *out = s->out[row / (rows / s->shape.num_tokens)][row % (rows / s->shape.num_tokens)];
-        memset(out, 0, (size_t)s->shape.size * sizeof(float));
-        for (int32_t i = 0; i < MAX_ITEMS; i++) {
-            const float weight = expf(s->partial_max[0][i * rows + row] - max);
-            sum += weight * s->partial_sum[0][i * rows + row];
-            for (int32_t d = 0; d < s->shape.size; d++)
-                out[d] += weight * s->partial_out[0][0][(i * rows + row) * s->shape.size + d];
-        }
-        for (int32_t d = 0; d < s->shape.size; d++) out[d] /= sum;
-        s->lse[0][row / (rows / s->shape.num_tokens) * MAX_HEADS + row % (rows / s->shape.num_tokens)] = max +
-                                                                                                         logf(sum);
-    }
+    for (int64_t row = 0; row < rows; row++) merge_row(s, row, rows);
 }
 
 static void siblings_deal_out_keys(void **state)
@@ -306,7 +309,7 @@ static void siblings_deal_out_keys(void **state)
         launch_siblings(s);
         /* The last item ran first, and has more than the quarter of all weights that its own keys have. */
         const int64_t last = 2 * num_tokens * 32;
-        assert_true(s->partial_sum[0][last] * expf(s->partial_max[0][last] - s->lse[0][0]) > 0.6f);
+        assert_true(s->partial_sum[last] * expf(s->partial_max[last] - s->lse[0][0]) > 0.6f);
         for (int32_t token = 0; token < num_tokens; token++)
             for (int32_t head = 0; head < 32; head++) judge_row(s, token, head);
         free_cache(s);
