@@ -336,12 +336,41 @@ static void siblings_are_lost_together(void **state)
     }
 }
 
+/* What the planner is told: only what this kernel serves, and lets others share. */
+static void keys_are_dealt_out_where_rows_lie_side_by_side(void **state)
+{
+    (void)state;
+    int32_t (*deals_keys)(const fv_problem *) = fv_cpu_emulated_amx.attend_paged[0].deals_keys;
+    const fv_problem problem = {.mha = {32, 8, 128, 128},
+                                .q_dtype = FV_DTYPE_BF16,
+                                .kv_dtype = FV_DTYPE_BF16,
+                                .kv_layout = FV_KV_LAYOUT_NB_2_BS_H_D,
+                                .block_size = 16,
+                                .context_parallel = {.world = 1, .interleave = 1}};
+    assert_true(deals_keys(&problem));
+    fv_problem other = problem;
+    other.kv_layout = FV_KV_LAYOUT_SHUFFLED;
+    assert_false(deals_keys(&other));
+    other.kv_layout = FV_KV_LAYOUT_X_PACKED;
+    assert_false(deals_keys(&other));
+    other = problem;
+    other.window = 100;
+    assert_false(deals_keys(&other));
+    other = problem;
+    other.mha.num_heads = 16; /* two rows go to vectors */
+    assert_false(deals_keys(&other));
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(rows_of_all_numbers_are_served), cmocka_unit_test(pages_of_all_sizes_are_served),
-        cmocka_unit_test(keys_begin_and_end_anywhere),    cmocka_unit_test(what_is_not_finite_is_left_to_others),
-        cmocka_unit_test(siblings_deal_out_keys),         cmocka_unit_test(siblings_are_lost_together),
+        cmocka_unit_test(rows_of_all_numbers_are_served),
+        cmocka_unit_test(pages_of_all_sizes_are_served),
+        cmocka_unit_test(keys_begin_and_end_anywhere),
+        cmocka_unit_test(what_is_not_finite_is_left_to_others),
+        cmocka_unit_test(siblings_deal_out_keys),
+        cmocka_unit_test(siblings_are_lost_together),
+        cmocka_unit_test(keys_are_dealt_out_where_rows_lie_side_by_side),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -397,6 +397,9 @@ static void begin_keys(few_item *few)
     few->in_tiles = fv_cache_is_in_tiles(item->job);
     few->num_passes = item->is_unasked && item->job->num_rows <= FV_TILE_ROWS / 2 ? 2 : 1;
     fv_tiles_configure(&item->tiles, FV_TILE_ROWS / few->num_passes, tile_rows(item->job));
+    const fv_key_range *own = &item->job->keys;
+    few->run = (fv_step_run){own->first / FV_STEP_KEYS, (int32_t)fv_ceil_div(own->end, FV_STEP_KEYS)};
+    if (few->shares) few->run.end = few->run.first; /* to be taken */
     find_next_block(few, 0);
     if (!item->is_unasked) fv_tile_aim_ahead(item, &few->blocks[0].keys, 1); /* all of it at once */
     fv_tile_call_ahead(item);
@@ -477,9 +480,6 @@ static int32_t attend(const fv_attend_job *job, void *memory, fv_rescaling resca
         item->first_head = head;
         item->num_heads = fv_min_i32(FV_TILE_MAX_HEADS, end_head - head);
         item->scratch = fv_tile_scratch_of(job->params, item->num_heads, 0, item->block_keys, memory);
-        few.run = (fv_step_run){0, 0};
-        if (!shares)
-            few.run = (fv_step_run){job->keys.first / FV_STEP_KEYS, (int32_t)fv_ceil_div(job->keys.end, FV_STEP_KEYS)};
         is_done = attend_heads(&few);
     }
     fv_tiles_release(&item->tiles);

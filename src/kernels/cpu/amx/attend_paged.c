@@ -37,11 +37,19 @@ static size_t dense_scratch(const fv_attend_params *params) { return fv_item_loo
 static const char *paged_why_not(const fv_problem *problem) { return fv_item_loop_why_not(problem, PAGED_BASE); }
 static const char *dense_why_not(const fv_problem *problem) { return fv_item_loop_why_not(problem, DENSE_BASE); }
 
+/* Are rows of the cache side by side? What lies in pieces goes to the base, which deals out nothing. */
+static int32_t layout_has_rows(fv_kv_layout layout)
+{
+    return layout == FV_KV_LAYOUT_NB_2_BS_H_D || layout == FV_KV_LAYOUT_2_NB_BS_H_D ||
+           layout == FV_KV_LAYOUT_PACKED_NHD || layout == FV_KV_LAYOUT_PACKED_HND;
+}
+
 /* As fv_item_loop_tiles and fv_few_tiles_serve have it, of all items. */
 static int32_t paged_deals_keys(const fv_problem *problem)
 {
     const int32_t group = problem->mha.num_heads / problem->mha.num_kv_heads;
     if (FV_ISA_SYMBOL(fv_tiles_why_not)(problem) || problem->kv_dtype != FV_DTYPE_BF16) return 0;
+    if (!layout_has_rows(problem->kv_layout)) return 0;
     if (problem->soft_cap > 0 || problem->alibi != FV_ALIBI_NONE || problem->tree_mask || problem->window) return 0;
     if (problem->context_parallel.world > 1 || problem->block_size % FV_TILE_ROWS != 0) return 0;
     return group >= FV_TILE_LEAST_ROWS && problem->mha.num_kv_heads <= FV_TILE_MAX_HEADS;

@@ -81,12 +81,9 @@ static inline void fv_item_loop_fall_back(const fv_item_loop *loop, const fv_wor
 static inline void fv_item_loop_attend(const fv_item_loop *loop, const fv_work_item *item, int32_t worker)
 {
     const fv_attend_params one = fv_item_loop_params(loop, worker);
-    const int64_t index = loop->shares->num_items > 0 ? item - loop->params->items : 0;
     if (loop->attend(&one, item, one.scratch, loop->rescaling, loop->shares)) return;
-    if (fv_key_shares_of_item(loop->shares, index))
-        fv_key_shares_lose(loop->shares, index);
-    else
-        fv_item_loop_fall_back(loop, item, worker);
+    if (loop->shares->num_items > 0 && fv_key_shares_lose(loop->shares, item - loop->params->items)) return;
+    fv_item_loop_fall_back(loop, item, worker);
 }
 
 /* Items whose siblings or who themselves lost their results. */

@@ -82,29 +82,28 @@ static inline void fv_key_shares_find(fv_key_shares *shares, const fv_attend_par
 
 static inline int32_t fv_key_share_index(const fv_attend_job *job) { return (int32_t)(job->item - job->params->items); }
 
-/* Has item `index` siblings? */
-static inline int32_t fv_key_shares_of_item(const fv_key_shares *shares, int64_t index)
-{
-    if (shares->num_items == 0) return 0;
-    return shares->of[index].end_item - shares->of[index].first_item > 1;
-}
-
+/* Has the job's item siblings? */
 static inline int32_t fv_key_shares_has(const fv_key_shares *shares, const fv_attend_job *job)
 {
-    return shares->num_items > 0 && fv_key_shares_of_item(shares, fv_key_share_index(job));
+    if (shares->num_items == 0) return 0;
+    const fv_key_share *share = &shares->of[fv_key_share_index(job)];
+    return share->end_item - share->first_item > 1;
 }
 
-/* An item's result is not to be used, nor then those of its siblings: who has which keys is not known any more. */
-static inline void fv_key_shares_lose(fv_key_shares *shares, int64_t index)
+/* The result of item `index` is not to be used, nor then those of its siblings: who has which keys is not known any more.
+ * 0: it has none. */
+static inline int32_t fv_key_shares_lose(fv_key_shares *shares, int64_t index)
 {
-    atomic_store_explicit(&shares->of[shares->of[index].first_item].is_lost, 1, memory_order_relaxed);
+    const fv_key_share *share = &shares->of[index];
+    if (share->end_item - share->first_item == 1) return 0;
+    atomic_store_explicit(&shares->of[share->first_item].is_lost, 1, memory_order_relaxed);
+    return 1;
 }
 
 /* After the launch's items: is item `index` to be done again, with its own keys? */
 static inline int32_t fv_key_shares_lost(fv_key_shares *shares, int64_t index)
 {
-    return fv_key_shares_of_item(shares, index) &&
-           atomic_load_explicit(&shares->of[shares->of[index].first_item].is_lost, memory_order_relaxed);
+    return atomic_load_explicit(&shares->of[shares->of[index].first_item].is_lost, memory_order_relaxed);
 }
 
 /* The job with the keys of all siblings. */
