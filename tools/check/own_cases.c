@@ -76,6 +76,33 @@ static void token_head_scales(check_case_list *list)
     }
 }
 
+/* Some tokens of each query and some query heads for each KV head: up to 16 rows and a few more, where kernels for few rows end.
+ * Pages of 16 and others, rows that see different keys within one tile. */
+static void verification(check_case_list *list)
+{
+    static const heads shapes[] = {{32, 8}, {8, 2}, {16, 1}, {12, 4}, {14, 1}, {20, 4}};
+    static const struct {
+        int32_t head_size, block_size;
+    } sizes[] = {{128, 16}, {64, 32}, {128, 1}, {256, 16}, {96, 48}};
+    static const fv_dtype dtypes[] = {FV_DTYPE_BF16, FV_DTYPE_BF16, FV_DTYPE_F16};
+    const lens_list lens[] = {
+        LENS(C(4, 700), C(4, 5), C(3, 901), C(4, 64), C(1, 333), C(5, 130)),
+        LENS(C(4, 1203), C(2, 97), C(4, 4)),
+        LENS(C(1, 1024), C(1, 1), C(1, 17), C(1, 777)),
+    };
+    for (int32_t cell = 0; cell < 6 * 5 * 3; cell++) {
+        const int32_t feature = cell / 6 % 7;
+        check_case test = grid_case(shapes[cell % 6], sizes[cell % 5].head_size, sizes[cell % 5].block_size,
+                                    dtypes[cell / 30]);
+        if (feature == 1) test.problem.window = 100;
+        if (feature == 2) test.problem.soft_cap = 30;
+        if (feature == 3) grid_set_fp8(&test, FV_DTYPE_F8_E4M3);
+        if (feature == 4) test.problem.sinks = 1;
+        test.problem.returns_lse = cell % 2;
+        grid_add(list, "verification", &test, &lens[cell / 2 % 3]);
+    }
+}
+
 /* More decodes than a device works on at once, over entries of one byte: pieces taper, and some devices take two heads side
  * by side. */
 static void many_decodes(check_case_list *list)
@@ -142,6 +169,7 @@ void check_own_cases(check_case_list *list)
     static_lists(list);
     many_decodes(list);
     equal_decodes(list);
+    verification(list);
     shared_prefix(list);
     shared_prefix_verify(list);
     token_head_scales(list);
