@@ -2,8 +2,8 @@
  * static grid. They are one code: each key has a row, in the cache or among the dense ones.
  *
  * A sequence with few rows (decode, short verification) is bound by the bytes of its keys and
- * values: attend_few_rows.c reads them where they lie, attend_packed_rows.c does where they lie in pieces
- * of 16 bytes (x-packed, shuffled). One with many (prefill) is bound by
+ * values: attend_few_rows.c reads them where they lie, as attend_one_strip.c does for the most of the few rows, and
+ * attend_packed_rows.c where they lie in pieces of 16 bytes (x-packed, shuffled). One with many (prefill) is bound by
  * arithmetic: attend_many_rows.c copies each tile into the form that its kernels like. Which one
  * serves an item depends on its sequence's query length and on G alone, so that a row's result does
  * not depend on its batch mates; but an item that spans sequences (a shared prefix) takes the one for
@@ -13,14 +13,16 @@
 #include "core/error.h"
 #include "core/executor.h"
 #include "kernels/cpu/attend_item.h"
+#include "kernels/cpu/attend_one_strip.h"
 #include "kernels/cpu/attend_packed_rows.h"
 #include "kernels/cpu/kernels.h"
 
-static int32_t has_few_rows(const fv_attend_params *params, const fv_work_item *item)
+/* Of the item's query, of a KV head: what its strategy follows from. */
+static int64_t num_rows_of(const fv_attend_params *params, const fv_work_item *item)
 {
     const int32_t query_len = params->query_start[item->seq + 1] - params->query_start[item->seq];
     const int64_t group = params->num_heads / params->num_kv_heads;
-    return fv_max_i32(query_len, item->num_tokens) * group <= FV_DECODE_ROWS;
+    return fv_max_i32(query_len, item->num_tokens) * group;
 }
 
 /* `next`: the item that the worker will probably take up afterwards, or NULL. */
@@ -29,7 +31,8 @@ static void attend_item(const fv_attend_params *params, const fv_work_item *item
 {
     void *scratch = (char *)params->scratch + (size_t)worker * params->scratch_bytes;
     const fv_attend_job job = fv_attend_job_of(params, item);
-    if (!has_few_rows(params, item)) {
+    const int64_t num_rows = num_rows_of(params, item);
+    if (num_rows > FV_DECODE_ROWS) {
         FV_BASE_SYMBOL(fv_attend_many_rows)(&job, scratch);
         return;
     }
@@ -38,7 +41,13 @@ static void attend_item(const fv_attend_params *params, const fv_work_item *item
         return;
     }
     fv_attend_job next_job = {0};
-    if (next && has_few_rows(params, next)) next_job = fv_attend_job_of(params, next);
+    if (next && num_rows_of(params, next) <= FV_DECODE_ROWS) next_job = fv_attend_job_of(params, next);
+#if FV_HAS_ONE_STRIP
+    if (FV_ISA_SYMBOL(fv_attend_one_strip_serves)(&job, num_rows)) {
+        FV_ISA_SYMBOL(fv_attend_one_strip)(&job, &next_job, scratch);
+        return;
+    }
+#endif
     if (FV_ISA_SYMBOL(fv_attend_few_serves)(&job))
         FV_ISA_SYMBOL(fv_attend_few_rows)(&job, &next_job, scratch);
     else
@@ -96,6 +105,10 @@ static size_t scratch_bytes(const fv_attend_params *params)
     const size_t packed = FV_BASE_SYMBOL(fv_attend_packed_scratch)(params);
     size_t most = few > many ? few : many;
     if (packed > most) most = packed;
+#if FV_HAS_ONE_STRIP
+    const size_t strip = FV_ISA_SYMBOL(fv_attend_one_strip_scratch)(params);
+    if (strip > most) most = strip;
+#endif
     return (size_t)fv_round_up((int64_t)most, FV_CACHE_LINE);
 }
 

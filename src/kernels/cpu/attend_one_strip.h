@@ -1,0 +1,21 @@
+/* attend_paged for rows that are one strip: at level avx2, where it is the fastest (attend_one_strip.c). */
+#ifndef FV_KERNELS_CPU_ATTEND_ONE_STRIP_H
+#define FV_KERNELS_CPU_ATTEND_ONE_STRIP_H
+
+#include "kernels/cpu/attend_item.h"
+
+#if defined(__AVX2__) && !defined(__AVX512F__)
+#define FV_HAS_ONE_STRIP 1
+
+size_t FV_ISA_SYMBOL(fv_attend_one_strip_scratch)(const fv_attend_params *params);
+
+/* 1: the items of a query of num_rows rows of a KV head, by the parameters of the call alone, so that no item of it differs. */
+int32_t FV_ISA_SYMBOL(fv_attend_one_strip_serves)(const fv_attend_job *job, int64_t num_rows);
+
+/* As fv_attend_few_rows. */
+void FV_ISA_SYMBOL(fv_attend_one_strip)(const fv_attend_job *job, const fv_attend_job *next, void *scratch);
+#else
+#define FV_HAS_ONE_STRIP 0
+#endif
+
+#endif
