@@ -217,6 +217,32 @@ static void weigh_part(const fv_tile_item *item, few_unit *unit)
 
 /* --- products ----------------------------------------------------------------------------------------------------- */
 
+/* A head's two tiles of keys or values, from `offset` bytes of their rows on, into the first-level cache: a line of each row.
+ * Inlined, for GCC takes a function that only asks for lines for one without effect, and leaves out its calls. */
+FV_ALWAYS_INLINE void ask_for_tiles(const fv_row_tile tiles[2], int32_t head, int64_t offset)
+{
+    for (int32_t t = 0; t < 2; t++) {
+        if (tiles[t].stride == 0) continue; /* copied */
+        const char *at = tiles[t].first + head * tiles[t].head_stride + offset;
+        for (int32_t i = 0; i < FV_TILE_ROWS; i++) __builtin_prefetch(at + i * tiles[t].stride, 0, 3);
+    }
+}
+
+/* What comes behind a part of the weights, so many instructions that memory would wait meanwhile: after `site`, a depth of a head's
+ * keys, the two next ones, and near the end the first 64 columns of the values of the unit before. */
+FV_ALWAYS_INLINE void ask_before_weights(const fv_tile_item *item, const few_unit *unit, const few_unit *before,
+                                         int32_t site, int32_t depth)
+{
+    const int32_t num_sites = num_heads_of(unit) * depth;
+    for (int32_t next = site + 1; next < fv_min_i32(site + 3, num_sites); next++)
+        ask_for_tiles(unit->block->k, item->first_head + unit->group->first + next / depth,
+                      next % depth * FV_TILE_ROW_BYTES);
+    if (site + 2 < num_sites) return;
+    const int64_t row_bytes = (int64_t)item->job->params->v_head_size * FV_BF16_BYTES;
+    for (int64_t offset = 0; offset < fv_min_i64(row_bytes, 2 * FV_TILE_ROW_BYTES); offset += FV_TILE_ROW_BYTES)
+        ask_for_tiles(before->block->v, item->first_head + before->group->first, offset);
+}
+
 /* Scores of a unit, and the weights of the one before. In two passes, of even keys and of odd ones, a core that reads ahead
  * within pages of 4 KB sees each of two tokens in one of them from its begin to its end. */
 static void score_and_weigh(fv_tile_item *item, const few_unit *unit, few_unit *before, int32_t num_passes)
@@ -225,6 +251,8 @@ static void score_and_weigh(fv_tile_item *item, const few_unit *unit, few_unit *
     const head_group *group = unit->group;
     const int32_t depth = item->job->params->head_size / FV_TILE_DEPTH, parts = num_parts(before);
     const int32_t sites = num_passes * (group->end - group->first) * depth;
+    /* One or two heads for each group, which have few loads for their weights. */
+    const int32_t asks = item->is_unasked && heads_at_once(item->job) <= 2;
     int32_t due = 0;
     for (int32_t pass = 0; pass < num_passes; pass++) {
         fv_tile_zero(tiles, 0);
@@ -241,6 +269,8 @@ static void score_and_weigh(fv_tile_item *item, const few_unit *unit, few_unit *
                 load_row_tile(item, 2, high + d * keys.depths[1], num_passes * keys.strides[1]);
                 fv_tile_dot(tiles, 1, 2, 7);
                 fv_tile_call_ahead(item);
+                if (asks && due + parts >= sites)
+                    ask_before_weights(item, unit, before, (head - group->first) * depth + d, depth);
                 for (due += parts; due >= sites; due -= sites) weigh_part(item, before);
             }
         }
