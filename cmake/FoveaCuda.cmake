@@ -3,6 +3,7 @@
 option(FOVEA_CUDA "Build the CUDA plugin where nvcc is found" ON)
 set(FOVEA_CUDA_ARCHITECTURES "80;90a" CACHE STRING
   "GPUs that the plugin has machine code for, e.g. 80;86;89;90a; the last but letters is there as PTX too")
+option(FOVEA_CUDA_EACH_ARRIVES "Hopper's kernels for racecheck: each lane arrives, who arrives waits (hopper/handover.cuh)" OFF)
 
 if(NOT FOVEA_CUDA OR FOVEA_SANITIZE OR FOVEA_FUZZ)
   return()
@@ -47,6 +48,7 @@ file(GLOB hopper_sources CONFIGURE_DEPENDS src/kernels/cuda/hopper/*.cu)
 function(add_cuda_kernels name code sources)
   add_library(${name} OBJECT ${sources})
   target_compile_options(${name} PRIVATE ${code} ${cuda_flags})
+  target_compile_definitions(${name} PRIVATE $<$<BOOL:${FOVEA_CUDA_EACH_ARRIVES}>:FOVEA_CUDA_EACH_ARRIVES=1>)
   target_include_directories(${name} PRIVATE ${PROJECT_SOURCE_DIR}/include ${PROJECT_SOURCE_DIR}/src)
   set_target_properties(${name} PROPERTIES CUDA_VISIBILITY_PRESET hidden)
 endfunction()

@@ -70,7 +70,8 @@ set_source_files_properties(${emulator_sources} PROPERTIES COMPILE_OPTIONS -O2)
 
 add_library(fovea_cuda_emulated MODULE ${emulated_sources} ${emulator_sources} ${emulated_host_sources}
   src/kvcache/kv_block_runs.c src/kvcache/kv_view.c src/core/dtype.c src/core/error.c)
-target_compile_definitions(fovea_cuda_emulated PRIVATE FOVEA_CUDA_HAS_90A=1)
+target_compile_definitions(fovea_cuda_emulated PRIVATE FOVEA_CUDA_HAS_90A=1
+  $<$<BOOL:${FOVEA_CUDA_EACH_ARRIVES}>:FOVEA_CUDA_EACH_ARRIVES=1>)
 target_compile_features(fovea_cuda_emulated PRIVATE cxx_std_20)
 target_compile_options(fovea_cuda_emulated PRIVATE "$<$<COMPILE_LANGUAGE:CXX>:${emulator_flags}>")
 target_include_directories(fovea_cuda_emulated BEFORE PRIVATE ${shadows})

@@ -4,8 +4,8 @@
 # kernel, on a GPU: memcheck, racecheck, synccheck, initcheck (all). A line for each case; the exit code is not 0 if one has an
 # error or a hazard. build/fovea (or $FOVEA), compute-sanitizer of the path (or $COMPUTE_SANITIZER), and $JOBS cases at once
 # (4). Reports go to build/sanitizer (or $REPORTS), with lines of the source where the plugin was configured with
-# -DCMAKE_CUDA_FLAGS=-lineinfo. racecheck takes up to minutes for a case; its --launch-count ends in a fault of the
-# tool's own (13.0.85). SANITIZER_OPTIONS: more of its options.
+# -DCMAKE_CUDA_FLAGS=-lineinfo. racecheck wants -DFOVEA_CUDA_EACH_ARRIVES=ON, too (docs/cuda.md, "Checking"), and takes up to
+# minutes for a case; its --launch-count ends in a fault of the tool's own (13.0.85). SANITIZER_OPTIONS: more of its options.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 fovea=${FOVEA:-build/fovea} sanitizer=${COMPUTE_SANITIZER:-compute-sanitizer} reports=${REPORTS:-build/sanitizer}

@@ -77,7 +77,7 @@ static __device__ __forceinline__ void weigh_entries(entry_state<N> *state, entr
         ptx_mbarrier_wait(&memory->full[tile % TILES], tile / TILES % 2);
         const char *key = memory->tiles[tile % TILES] + offset;
         multiply_entry_keys<N>(s, memory, key, scale);
-        if (GROUPS == 1 && threadIdx.x % 32 == 0) ptx_mbarrier_arrive(&memory->scored[tile % 2]);
+        if (GROUPS == 1) arrive_as_warp(&memory->scored[tile % 2]);
         const int32_t tile_first = origin + tile * LATENT_TILE;
         if (tile_first < memory->keys.full_first || tile_first + LATENT_TILE > memory->keys.full_end)
             mask_columns<N>(s, memory->rows, tile_first);
@@ -88,14 +88,14 @@ static __device__ __forceinline__ void weigh_entries(entry_state<N> *state, entr
         const bool raises = ptx_bar_any(ENTRY_BARRIER_GROUP + group, 128,
                                         exceeds_entry_maxima<N>(s, state, largest_scale));
         if (raises) raise_entry_maxima<N>(state, s, largest_scale, memory, group, tile);
-        if (GROUPS > 1 && tile + 1 < num_tiles) ptx_bar_arrive(ENTRY_BARRIER_EVEN + group, SCORERS);
+        if (GROUPS > 1 && tile + 1 < num_tiles) arrive_at_bar(ENTRY_BARRIER_EVEN + group, SCORERS);
         exponentiate_entry_scores<N>(s, state);
         wait_for_entry_space(memory, tile);
         if (threadIdx.x % 128 == 0) memory->move[buffer].is_needed = raises;
         store_entry_weights<N>(memory, s, scales, state->inverse_unit, buffer);
         ptx_fence_proxy_async();
         __syncwarp();
-        if (threadIdx.x % 32 == 0) ptx_mbarrier_arrive(&memory->p_full[buffer]);
+        arrive_as_warp(&memory->p_full[buffer]);
     }
 }
 
@@ -116,7 +116,7 @@ static __device__ __forceinline__ void score_entries(entry_memory<N> *memory, co
         const float sum = sum_of_column(state.sum[i]);
         if (threadIdx.x % 32 < 4) memory->sums[threadIdx.x / 32][column_of_thread(i)] = sum;
     }
-    ptx_bar_arrive(ENTRY_BARRIER_CONSUMERS, entry_shape<N>::CONSUMERS);
+    arrive_at_bar(ENTRY_BARRIER_CONSUMERS, entry_shape<N>::CONSUMERS);
 }
 
 /* --- values ---------------------------------------------------------------------------------------------------- */
@@ -228,10 +228,8 @@ static __device__ __forceinline__ void attend_entry_values(float (&out)[ENTRY_BL
 #pragma unroll
         for (int block = 0; block < ENTRY_BLOCKS; block++) ptx_wgmma_settle(out[block]);
         __syncwarp();
-        if (lane == 0) {
-            ptx_mbarrier_arrive(&memory->p_empty[buffer]);
-            ptx_mbarrier_arrive(&memory->empty[at]);
-        }
+        arrive_as_warp(&memory->p_empty[buffer]);
+        arrive_as_warp(&memory->empty[at]);
     }
 }
 

@@ -252,7 +252,7 @@ static __device__ __forceinline__ void weigh_few_latents(few_latent_state<F::ROW
         multiply_few_latents<F>(s, memory, latent + half, latent + (FV_PANEL_ROW_BYTES / 2 - half));
         if (F::memory::VALUES_AHEAD) {
             __syncwarp();
-            if (threadIdx.x % 32 == 0) ptx_mbarrier_arrive(&memory->empty[at]);
+            arrive_as_warp(&memory->empty[at]);
         }
 #pragma unroll
         for (int i = 0; i < N / 2; i++) s[i] *= scale;
@@ -266,14 +266,14 @@ static __device__ __forceinline__ void weigh_few_latents(few_latent_state<F::ROW
             find_latent_maxima<N>(max, s, memory, group);
             raise_latent_maxima<N>(state, max, memory, tile);
         }
-        if (tile + 1 < num_tiles) ptx_bar_arrive(FEW_LATENT_BARRIER_EVEN + group, FEW_LATENT_SCORERS);
+        if (tile + 1 < num_tiles) arrive_at_bar(FEW_LATENT_BARRIER_EVEN + group, FEW_LATENT_SCORERS);
         exponentiate_few_latents<N>(s, state);
         wait_for_weights_space(memory, tile);
         if (threadIdx.x % 128 == 0) memory->move[p_buffer].is_needed = raises;
         store_latent_weights<F>(memory, s, state, p_buffer);
         ptx_fence_proxy_async();
         __syncwarp();
-        if (threadIdx.x % 32 == 0) ptx_mbarrier_arrive(&memory->p_full[p_buffer]);
+        arrive_as_warp(&memory->p_full[p_buffer]);
     }
 }
 
@@ -414,7 +414,7 @@ static __device__ __forceinline__ void leave_latent_step(Memory *memory, int32_t
     if (step % FEW_UNIT_STEPS < FEW_UNIT_STEPS - 1) return;
     __syncwarp();
     const int32_t unit = first_unit + step / FEW_UNIT_STEPS;
-    if (threadIdx.x % 32 == 0) ptx_mbarrier_arrive(&memory->empty[unit % FEW_UNITS]);
+    arrive_as_warp(&memory->empty[unit % FEW_UNITS]);
 }
 
 /* O^T of columns 256 group .. of all tiles: element 4 i + 2 half + c of block b: column 64 w + 8 (l / 4) + 2 b + half
@@ -465,7 +465,7 @@ static __device__ __forceinline__ void attend_few_latents(float (&out)[FEW_LATEN
 #pragma unroll
         for (int block = 0; block < FEW_LATENT_BLOCKS; block++) ptx_wgmma_settle(out[block]);
         __syncwarp();
-        if (lane == 0) ptx_mbarrier_arrive(&memory->p_empty[p_buffer]);
+        arrive_as_warp(&memory->p_empty[p_buffer]);
     }
 }
 

@@ -87,7 +87,7 @@ static __device__ __forceinline__ void multiply_other_values(float (&out)[LATENT
 /* The products with part of a tile have ended: it may be overwritten. Part `group`: that group's values. */
 static __device__ __forceinline__ void release_latents(latent_memory *memory, int32_t buffer, int32_t part)
 {
-    if (threadIdx.x % 32 == 0) ptx_mbarrier_arrive(&memory->empty[buffer][part]);
+    arrive_as_warp(&memory->empty[buffer][part]);
 }
 
 /* What a row's sums are relative to after a tile whose largest score is `max`. */
@@ -269,7 +269,7 @@ static __device__ __forceinline__ void hand_over_weights(uint32_t (&p)[LATENT_TI
         memory->row_max[state->row + 8] = state->sums.max[1];
     }
     ptx_fence_proxy_async();
-    ptx_bar_arrive(barrier, LATENT_CONSUMERS);
+    arrive_at_bar(barrier, LATENT_CONSUMERS);
 }
 
 /* A tile of the other warpgroup's, when its P is there: the product is issued, of an output relative to its maxima. */

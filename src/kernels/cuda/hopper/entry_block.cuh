@@ -91,12 +91,12 @@ template <int N> static __device__ __forceinline__ void init_entry_memory(entry_
 {
     for (int32_t i = 0; i < entry_shape<N>::TILES; i++) {
         ptx_mbarrier_init(&memory->full[i], 1);
-        ptx_mbarrier_init(&memory->empty[i], ENTRY_VALUERS / 32);
+        init_warp_barrier(&memory->empty[i], ENTRY_VALUERS / 32);
     }
-    for (int32_t i = 0; i < 2; i++) ptx_mbarrier_init(&memory->scored[i], 4);
+    for (int32_t i = 0; i < 2; i++) init_warp_barrier(&memory->scored[i], 4);
     for (int32_t i = 0; i < ENTRY_P; i++) {
-        ptx_mbarrier_init(&memory->p_full[i], 4);
-        ptx_mbarrier_init(&memory->p_empty[i], ENTRY_VALUERS / 32);
+        init_warp_barrier(&memory->p_full[i], 4);
+        init_warp_barrier(&memory->p_empty[i], ENTRY_VALUERS / 32);
     }
     ptx_fence_mbarrier_init();
     memory->largest_query = 0;

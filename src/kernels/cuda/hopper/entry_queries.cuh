@@ -110,7 +110,7 @@ static __device__ __forceinline__ void load_entry_queries(entry_memory<N> *memor
                                 scale_chunk<__nv_bfloat16>(chunks[i][LATENT_PANELS - 1], factor));
     }
     ptx_fence_proxy_async();
-    ptx_bar_arrive(ENTRY_BARRIER_QUERIES, entry_shape<N>::CONSUMERS);
+    arrive_at_bar(ENTRY_BARRIER_QUERIES, entry_shape<N>::CONSUMERS);
 }
 
 #endif

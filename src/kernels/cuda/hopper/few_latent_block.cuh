@@ -101,11 +101,11 @@ static __device__ __forceinline__ void init_few_latent_memory(few_latent_memory<
 {
     for (int32_t i = 0; i < FEW_UNITS; i++) {
         ptx_mbarrier_init(&memory->full[i], 1);
-        ptx_mbarrier_init(&memory->empty[i], few_latent_memory<N>::UNIT_READERS);
+        init_warp_barrier(&memory->empty[i], few_latent_memory<N>::UNIT_READERS);
     }
     for (int32_t i = 0; i < few_latent_memory<N>::NUM_P; i++) {
-        ptx_mbarrier_init(&memory->p_full[i], 4);
-        ptx_mbarrier_init(&memory->p_empty[i], FEW_LATENT_VALUERS / 32);
+        init_warp_barrier(&memory->p_full[i], 4);
+        init_warp_barrier(&memory->p_empty[i], FEW_LATENT_VALUERS / 32);
     }
     init_meeting(memory, args, N, few_part_bytes<N>);
 }

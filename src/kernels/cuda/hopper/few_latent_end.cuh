@@ -168,7 +168,7 @@ static __device__ __forceinline__ void end_few_latent_rows(few_latent_memory<N> 
         memory->ends.targets[r] = to;
     }
     __syncwarp();
-    ptx_bar_arrive(FEW_LATENT_BARRIER_CONSUMERS, FEW_LATENT_CONSUMERS);
+    arrive_at_bar(FEW_LATENT_BARRIER_CONSUMERS, FEW_LATENT_CONSUMERS);
     if (is_row && !narrows && !(splits && blockIdx.x % 2 != 0)) store_sums(args, row, &end);
 }
 

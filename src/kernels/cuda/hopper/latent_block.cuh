@@ -4,7 +4,7 @@
 #ifndef FV_KERNELS_CUDA_HOPPER_LATENT_BLOCK_CUH
 #define FV_KERNELS_CUDA_HOPPER_LATENT_BLOCK_CUH
 
-#include "kernels/cuda/hopper/mbarrier.cuh"
+#include "kernels/cuda/hopper/handover.cuh"
 #include "kernels/cuda/hopper/panel.cuh"
 #include "kernels/cuda/overlap.cuh"
 
@@ -135,7 +135,7 @@ static __device__ __forceinline__ void init_latent_memory(latent_memory *memory,
             ptx_mbarrier_init(&memory->full[buffer][panel], LATENT_LOADERS / 32);
             ptx_mbarrier_init(&memory->landed[buffer][panel], LATENT_LOADERS);
         }
-        for (int32_t part = 0; part < 3; part++) ptx_mbarrier_init(&memory->empty[buffer][part], 4);
+        for (int32_t part = 0; part < 3; part++) init_warp_barrier(&memory->empty[buffer][part], 4);
     }
     ptx_mbarrier_init(&memory->taken, 1);
     init_meeting(memory, args, LATENT_ROWS, LATENT_WARP_BYTES);

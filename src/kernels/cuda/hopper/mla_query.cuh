@@ -17,7 +17,7 @@
 #ifndef FV_KERNELS_CUDA_HOPPER_MLA_QUERY_CUH
 #define FV_KERNELS_CUDA_HOPPER_MLA_QUERY_CUH
 
-#include "kernels/cuda/hopper/mbarrier.cuh"
+#include "kernels/cuda/hopper/handover.cuh"
 #include "kernels/cuda/hopper/panel.cuh"
 #include "kernels/cuda/kv_write_token.cuh"
 #include "kernels/cuda/mla_query.cuh"
@@ -136,8 +136,7 @@ static __device__ __forceinline__ void find_query_angles(query_angles *angles, c
 static __device__ __forceinline__ void release_query_stage(query_memory *memory, const mla_query_args *args,
                                                            int32_t step)
 {
-    if (step + QUERY_STAGES >= args->num_steps + QUERY_CHUNKS || threadIdx.x % 32 != 0) return;
-    ptx_mbarrier_arrive(&memory->empty[step % QUERY_STAGES]);
+    if (step + QUERY_STAGES < args->num_steps + QUERY_CHUNKS) arrive_as_warp(&memory->empty[step % QUERY_STAGES]);
 }
 
 static __device__ __forceinline__ void wait_for_query_stage(query_memory *memory, int32_t step)
@@ -312,7 +311,7 @@ static __global__ void __launch_bounds__(QUERY_THREADS, 1)
     if (threadIdx.x == 0) {
         for (int32_t i = 0; i < QUERY_STAGES; i++) {
             ptx_mbarrier_init(&memory->full[i], 1);
-            ptx_mbarrier_init(&memory->empty[i], QUERY_CONSUMERS / 32);
+            init_warp_barrier(&memory->empty[i], QUERY_CONSUMERS / 32);
         }
         ptx_fence_mbarrier_init();
     }

@@ -1,0 +1,40 @@
+/* How threads hand over what they wrote or have read: arrivals of a warp at an mbarrier, and of threads at a barrier where others
+ * wait.
+ *
+ * One lane arrives for its warp, behind __syncwarp(), which orders the accesses of all lanes before it. racecheck of NVIDIA's
+ * compute-sanitizer knows neither that nor two barriers in turn at which one side only arrives. With
+ * FOVEA_CUDA_EACH_ARRIVES (CMake: the same) all lanes arrive, and who arrives at a barrier waits there: the same order of the same
+ * accesses, slower, in words that the tool knows (docs/cuda.md, "Checking"). */
+#ifndef FV_KERNELS_CUDA_HOPPER_HANDOVER_CUH
+#define FV_KERNELS_CUDA_HOPPER_HANDOVER_CUH
+
+#include "kernels/cuda/hopper/mbarrier.cuh"
+
+#if defined(FOVEA_CUDA_EACH_ARRIVES)
+static constexpr int32_t ARRIVALS_OF_WARP = 32;
+#else
+static constexpr int32_t ARRIVALS_OF_WARP = 1;
+#endif
+
+/* A barrier at which `num_warps` warps arrive in each phase. */
+static __device__ __forceinline__ void init_warp_barrier(uint64_t *barrier, int32_t num_warps)
+{
+    ptx_mbarrier_init(barrier, num_warps * ARRIVALS_OF_WARP);
+}
+
+/* All lanes call it. */
+static __device__ __forceinline__ void arrive_as_warp(uint64_t *barrier)
+{
+    if (ARRIVALS_OF_WARP > 1 || threadIdx.x % 32 == 0) ptx_mbarrier_arrive(barrier);
+}
+
+/* Without waiting: others of the `threads` wait at barrier `id`. */
+static __device__ __forceinline__ void arrive_at_bar(int32_t id, int32_t threads)
+{
+    if (ARRIVALS_OF_WARP > 1)
+        ptx_bar_sync(id, threads);
+    else
+        ptx_bar_arrive(id, threads);
+}
+
+#endif
