@@ -77,7 +77,7 @@ static __device__ __forceinline__ void weigh_entries(entry_state<N> *state, entr
         ptx_mbarrier_wait(&memory->full[tile % TILES], tile / TILES % 2);
         const char *key = memory->tiles[tile % TILES] + offset;
         multiply_entry_keys<N>(s, memory, key, scale);
-        if (GROUPS == 1) arrive_as_warp(&memory->scored[tile % 2]);
+        if (GROUPS == 1 && tile > 0 && arrives_for_warp()) ptx_mbarrier_arrive(&memory->scored[tile % 2]);
         const int32_t tile_first = origin + tile * LATENT_TILE;
         if (tile_first < memory->keys.full_first || tile_first + LATENT_TILE > memory->keys.full_end)
             mask_columns<N>(s, memory->rows, tile_first);
@@ -95,7 +95,7 @@ static __device__ __forceinline__ void weigh_entries(entry_state<N> *state, entr
         store_entry_weights<N>(memory, s, scales, state->inverse_unit, buffer);
         ptx_fence_proxy_async();
         __syncwarp();
-        arrive_as_warp(&memory->p_full[buffer]);
+        if (arrives_for_warp()) ptx_mbarrier_arrive(&memory->p_full[buffer]);
     }
 }
 
@@ -203,7 +203,7 @@ static __device__ __forceinline__ void attend_entry_values(float (&out)[ENTRY_BL
         ptx_mbarrier_wait(&memory->p_full[buffer], tile / ENTRY_P % 2);
         if (entry_shape<N>::SCORER_GROUPS == 1 &&
             tile + 1 < num_tiles) /* while its softmax leaves the tensor cores free */
-            ptx_mbarrier_wait(&memory->scored[(tile + 1) % 2], (tile + 1) / 2 % 2);
+            ptx_mbarrier_wait(&memory->scored[(tile + 1) % 2], tile / 2 % 2);
         uint2 next_scales = read_value_scales(scales[0], 0);
         if (memory->move[buffer].is_needed) move_entry_values<N>(out, &memory->move[buffer]);
 #pragma unroll
@@ -228,8 +228,10 @@ static __device__ __forceinline__ void attend_entry_values(float (&out)[ENTRY_BL
 #pragma unroll
         for (int block = 0; block < ENTRY_BLOCKS; block++) ptx_wgmma_settle(out[block]);
         __syncwarp();
-        arrive_as_warp(&memory->p_empty[buffer]);
-        arrive_as_warp(&memory->empty[at]);
+        if (ARRIVALS_OF_WARP > 1 || lane == 0) {
+            ptx_mbarrier_arrive(&memory->p_empty[buffer]);
+            ptx_mbarrier_arrive(&memory->empty[at]);
+        }
     }
 }
 

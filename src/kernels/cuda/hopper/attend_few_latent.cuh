@@ -252,7 +252,7 @@ static __device__ __forceinline__ void weigh_few_latents(few_latent_state<F::ROW
         multiply_few_latents<F>(s, memory, latent + half, latent + (FV_PANEL_ROW_BYTES / 2 - half));
         if (F::memory::VALUES_AHEAD) {
             __syncwarp();
-            arrive_as_warp(&memory->empty[at]);
+            if (arrives_for_warp()) ptx_mbarrier_arrive(&memory->empty[at]);
         }
 #pragma unroll
         for (int i = 0; i < N / 2; i++) s[i] *= scale;
@@ -273,7 +273,7 @@ static __device__ __forceinline__ void weigh_few_latents(few_latent_state<F::ROW
         store_latent_weights<F>(memory, s, state, p_buffer);
         ptx_fence_proxy_async();
         __syncwarp();
-        arrive_as_warp(&memory->p_full[p_buffer]);
+        if (arrives_for_warp()) ptx_mbarrier_arrive(&memory->p_full[p_buffer]);
     }
 }
 
@@ -414,7 +414,7 @@ static __device__ __forceinline__ void leave_latent_step(Memory *memory, int32_t
     if (step % FEW_UNIT_STEPS < FEW_UNIT_STEPS - 1) return;
     __syncwarp();
     const int32_t unit = first_unit + step / FEW_UNIT_STEPS;
-    arrive_as_warp(&memory->empty[unit % FEW_UNITS]);
+    if (arrives_for_warp()) ptx_mbarrier_arrive(&memory->empty[unit % FEW_UNITS]);
 }
 
 /* O^T of columns 256 group .. of all tiles: element 4 i + 2 half + c of block b: column 64 w + 8 (l / 4) + 2 b + half
@@ -465,7 +465,7 @@ static __device__ __forceinline__ void attend_few_latents(float (&out)[FEW_LATEN
 #pragma unroll
         for (int block = 0; block < FEW_LATENT_BLOCKS; block++) ptx_wgmma_settle(out[block]);
         __syncwarp();
-        arrive_as_warp(&memory->p_empty[p_buffer]);
+        if (arrives_for_warp()) ptx_mbarrier_arrive(&memory->p_empty[p_buffer]);
     }
 }
 

@@ -87,7 +87,7 @@ static __device__ __forceinline__ void multiply_other_values(float (&out)[LATENT
 /* The products with part of a tile have ended: it may be overwritten. Part `group`: that group's values. */
 static __device__ __forceinline__ void release_latents(latent_memory *memory, int32_t buffer, int32_t part)
 {
-    arrive_as_warp(&memory->empty[buffer][part]);
+    if (arrives_for_warp()) ptx_mbarrier_arrive(&memory->empty[buffer][part]);
 }
 
 /* What a row's sums are relative to after a tile whose largest score is `max`. */

@@ -76,7 +76,7 @@ template <int N> struct entry_memory {
     alignas(16) float sums[shape::SCORERS / 32][N];
     uint64_t full[shape::TILES], empty[shape::TILES];
     uint64_t p_full[ENTRY_P], p_empty[ENTRY_P];
-    uint64_t scored[2]; /* where one warpgroup has all scores: of every second tile they are done */
+    uint64_t scored[2]; /* where one warpgroup has all scores: of every second tile but the first they are done */
     float inverse_unit;
     uint32_t largest_query;
     attend_keys keys;

@@ -22,10 +22,10 @@ static __device__ __forceinline__ void init_warp_barrier(uint64_t *barrier, int3
     ptx_mbarrier_init(barrier, num_warps * ARRIVALS_OF_WARP);
 }
 
-/* All lanes call it. */
-static __device__ __forceinline__ void arrive_as_warp(uint64_t *barrier)
+/* Does this lane arrive there for its warp? */
+static __device__ __forceinline__ bool arrives_for_warp(void)
 {
-    if (ARRIVALS_OF_WARP > 1 || threadIdx.x % 32 == 0) ptx_mbarrier_arrive(barrier);
+    return ARRIVALS_OF_WARP > 1 || threadIdx.x % 32 == 0;
 }
 
 /* Without waiting: others of the `threads` wait at barrier `id`. */

@@ -136,7 +136,8 @@ static __device__ __forceinline__ void find_query_angles(query_angles *angles, c
 static __device__ __forceinline__ void release_query_stage(query_memory *memory, const mla_query_args *args,
                                                            int32_t step)
 {
-    if (step + QUERY_STAGES < args->num_steps + QUERY_CHUNKS) arrive_as_warp(&memory->empty[step % QUERY_STAGES]);
+    if (step + QUERY_STAGES >= args->num_steps + QUERY_CHUNKS || !arrives_for_warp()) return;
+    ptx_mbarrier_arrive(&memory->empty[step % QUERY_STAGES]);
 }
 
 static __device__ __forceinline__ void wait_for_query_stage(query_memory *memory, int32_t step)
