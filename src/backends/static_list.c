@@ -37,9 +37,8 @@ void fv_static_list_fix(fv_plan *plan)
     rule->num_segments = 0;
     rule->spare_pieces = spare_pieces(plan);
     if (plan->bounds.max_num_seqs * parts <= rule->num_lanes) rule->half_rows = 0;
-    /* One lane has nearly all of a worker's share of memory, but next to one byte. */
     const int32_t are_few = plan->bounds.max_num_seqs * parts <= rule->num_workers;
-    if (are_few && fv_dtype_bytes(plan->problem.kv_dtype) > 1)
+    if (are_few && fv_one_lane_suffices(plan->problem.kv_dtype, plan->problem.mha.head_size))
         rule->num_lanes = fv_min_i32(rule->num_lanes, rule->num_workers);
 }
 

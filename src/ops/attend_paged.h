@@ -52,6 +52,14 @@ typedef struct fv_dense_keys {
     const int32_t *key_row; /* [R] or NULL */
 } fv_dense_keys;
 
+/* Does one block of threads read rows of so many elements nearly as fast as all of its multiprocessor? Then a list of fixed length, of
+ * few sequences, is cut and launched for one. */
+static inline int32_t fv_one_lane_suffices(fv_dtype dtype, int32_t head_size)
+{
+    const int32_t element_bytes = (int32_t)fv_dtype_bytes(dtype);
+    return element_bytes > 1 && head_size * element_bytes > 128;
+}
+
 /* Seldom used first, what each decode needs first last: parameters come to a GPU's multiprocessors a line at a time. */
 typedef struct fv_attend_params {
     fv_dense_keys dense;

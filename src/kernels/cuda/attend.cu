@@ -316,12 +316,13 @@ static fv_cuda_attend_kernel choose_kernel(const fv_device *device, const fv_cud
     return takes_many ? kernels->many[is_half] : kernels->few[is_half];
 }
 
-/* Has each multiprocessor one block that stays, whatever the step is? The planner cuts a list of fixed length, of few sequences of
- * 16-bit entries, for one. */
+/* Has each multiprocessor one block that stays, whatever the step is? The planner cuts a list of fixed length, of few sequences, for
+ * one. */
 static bool takes_workers_alone(const attend_args *args, int32_t num_workers)
 {
     const fv_attend_params *params = &args->params;
-    return params->num_items_at && !args->is_narrow && params->num_seqs * params->num_kv_heads <= num_workers;
+    return params->num_items_at && fv_one_lane_suffices(params->cache.dtype, params->head_size) &&
+           params->num_seqs * params->num_kv_heads <= num_workers;
 }
 
 /* Blocks of threads: a job each, or, where they stay, as many as the device holds at once. */
