@@ -93,12 +93,12 @@ FV_ALWAYS_INLINE void score_depth(fv_f32x8 acc[STEP_KEYS * VECTORS], const char 
                                   const float *q)
 {
     for (int32_t i = 0; i < STEP_DEPTH / 2; i++, bytes += 4, q += WIDTH) {
-        fv_i32x8 pairs[STEP_KEYS];
+        fv_u32x8 pairs[STEP_KEYS];
         FV_UNROLL
         for (int32_t j = 0; j < STEP_KEYS; j++) {
             float pair;
             memcpy(&pair, k[j] + bytes, sizeof(pair));
-            pairs[j] = (fv_i32x8)fv_in_register(fv_splat(pair));
+            pairs[j] = (fv_u32x8)fv_in_register(fv_splat(pair));
         }
         FV_UNROLL
         for (int32_t half = 0; half < 2; half++) {
@@ -108,7 +108,7 @@ FV_ALWAYS_INLINE void score_depth(fv_f32x8 acc[STEP_KEYS * VECTORS], const char 
                 rows[v] = fv_in_register(fv_load_f32(q + half * FV_LANES * WIDTH + v * FV_LANES));
             FV_UNROLL
             for (int32_t j = 0; j < STEP_KEYS; j++) {
-                const fv_f32x8 element = (fv_f32x8)(half ? pairs[j] & (int32_t)0xffff0000 : pairs[j] << 16);
+                const fv_f32x8 element = (fv_f32x8)(half ? pairs[j] & 0xffff0000u : pairs[j] << 16);
                 FV_UNROLL
                 for (int32_t v = 0; v < VECTORS; v++)
                     acc[j * VECTORS + v] = fv_fma_onto(acc[j * VECTORS + v], element, rows[v]);
