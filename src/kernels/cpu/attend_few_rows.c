@@ -158,20 +158,12 @@ static void finish_head(const few_item *few, int32_t head)
 }
 
 #if defined(FV_HAS_PAIRS)
-static int32_t is_bf16_in_place(const fv_key_source *source)
-{
-    return source->stored == FV_DTYPE_BF16 && source->dtype == FV_DTYPE_BF16 && source->k_in_place &&
-           source->v_in_place && source->shared_size == 0;
-}
-
-/* By the parameters of the call alone, so that no item of it differs. */
 int32_t FV_ISA_SYMBOL(fv_attend_few_serves)(const fv_attend_job *job)
 {
     const fv_attend_params *params = job->params;
     if (params->q_dtype != FV_DTYPE_BF16) return 0;
     if (params->head_size % FV_FEW_UNIT != 0 || params->v_head_size % FV_FEW_UNIT != 0) return 0;
-    if (params->cache.dtype != FV_DTYPE_NONE && !is_bf16_in_place(&job->cache)) return 0;
-    return !params->dense.k || is_bf16_in_place(&job->dense);
+    return fv_few_reads_bf16(job);
 }
 #else
 int32_t FV_ISA_SYMBOL(fv_attend_few_serves)(const fv_attend_job *job) { return job != NULL; }

@@ -59,18 +59,12 @@ size_t FV_ISA_SYMBOL(fv_attend_one_strip_scratch)(const fv_attend_params *params
     return one_scratch_of(params, NULL).bytes;
 }
 
-static int32_t is_bf16_in_place(const fv_key_source *source)
-{
-    return source->dtype == FV_DTYPE_BF16 && source->k_in_place && source->v_in_place && source->shared_size == 0;
-}
-
 int32_t FV_ISA_SYMBOL(fv_attend_one_strip_serves)(const fv_attend_job *job, int64_t num_rows)
 {
     const fv_attend_params *params = job->params;
     if (num_rows < LEAST_ROWS || num_rows > WIDTH) return 0;
     if (params->head_size % STEP_DEPTH != 0 || params->v_head_size % STEP_COLUMNS != 0) return 0;
-    if (params->cache.dtype != FV_DTYPE_NONE && !is_bf16_in_place(&job->cache)) return 0;
-    return !params->dense.k || is_bf16_in_place(&job->dense);
+    return fv_few_reads_bf16(job);
 }
 
 static void head_init(const one_item *one, int32_t head)

@@ -38,6 +38,20 @@ typedef struct fv_few_tile {
     int32_t turn; /* 0 or 1: whose row tables it uses */
 } fv_few_tile;
 
+static inline int32_t fv_few_is_bf16_in_place(const fv_key_source *source)
+{
+    return source->stored == FV_DTYPE_BF16 && source->dtype == FV_DTYPE_BF16 && source->k_in_place &&
+           source->v_in_place && source->shared_size == 0;
+}
+
+/* 1: all of the call's keys and values are bf16 where they lie: by its parameters alone, so that no item of it differs. */
+static inline int32_t fv_few_reads_bf16(const fv_attend_job *job)
+{
+    const fv_attend_params *params = job->params;
+    if (params->cache.dtype != FV_DTYPE_NONE && !fv_few_is_bf16_in_place(&job->cache)) return 0;
+    return !params->dense.k || fv_few_is_bf16_in_place(&job->dense);
+}
+
 /* Scratch is sized before the cache is known. */
 #define FV_FEW_MAX_ELEMENT_BYTES 4
 
