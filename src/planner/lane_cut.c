@@ -4,7 +4,7 @@
 
 #include "planner/query_block.h"
 
-#define LANE_BLOCKS 256      /* Q blocks that are weighed; where there are more, pieces taper */
+#define LANE_BLOCKS 256      /* kinds of Q blocks that are weighed; where there are more, pieces taper */
 #define MOST_SPLIT_PIECES 2  /* of a Q block, where two lanes share each: more are reduced as fast as they meet */
 #define TAPER_KEYS 512       /* of the smallest piece that pieces taper to */
 #define TAPER_END 0.2f       /* of the last piece: how long lanes wait for it */
@@ -13,7 +13,7 @@
 
 /* Equal Q blocks, neighbours in the pass, as the lanes see them: one part of its heads. */
 typedef struct lane_block {
-    int32_t count, rows;
+    int32_t count, rows, num_tokens;
     float cost;  /* of its keys */
     float most;  /* pieces */
     float whole; /* what it takes beside its keys */
@@ -28,13 +28,14 @@ typedef struct lane_blocks {
 
 static int32_t add_kind(lane_blocks *blocks, const fv_split_rule *rule, const fv_query_block *block)
 {
-    if (blocks->num_blocks == LANE_BLOCKS) return 0;
+    if (blocks->num_kinds == LANE_BLOCKS) return 0;
     const int32_t rows = block->num_tokens * fv_group_of(rule->problem);
     blocks->num_blocks++;
     blocks->most_rows = fv_max_i32(blocks->most_rows, rows);
     blocks->kinds[blocks->num_kinds++] = (lane_block){
         .count = 1,
         .rows = rows,
+        .num_tokens = block->num_tokens,
         .cost = (float)(fv_query_block_cost(rule, block) / fv_lane_parts(rule)),
         .most = (float)fv_max_i32(1, (block->end_key - block->first_key) / FV_MIN_LANE_SEGMENT_KEYS),
         .whole = fv_lane_item_cost(rows, 0),
@@ -43,7 +44,7 @@ static int32_t add_kind(lane_blocks *blocks, const fv_split_rule *rule, const fv
     return 1;
 }
 
-/* The pass's Q blocks; more than LANE_BLOCKS: 0, there are enough for each to stay whole. */
+/* The pass's Q blocks; more than LANE_BLOCKS kinds: 0, there are enough for each to stay whole. */
 static int32_t list_lane_blocks(lane_blocks *blocks, const fv_split_rule *rule, const fv_step *step,
                                 const fv_pass *pass)
 {
@@ -52,7 +53,6 @@ static int32_t list_lane_blocks(lane_blocks *blocks, const fv_split_rule *rule, 
     for (int32_t i = 0; i < pass->num_runs; i++) {
         const fv_query_run *run = &pass->runs[i];
         if (blocks->num_blocks == num_before + 1 && fv_query_run_repeats(step, pass, i)) {
-            if (blocks->num_blocks == LANE_BLOCKS) return 0;
             num_before = blocks->num_blocks++;
             blocks->kinds[blocks->num_kinds - 1].count++;
             continue;
@@ -83,9 +83,16 @@ static float part_cost(const fv_split_rule *rule, int32_t rows, float num_items)
     return cost_of_keys(rows, fv_lane_part_keys(rule, rows, num_items));
 }
 
-/* Are there more pieces than the list has room for? */
-static int32_t are_too_many(const fv_split_rule *rule, float num_items, int32_t num_blocks)
+/* Partial results of a kind of which there are so many, cut into `pieces` each. */
+static float slots_of(const lane_block *block, float count, float pieces)
 {
+    return pieces > 1 ? count * pieces * (float)block->num_tokens : 0;
+}
+
+/* Are there more pieces, or partial results, than there is room for? Blocks that find none stay whole, and end last. */
+static int32_t are_too_many(const fv_split_rule *rule, float num_items, int32_t num_blocks, float num_slots)
+{
+    if (rule->max_slots > 0 && num_slots > (float)rule->max_slots) return 1;
     return rule->spare_pieces > 0 && num_items > (float)(num_blocks + rule->spare_pieces);
 }
 
@@ -94,7 +101,7 @@ static int32_t are_too_many(const fv_split_rule *rule, float num_items, int32_t 
 static float lane_time(const fv_split_rule *rule, const lane_blocks *blocks, int32_t from, int32_t end, float share)
 {
     const float per_share = 1.0f / share;
-    float total = 0, keys = 0, beside = 0, num_items = 0; /* of all; of the largest */
+    float total = 0, keys = 0, beside = 0, num_items = 0, num_slots = 0; /* of all; of the largest */
     int32_t at = 0, rows_of_part = 0;
     for (int32_t i = 0; i < blocks->num_kinds; i++) {
         const lane_block *block = &blocks->kinds[i];
@@ -106,12 +113,13 @@ static float lane_time(const fv_split_rule *rule, const lane_blocks *blocks, int
         const float of_keys = block->cost / pieces, fixed = pieces > 1 ? block->part : block->whole;
         total += (of_keys + fixed) * pieces * count;
         num_items += pieces * count;
+        num_slots += slots_of(block, count, pieces);
         if (of_keys + fixed <= keys + beside) continue;
         keys = of_keys;
         beside = fixed;
         rows_of_part = pieces > 1 ? block->rows : 0;
     }
-    if (are_too_many(rule, num_items, end - from)) return INFINITY;
+    if (are_too_many(rule, num_items, end - from, num_slots)) return INFINITY;
     const float parts = (float)fv_lane_parts(rule), lanes = (float)rule->num_lanes;
     if (rows_of_part > 0) beside = part_cost(rule, rows_of_part, num_items * parts);
     const int32_t are_more = fv_lanes_halve(rule, blocks->most_rows) && num_items * parts > lanes;
@@ -127,7 +135,7 @@ static float lane_time(const fv_split_rule *rule, const lane_blocks *blocks, int
 static float split_time(const fv_split_rule *rule, const lane_blocks *blocks, int32_t from, int32_t end, float share)
 {
     const float parts = (float)fv_lane_parts(rule);
-    float longest = 0, num_items = 0;
+    float longest = 0, num_items = 0, num_slots = 0;
     int32_t at = 0;
     for (int32_t i = 0; i < blocks->num_kinds; i++) {
         const lane_block *block = &blocks->kinds[i];
@@ -135,10 +143,12 @@ static float split_time(const fv_split_rule *rule, const lane_blocks *blocks, in
         if (count == 0) continue;
         const float pieces = fminf(ceilf(block->cost / share), block->most);
         num_items += pieces * count;
+        num_slots += slots_of(block, count, pieces);
         const float beside = pieces > 1 ? part_cost(rule, block->rows, num_items * parts) : block->whole;
         const float meeting = cost_of_keys(block->rows, fv_lane_meeting_keys(block->rows));
         longest = fmaxf(longest, block->cost / pieces / 2 + beside + meeting);
     }
+    if (are_too_many(rule, num_items, end - from, num_slots)) return INFINITY;
     return 2 * num_items * parts <= (float)rule->num_lanes ? longest : INFINITY;
 }
 
@@ -207,12 +217,13 @@ int64_t fv_lane_taper_share(const fv_split_rule *rule, const fv_lane_cut *cut, i
     return fv_max_i64(rest * 3 / (2 * (int64_t)rule->num_lanes), least_taper_share());
 }
 
-/* How long the lanes would take with pieces that taper, of which there have to be more than lanes. A worker's lanes go on together
- * to the end. */
+/* How long the lanes would take with pieces that taper, of which there have to be more than lanes, and the first of which end
+ * before the others do: a worker's lanes go on together to the end, one alone does not. */
 static float taper_time(const fv_split_rule *rule, const fv_lane_cut *cut, const lane_blocks *blocks, int64_t total)
 {
     const float parts = (float)fv_lane_parts(rule);
-    float rest = (float)total, sum = 0, last = 0, most = 0, num_items = 0;
+    const int32_t is_alone = rule->num_workers >= rule->num_lanes;
+    float rest = (float)total, sum = 0, last = 0, most = 0, num_items = 0, num_slots = 0;
     for (int32_t i = 0; i < blocks->num_kinds; i++) {
         const lane_block *block = &blocks->kinds[i];
         for (int32_t k = 0; k < block->count; k++) {
@@ -223,13 +234,15 @@ static float taper_time(const fv_split_rule *rule, const fv_lane_cut *cut, const
             sum += last * pieces;
             most = fmaxf(most, last);
             num_items += pieces * parts;
+            num_slots += slots_of(block, 1, pieces);
             rest = fmaxf(0, rest - block->cost * parts);
         }
     }
     if (num_items <= (float)rule->num_lanes) return INFINITY;
-    if (are_too_many(rule, num_items / parts, blocks->num_blocks)) return INFINITY;
-    const float end = last * (rule->num_workers < rule->num_lanes ? TAPER_END : 1);
+    if (are_too_many(rule, num_items / parts, blocks->num_blocks, num_slots)) return INFINITY;
+    const float end = last * (is_alone ? 1 : TAPER_END);
     const float time = sum * parts / (float)rule->num_lanes + end;
+    if (is_alone && most > time) return INFINITY;
     if (!fv_lanes_halve(rule, blocks->most_rows)) return time;
     const int32_t are_few = blocks->num_blocks * fv_lane_parts(rule) <= rule->num_lanes;
     return fmaxf(time + (are_few ? cost_of_keys(blocks->most_rows, HALF_LANE_TAPER) : 0), HALF_LANE_ITEM * most);

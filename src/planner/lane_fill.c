@@ -12,10 +12,19 @@
 #define LAST_LIMIT 4.0f
 
 /* Runs that are all alike: */
-#define LEAST_RUNS 3     /* lanes for each, at most: with more, shares have fewer parts to reduce */
-#define LEAST_GAIN 0.92f /* of the time of a cut into shares, */
-#define WHOLE_GAIN 0.9f  /* of whole runs, for those have the memory of lanes that are idle, */
-#define ALONE_GAIN 0.75f /* and the more so where a lane is a worker */
+#define LEAST_RUNS 3      /* lanes for each, at most: with more, shares have fewer parts to reduce */
+#define LEAST_GAIN 0.95f  /* of the time of a cut into shares, */
+#define WHOLE_GAIN 0.9f   /* of whole runs, for those have the memory of lanes that are idle, */
+#define ALONE_GAIN 0.88f  /* and where a lane is a worker, */
+#define ROUNDS_GAIN 0.91f /* or, in several rounds, only those of the last are idle */
+
+/* The same of MLA, which memory binds: lanes that are idle leave theirs to the others, less so over many keys, where lanes drift
+ * apart: times of runs of LATENT_KEYS keys, and how much more for twice as many. */
+#define LATENT_ALONE_GAIN 0.75f
+#define LATENT_ROUNDS_GAIN 0.84f
+#define LATENT_OCTAVE_GAIN 0.06f
+#define LATENT_MOST_GAIN 0.93f
+#define LATENT_KEYS 8192
 
 /* A run as the lanes see it; costs are those of fv_query_block_cost. */
 typedef struct fill_run {
@@ -135,12 +144,24 @@ static float fill_lanes(fv_lane_fill *fill, const fv_split_rule *rule, const fil
     return last;
 }
 
+/* Of the time of whole runs of so many keys. */
+static float whole_gain(const fv_split_rule *rule, int32_t num_runs, int32_t keys)
+{
+    if (rule->num_lanes != rule->num_workers) return WHOLE_GAIN;
+    const int32_t are_rounds = num_runs > rule->num_lanes;
+    if (rule->problem->kind != FV_ATTENTION_MLA) return are_rounds ? ROUNDS_GAIN : ALONE_GAIN;
+    const float octaves = fmaxf(0, log2f((float)keys / LATENT_KEYS));
+    return fminf(LATENT_MOST_GAIN,
+                 (are_rounds ? LATENT_ROUNDS_GAIN : LATENT_ALONE_GAIN) + LATENT_OCTAVE_GAIN * octaves);
+}
+
 /* When the last lane may end where all runs are alike, so that it is worth leaving the cut of which `cut` tells. */
-static float last_limit(const fv_split_rule *rule, const fv_pass *pass, const fv_lane_cut *cut, float end_if_whole)
+static float last_limit(const fv_split_rule *rule, const fv_pass *pass, const fv_lane_cut *cut, float end_if_whole,
+                        int32_t keys)
 {
     if (LEAST_RUNS * pass->num_runs <= rule->num_lanes) return 0;
     if (!cut->splits && cut->time < end_if_whole) return cut->time * LEAST_GAIN;
-    return cut->time * (rule->num_lanes == rule->num_workers ? ALONE_GAIN : WHOLE_GAIN);
+    return cut->time * whole_gain(rule, pass->num_runs, keys);
 }
 
 int32_t fv_lane_fill_choose(fv_lane_fill *fill, const fv_split_rule *rule, const fv_step *step, const fv_pass *pass,
@@ -158,7 +179,7 @@ int32_t fv_lane_fill_choose(fv_lane_fill *fill, const fv_split_rule *rule, const
         end_if_whole = fill_lanes(fill, rule, runs, pass->num_runs, INFINITY);
     } else {
         end_if_whole = runs[0].cost * (float)fv_ceil_div(pass->num_runs, rule->num_lanes);
-        last = last_limit(rule, pass, cut, end_if_whole) - runs[0].reduction;
+        last = last_limit(rule, pass, cut, end_if_whole, runs[0].keys) - runs[0].reduction;
         if (last < first || fill_lanes(fill, rule, runs, pass->num_runs, last) == 0) return 0;
     }
     for (float limit = first; limit <= last; limit *= NEXT_LIMIT) {

@@ -378,6 +378,7 @@ fv_status fv_work_list_append(fv_work_list *list, const fv_split_rule *of_plan, 
     fv_split_rule of_pass = *of_plan;
     const fv_split_rule *rule = &of_pass;
     of_pass.lane_heads = list->lane_heads = heads_side_by_side(of_plan, pass);
+    of_pass.max_slots = fv_max_i32(1, list->slot_capacity);
     const int32_t first_item = list->num_items;
     list->num_slots = list->num_split = list->num_meeting = 0;
     list->spare_pieces = rule->spare_pieces > 0 ? rule->spare_pieces : INT32_MAX;

@@ -40,7 +40,8 @@ static fixture *make(int32_t heads, int32_t kv_heads, int32_t workers)
 
 static void allocate(fixture *f)
 {
-    const size_t slot_bytes = (size_t)f->problem.mha.num_heads * 130 * sizeof(float);
+    const size_t row_floats = f->problem.kind == FV_ATTENTION_MLA ? 514 : 130;
+    const size_t slot_bytes = (size_t)f->problem.mha.num_heads * row_floats * sizeof(float);
     fv_split_rule_fix(&f->rule, &f->bounds, slot_bytes, SLOTS_LIMIT);
     fv_work_list_room(&f->list, &f->rule, &f->bounds, slot_bytes, SLOTS_LIMIT);
     f->list.items = calloc((size_t)f->list.item_capacity, sizeof(fv_work_item));
@@ -638,14 +639,28 @@ static void test_alike_are_filled(void **state)
     static const struct {
         int32_t heads, num_seqs, keys;
         double most; /* of whole ones */
-    } cases[] = {{128, 34, 4096, 0.75}, {128, 40, 4096, 0.8},  {128, 34, 16384, 0.6},
-                 {128, 48, 4096, 0.9},  {128, 56, 4096, 1},    {16, 67, 4096, 0.7},
-                 {16, 80, 4096, 0.75},  {16, 96, 16384, 0.85}, {16, 100, 4096, 1}};
+    } cases[] = {{128, 34, 4096, 0.75}, {128, 40, 4096, 0.8},  {128, 34, 16384, 0.6}, {128, 48, 4096, 0.9},
+                 {128, 56, 4096, 1},    {16, 67, 4096, 0.7},   {16, 80, 4096, 0.75},  {16, 96, 16384, 0.85},
+                 {16, 100, 4096, 1},    {64, 110, 65536, 0.9}, {64, 110, 8192, 1},    {16, 120, 65536, 0.96}};
     for (size_t i = 0; i < FV_ARRAY_LEN(cases); i++) {
         fixture *f = make_mla(cases[i].heads, cases[i].num_seqs, cases[i].keys);
         const double whole = cases[i].keys + fv_lane_item_keys(cases[i].heads, 0);
         assert_true(lanes_end(f) <= cases[i].most * whole);
         if (cases[i].most == 1) assert_int_equal(f->list.num_items, cases[i].num_seqs);
+        destroy(f);
+    }
+}
+
+/* Long sequences of MLA whose parts the room for partial results would not hold, had each as many as would fill the rounds best:
+ * the last ones do not stay whole behind the others, nor are the first ones longer than a lane's share. */
+static void test_parts_find_room(void **state)
+{
+    (void)state;
+    static const int32_t nums[] = {90, 95, 100, 105, 110, 120};
+    for (size_t i = 0; i < FV_ARRAY_LEN(nums); i++) {
+        fixture *f = make_mla(64, nums[i], 65536);
+        assert_true(lanes_end(f) <= 1.15 * nums[i] * 65536 / 132);
+        assert_true(f->list.num_slots <= f->list.slot_capacity);
         destroy(f);
     }
 }
@@ -832,6 +847,7 @@ int main(void)
         cmocka_unit_test(test_lanes_that_keep_pace),
         cmocka_unit_test(test_lanes_are_filled),
         cmocka_unit_test(test_alike_are_filled),
+        cmocka_unit_test(test_parts_find_room),
         cmocka_unit_test(test_filled_lanes_are_covered),
         cmocka_unit_test(test_whole_rounds),
         cmocka_unit_test(test_split_rounds),
