@@ -1,4 +1,5 @@
 /* The public plan: finds who serves the problem, checks what comes in, passes it on. */
+#include <assert.h>
 #include <stdio.h>
 #include <string.h>
 
@@ -139,9 +140,17 @@ size_t fv_plan_workspace_bytes(const fv_plan *plan) { return plan->workspace.byt
 size_t fv_plan_buffer_bytes(const fv_plan *plan) { return sizeof(*plan) + plan->schedule_bytes + plan->buffers.bytes; }
 fv_kv_layout fv_plan_kv_layout(const fv_plan *plan) { return plan->problem.kv_layout; }
 
+/* FNV-1a, byte by byte. */
+static uint64_t hash_bytes(uint64_t hash, const void *data, size_t num_bytes)
+{
+    const uint8_t *bytes = data;
+    for (size_t i = 0; i < num_bytes; i++) hash = (hash ^ bytes[i]) * 0x100000001b3u;
+    return hash;
+}
+
 uint64_t fv_plan_graph_key(const fv_plan *plan)
 {
-    /* FNV-1a over what a captured graph keeps: functions, sizes and pointers. */
+    /* What a captured graph keeps: functions, sizes and pointers. Sizes of a static plan are those of its bounds. */
     const fv_batch *batch = &plan->batch;
     const uint64_t parts[] = {
         (uint64_t)(uintptr_t)plan,
@@ -158,16 +167,16 @@ uint64_t fv_plan_graph_key(const fv_plan *plan)
         (uint64_t)(uintptr_t)batch->block_table,
         (uint64_t)(uintptr_t)batch->slot_mapping,
         (uint64_t)(uintptr_t)batch->causal,
+        plan->problem.tree_mask ? (uint64_t)(uintptr_t)batch->tree_mask : 0,
         (uint64_t)batch->block_table_stride,
         (uint64_t)batch->block_table_width,
     };
-    uint64_t hash = 0xcbf29ce484222325u;
-    for (int32_t i = 0; i < FV_ARRAY_LEN(parts); i++) {
-        for (int32_t byte = 0; byte < 8; byte++) {
-            hash = (hash ^ (parts[i] >> (8 * byte) & 0xff)) * 0x100000001b3u;
-        }
-    }
-    return hash;
+    uint64_t hash = hash_bytes(0xcbf29ce484222325u, parts, sizeof(parts));
+    if (plan->static_grid || plan->static_list) return hash;
+    const int32_t sizes[] = {batch->num_seqs, batch->num_tokens};
+    hash = hash_bytes(hash, sizes, sizeof(sizes));
+    static_assert(sizeof(fv_call) == 18 * sizeof(int32_t), "padding has no value");
+    return hash_bytes(hash, plan->calls, (size_t)plan->num_calls * sizeof(*plan->calls));
 }
 
 /* Largest block id that the step uses: one pass over the used part of the table, on the host. A

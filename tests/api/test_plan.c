@@ -110,6 +110,34 @@ static void test_a_step_runs(void **state)
     assert_true(fv_plan_buffer_bytes(f->plan) > 0);
 }
 
+/* What a captured launch keeps is in the key: its sizes, and where the tree mask lies. */
+static void test_graph_keys(void **state)
+{
+    fixture *f = *state;
+    assert_int_equal(fv_plan_update(f->plan, &f->batch, NULL), FV_OK);
+    const uint64_t key = fv_plan_graph_key(f->plan);
+    assert_int_equal(fv_plan_update(f->plan, &f->batch, NULL), FV_OK);
+    assert_true(fv_plan_graph_key(f->plan) == key);
+    f->query_start[1] = 2;
+    f->query_start[2] = f->batch.num_tokens = 3;
+    assert_int_equal(fv_plan_update(f->plan, &f->batch, NULL), FV_OK);
+    assert_true(fv_plan_graph_key(f->plan) != key);
+
+    const uint64_t trees[2][TOKENS] = {{1, 2, 4, 1}, {1, 3, 7, 1}};
+    const fv_plan_options options = {.struct_size = sizeof(options), .static_grid = 1};
+    fv_plan *plan = NULL;
+    f->problem.tree_mask = 1;
+    assert_int_equal(fv_plan_create(&plan, f->context, &f->problem, &f->bounds, &options), FV_OK);
+    uint64_t keys[2];
+    for (int32_t i = 0; i < 2; i++) {
+        f->batch.tree_mask = trees[i];
+        assert_int_equal(fv_plan_update(plan, &f->batch, NULL), FV_OK);
+        keys[i] = fv_plan_graph_key(plan);
+    }
+    assert_true(keys[0] != keys[1]);
+    fv_plan_destroy(plan);
+}
+
 static void test_problems_are_refused(void **state)
 {
     fixture *f = *state;
@@ -259,6 +287,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test_setup_teardown(test_a_step_runs, make, destroy),
+        cmocka_unit_test_setup_teardown(test_graph_keys, make, destroy),
         cmocka_unit_test_setup_teardown(test_problems_are_refused, make, destroy),
         cmocka_unit_test_setup_teardown(test_batches_are_refused, make, destroy),
         cmocka_unit_test_setup_teardown(test_layers_are_refused, make, destroy),
