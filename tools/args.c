@@ -93,10 +93,16 @@ fv_status fv_args_refuse(int answer, int argc, char **argv)
 {
     const char *given = optind > 0 && optind <= argc ? argv[optind - 1] : "";
     if (answer == ':') return fv_fail(FV_ERR_INVALID, "%s needs a value; see fovea %s --help", given, argv[0]);
+    const char *next = optind < argc ? argv[optind] : "";
+    const int is_in_next = optopt > 0 && optopt < 128 && next[0] == '-' && next[1] != '-' && strchr(next + 1, optopt);
+    if (optopt != 0 && !is_in_next && strncmp(given, "--", 2) == 0 && strchr(given, '='))
+        return fv_fail(FV_ERR_INVALID, "'%s': the option takes no value; see fovea %s --help", given, argv[0]);
     if (optopt > 0 && optopt < 128) { /* a letter: optind may not have passed its word yet */
         return fv_fail(FV_ERR_INVALID, "unknown option '-%c'; fovea %s --help lists what is accepted", optopt, argv[0]);
     }
-    return fv_fail(FV_ERR_INVALID, "unknown option '%s'; fovea %s --help lists what is accepted", given, argv[0]);
+    return fv_fail(FV_ERR_INVALID,
+                   "unknown option '%s', or the begin of several; fovea %s --help lists what is accepted", given,
+                   argv[0]);
 }
 
 fv_status fv_args_refuse_operand(const char *operand, const char *command)

@@ -145,7 +145,7 @@ static fv_status report(generate_run *run)
     summary.session.struct_size = sizeof(summary.session);
     fv_status status = fv_engine_get_info(&summary.engine, run->engine);
     if (status == FV_OK) status = fv_session_get_stats(&summary.session, run->session);
-    if (status == FV_OK && run->options->json) status = generate_print_json(stdout, &summary, &run->replies);
+    if (status == FV_OK && run->options->json) generate_print_json(stdout, &summary, &run->replies);
     if (status != FV_OK) return status;
     if (fflush(stdout) != 0 || ferror(stdout)) return fv_fail(FV_ERR_IO, "cannot write to standard output");
     if (!run->options->json) fputc('\n', stderr);

@@ -1,23 +1,34 @@
 #include "json.h"
 
 #include <math.h>
+#include <string.h>
+
+#include "engine/utf8.h"
 
 void fv_json_init(fv_json *json, FILE *file) { *json = (fv_json){.file = file}; }
 
-static void print_string(FILE *file, const char *text)
+/* What is no UTF-8, and bytes of 0, become U+FFFD. */
+static void print_text(FILE *file, const char *text, size_t num_bytes)
 {
     fputc('"', file);
-    for (const unsigned char *c = (const unsigned char *)text; *c; c++) {
-        if (*c == '"' || *c == '\\') {
-            fprintf(file, "\\%c", *c);
-        } else if (*c < 0x20) {
-            fprintf(file, "\\u%04x", *c);
+    for (size_t i = 0; i < num_bytes;) {
+        const unsigned char c = (unsigned char)text[i];
+        const int32_t sequence = c == 0 ? 0 : fv_utf8_sequence(text + i, num_bytes - i);
+        if (sequence <= 0) {
+            fputs("\xef\xbf\xbd", file);
+        } else if (c == '"' || c == '\\') {
+            fprintf(file, "\\%c", c);
+        } else if (c < 0x20) {
+            fprintf(file, "\\u%04x", c);
         } else {
-            fputc(*c, file);
+            fwrite(text + i, 1, (size_t)sequence, file);
         }
+        i += sequence > 0 ? (size_t)sequence : 1;
     }
     fputc('"', file);
 }
+
+static void print_string(FILE *file, const char *text) { print_text(file, text, strlen(text)); }
 
 static void break_line(fv_json *json)
 {
@@ -74,6 +85,12 @@ void fv_json_string(fv_json *json, const char *key, const char *value)
     } else {
         fputs("null", json->file);
     }
+}
+
+void fv_json_text(fv_json *json, const char *key, const char *text, size_t num_bytes)
+{
+    begin_member(json, key);
+    print_text(json->file, text, num_bytes);
 }
 
 void fv_json_int(fv_json *json, const char *key, int64_t value)

@@ -1,5 +1,5 @@
 /* Writes JSON to a file, as the subcommands' --json want it. A printer only: members in the order of
- * the calls, strings escaped, numbers that JSON has no form for (NaN, infinity) as null. An object
+ * the calls, strings escaped and what is no UTF-8 in them replaced by U+FFFD, numbers that JSON has no form for (NaN, infinity) as null. An object
  * that is begun with fv_json_begin_row, and all in it, is one line: files stay easy to compare. */
 #ifndef FV_TOOLS_JSON_H
 #define FV_TOOLS_JSON_H
@@ -24,6 +24,7 @@ void fv_json_begin_array(fv_json *json, const char *key);
 void fv_json_end_array(fv_json *json);
 
 void fv_json_string(fv_json *json, const char *key, const char *value); /* NULL value: null */
+void fv_json_text(fv_json *json, const char *key, const char *text, size_t num_bytes);
 void fv_json_int(fv_json *json, const char *key, int64_t value);
 void fv_json_double(fv_json *json, const char *key, double value);
 void fv_json_bool(fv_json *json, const char *key, int32_t value);

@@ -77,6 +77,8 @@ static fv_status set_soft_cap(fv_problem *problem, const char *text)
 {
     double soft_cap = 0;
     const fv_status status = fv_args_f64(&soft_cap, "--soft-cap", text, 0, 1e30);
+    if (status == FV_OK && soft_cap > 0 && soft_cap < 1e-30)
+        return fv_fail(FV_ERR_INVALID, "--soft-cap is '%s'; accepted: 0, none, or a number from 1e-30 to 1e30", text);
     problem->soft_cap = (float)soft_cap;
     return status;
 }
@@ -138,6 +140,15 @@ static fv_status set_path(fv_plan_options *plan, const char *text)
     return status;
 }
 
+/* What MLA has no use for: sizes of heads, and KV heads but one. */
+static void note_heads(fv_problem_args *args, int value, const char *text)
+{
+    const char *kv_heads = value == FV_OPTION_HEADS ? strchr(text, '/') : NULL;
+    if (value == FV_OPTION_HEAD_SIZE) args->of_mha = "--head-size";
+    if (value == FV_OPTION_V_HEAD_SIZE) args->of_mha = "--v-head-size";
+    if (kv_heads && strcmp(kv_heads, "/1") != 0) args->of_mha = "--heads with KV heads";
+}
+
 fv_status fv_problem_args_set(fv_problem_args *args, int value, const char *text)
 {
     fv_plan_options *plan = &args->plan;
@@ -153,7 +164,10 @@ fv_status fv_problem_args_set(fv_problem_args *args, int value, const char *text
     case FV_OPTION_STATIC_GRID: plan->static_grid = 1; return FV_OK;
     case FV_OPTION_STATIC_LIST: plan->static_list = 1; return FV_OK;
     case FV_OPTION_SHARED_PREFIX: return fv_args_i32(&args->shared_prefix, "--shared-prefix", text, 0, 1 << 24);
-    default: args->num_of_problem++; return set_problem(&args->problem, value, text);
+    default:
+        args->num_of_problem++;
+        note_heads(args, value, text);
+        return set_problem(&args->problem, value, text);
     }
 }
 
@@ -165,6 +179,9 @@ fv_status fv_problem_args_finish(fv_problem_args *args)
         const int32_t int8 = problem->kv_dtype == FV_DTYPE_I8;
         problem->kv_scaling = fp8 ? FV_KV_SCALING_PER_TENSOR : int8 ? FV_KV_SCALING_PER_TOKEN_HEAD : FV_KV_SCALING_NONE;
     }
+    if (problem->kind == FV_ATTENTION_MLA && args->of_mha)
+        return fv_fail(FV_ERR_INVALID, "%s does not go with --mla; accepted: --heads N, of latents of 512 + 64",
+                       args->of_mha);
     if (problem->kind == FV_ATTENTION_MLA) {
         problem->mla = (fv_mla_shape){.num_heads = problem->mha.num_heads,
                                       .kv_lora_rank = 512,

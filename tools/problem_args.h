@@ -43,6 +43,7 @@ typedef struct fv_problem_args {
     fv_plan_options plan;   /* not its backend, kernels and device */
     int32_t shared_prefix;  /* keys that the sequences of a group of a batch share; 0: none */
     int32_t num_of_problem; /* options given that describe the problem */
+    const char *of_mha;     /* one of them that MLA has no use for; NULL: none */
 } fv_problem_args;
 
 /* For the array of long options. */

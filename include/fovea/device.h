@@ -22,7 +22,7 @@ FV_API fv_status fv_device_find(fv_device **device, fv_context *context, const c
 
 /* One line: what the device is and which kernels it brings. Valid as long as the device. */
 FV_API const char *fv_device_describe(const fv_device *device);
-FV_API const char *fv_device_name(const fv_device *device);
+FV_API const char *fv_device_name(const fv_device *device); /* with its number: "cpu", "cuda:0" */
 
 /* Device memory that is free now, and all of it. FV_ERR_UNSUPPORTED where the device does not say (the CPU). */
 FV_API fv_status fv_device_memory(size_t *free_bytes, size_t *total_bytes, fv_device *device);
@@ -42,10 +42,14 @@ FV_API fv_status fv_device_copy_out(fv_device *device, void *host_dst, const voi
                                     fv_stream stream);
 FV_API fv_status fv_device_fill(fv_device *device, void *device_dst, uint8_t value, size_t bytes, fv_stream stream);
 
+/* A stream: what is sent to it runs in order. The caller destroys streams, events and graphs, before the context, and graphs
+ * before the stream that they were captured on, whose memory they use. destroy takes NULL, waits for what is left on a stream if
+ * it has to, and says nothing of errors. Others: FV_ERR_DEVICE for what the driver reports, with its words. */
 FV_API fv_status fv_stream_create(fv_stream *stream, fv_device *device);
 FV_API void fv_stream_destroy(fv_device *device, fv_stream stream);
 FV_API fv_status fv_stream_synchronize(fv_device *device, fv_stream stream);
 
+/* An event: a mark on a stream, that the host can wait for. One that was never recorded is passed. */
 FV_API fv_status fv_event_create(fv_event *event, fv_device *device);
 FV_API void fv_event_destroy(fv_device *device, fv_event event);
 FV_API fv_status fv_event_record(fv_device *device, fv_event event, fv_stream stream);
@@ -53,7 +57,8 @@ FV_API fv_status fv_event_synchronize(fv_device *device, fv_event event);
 
 /* Capture: what is sent to `stream` between begin and end is recorded, not run. A launch of the graph
  * runs it with the same functions, grids and pointers. Where a device has no graphs (the CPU),
- * FV_ERR_UNSUPPORTED. */
+ * FV_ERR_UNSUPPORTED. begin: `stream` is one of fv_stream_create, FV_ERR_INVALID for NULL. end: FV_ERR_DEVICE where something
+ * that was sent cannot be recorded, or nothing was sent. */
 FV_API fv_status fv_graph_begin(fv_device *device, fv_stream stream);
 FV_API fv_status fv_graph_end(fv_graph *graph, fv_device *device, fv_stream stream);
 FV_API fv_status fv_graph_launch(fv_device *device, fv_graph graph, fv_stream stream);

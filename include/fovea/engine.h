@@ -145,7 +145,8 @@ typedef struct fv_token_event {
     fv_finish finish; /* other than NONE: the request has ended, this is its last event */
 } fv_token_event;
 
-/* Called during fv_session_step, in the order of the requests. The event is valid during the call. */
+/* Called during fv_session_step, for requests that go on before those whose prompt has just ended, each in the order of the
+ * requests. The event is valid during the call. */
 typedef void (*fv_token_fn)(void *user, const fv_token_event *event);
 
 /* Logits [vocabulary_size] that follow position `position` of a request; valid during the call. */

@@ -49,8 +49,9 @@ static void limit_to_groups(float *scores, const fv_expert_config *experts)
     const int32_t size = experts->num_experts / experts->num_groups;
     float group_scores[FV_MAX_EXPERT_GROUPS];
     bool is_used[FV_MAX_EXPERT_GROUPS] = {false};
-    for (int32_t i = 0; i < experts->num_groups; i++) { /* never NaN: -inf + -inf at worst */
-        group_scores[i] = score_group(scores + i * size, size, experts->gating);
+    for (int32_t i = 0; i < experts->num_groups; i++) {
+        const float score = score_group(scores + i * size, size, experts->gating);
+        group_scores[i] = isnan(score) ? -INFINITY : score; /* inf - inf */
     }
     for (int32_t i = 0; i < experts->num_used_groups; i++) {
         const int32_t best = find_best(group_scores, experts->num_groups);

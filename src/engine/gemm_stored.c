@@ -150,16 +150,18 @@ fv_status fv_gemm_stored_make_room(fv_gemm_library *gemm)
     const bool is_enough = gemm->max_rows <= stored->x_rows && x_bytes <= stored->x_bytes &&
                            panel_bytes <= stored->panel_bytes;
     if (!stored->is_used || is_enough) return FV_OK;
-    free_room(stored);
     const size_t all_panels = panel_bytes * (size_t)fv_context_num_workers(gemm->context);
-    stored->x = calloc((size_t)gemm->max_rows + 1, sizeof(*stored->x));
-    stored->x_memory = aligned_alloc(FV_GEMM_ALIGNMENT, x_bytes * ((size_t)gemm->max_rows + 1));
-    stored->panels = aligned_alloc(FV_GEMM_ALIGNMENT, all_panels);
-    if (!stored->x || !stored->x_memory || !stored->panels) {
-        free_room(stored);
+    fv_gemm_stored made = *stored; /* the room that is there is others', too, and stays where this fails */
+    made.x = calloc((size_t)gemm->max_rows + 1, sizeof(*made.x));
+    made.x_memory = aligned_alloc(FV_GEMM_ALIGNMENT, x_bytes * ((size_t)gemm->max_rows + 1));
+    made.panels = aligned_alloc(FV_GEMM_ALIGNMENT, all_panels);
+    if (!made.x || !made.x_memory || !made.panels) {
+        free_room(&made);
         return fv_fail(FV_ERR_NO_MEMORY, "no memory for %lld rows of activations and %zu bytes of weights",
                        (long long)gemm->max_rows, all_panels);
     }
+    free_room(stored);
+    *stored = made;
     stored->x_rows = gemm->max_rows;
     stored->x_bytes = x_bytes;
     stored->panel_bytes = panel_bytes;

@@ -7,6 +7,7 @@
  *   attn_k_b [H, L, P]    attn_v_b [H, V, L]
  *
  * The rotated elements of a head are neighbours, as in the checkpoints: nothing is permuted. */
+#include <math.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -104,7 +105,14 @@ static fv_status load_router(fv_model_layer *layer, fv_model_loader *from, int32
     if (status != FV_OK) return status;
     from->model->weight_bytes += (size_t)tensor->num_elements * sizeof(float);
     if (!fv_model_has_tensor(from, index, "exp_probs_b.bias")) return FV_OK;
-    return fv_model_load_vector(&layer->router_bias, from, index, "exp_probs_b.bias", num_experts);
+    status = fv_model_load_vector(&layer->router_bias, from, index, "exp_probs_b.bias", num_experts);
+    for (int32_t i = 0; i < num_experts && status == FV_OK; i++) {
+        const float bias = layer->router_bias[i];
+        if (!isfinite(bias))
+            status = fv_fail(FV_ERR_IO, "blk.%d.exp_probs_b.bias[%d] is %g; accepted: finite numbers", index, i,
+                             (double)bias);
+    }
+    return status;
 }
 
 fv_status fv_model_load_experts(fv_model_layer *layer, fv_model_loader *from, int32_t index)

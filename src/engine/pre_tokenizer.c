@@ -15,6 +15,9 @@
 #include "engine/utf8.h"
 
 #define MAX_PATTERNS 3
+#define LEAST_MATCH_STEPS 10000000u /* of a match: PCRE2's own limit, */
+#define STEPS_PER_BYTE 8u           /* and so many for each byte of the text */
+#define MAX_MATCH_STEPS UINT32_MAX
 
 /* Unicode's White_Space. PCRE2's \s also holds U+180E, which Unicode took out of it. */
 #define SPACE "\\t-\\r \\x{85}\\p{Z}"
@@ -67,6 +70,7 @@ struct fv_pre_tokenizer {
 typedef struct splitting {
     const fv_pre_tokenizer *pre_tokenizer;
     pcre2_match_data *match;
+    pcre2_match_context *limits;
     fv_take_piece *take;
     void *context;
 } splitting;
@@ -149,7 +153,7 @@ static fv_status split_level(const splitting *call, int32_t level, const char *t
     size_t done = 0;
     while (done < length) {
         const int found = pcre2_match(code, (PCRE2_SPTR)text, length, done, PCRE2_NO_UTF_CHECK | PCRE2_NOTEMPTY,
-                                      call->match, NULL);
+                                      call->match, call->limits);
         if (found == PCRE2_ERROR_NOMATCH) break;
         if (found < 0) {
             PCRE2_UCHAR reason[128];
@@ -170,8 +174,16 @@ static fv_status split_level(const splitting *call, int32_t level, const char *t
 fv_status fv_pre_tokenizer_split(const fv_pre_tokenizer *pre_tokenizer, const char *text, size_t length,
                                  fv_take_piece *take, void *context)
 {
-    splitting call = {pre_tokenizer, pcre2_match_data_create(1, NULL), take, context};
-    if (!call.match) return fv_fail(FV_ERR_NO_MEMORY, "no memory for a pre-tokenizer match");
+    splitting call = {pre_tokenizer, pcre2_match_data_create(1, NULL), pcre2_match_context_create(NULL), take, context};
+    if (!call.match || !call.limits) {
+        pcre2_match_data_free(call.match);
+        pcre2_match_context_free(call.limits);
+        return fv_fail(FV_ERR_NO_MEMORY, "no memory for a pre-tokenizer match");
+    }
+    /* A run of blanks is gone back over once: steps in proportion to the text. */
+    pcre2_set_match_limit(call.limits, (uint32_t)(length < MAX_MATCH_STEPS / STEPS_PER_BYTE - LEAST_MATCH_STEPS
+                                                      ? LEAST_MATCH_STEPS + STEPS_PER_BYTE * length
+                                                      : MAX_MATCH_STEPS));
 
     /* The patterns take valid UTF-8 only; checking here, once, keeps long texts linear. */
     fv_status status = FV_OK;
@@ -186,5 +198,6 @@ fv_status fv_pre_tokenizer_split(const fv_pre_tokenizer *pre_tokenizer, const ch
         begin = invalid;
     }
     pcre2_match_data_free(call.match);
+    pcre2_match_context_free(call.limits);
     return status;
 }

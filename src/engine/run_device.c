@@ -5,6 +5,7 @@
  *     decodes                the captured graph of the next larger batch, its plans updated before it: full graphs,
  *                            attention included, by the static launch grid. Rows past the step's are padding
  *   logits --one copy--> page-locked memory, where the host samples */
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -129,9 +130,11 @@ static fv_status capture_batch(captured_batch *batch, fv_session *session)
     const device_runner *runner = session->runner_state;
     fv_status status = fv_graph_begin(session->device, runner->stream);
     if (status != FV_OK) return status;
+    char cause[512] = "";
     const fv_status sent = send_batch(session, batch);
+    if (sent != FV_OK) snprintf(cause, sizeof(cause), "%s", fv_last_error()); /* the end fails, too */
     status = fv_graph_end(&batch->graph, session->device, runner->stream);
-    return sent == FV_OK ? status : fv_fail(sent, "capturing a batch of %d: %s", batch->num_seqs, fv_last_error());
+    return sent == FV_OK ? status : fv_fail(sent, "capturing a batch of %d: %s", batch->num_seqs, cause);
 }
 
 /* Before the workspace is there, which all plans share. */

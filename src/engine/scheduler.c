@@ -75,6 +75,11 @@ static fv_status check_room(const fv_scheduler *scheduler, int32_t prompt_tokens
             max_tokens, prompt_tokens, (long long)fv_min_i64(max_tokens, (int64_t)num_blocks * limits->block_size),
             (long long)limits->groups[i].num_blocks * limits->block_size);
     }
+    if (limits->max_sequence_tokens > 0 && max_tokens > limits->max_sequence_tokens) {
+        return fv_fail(FV_ERR_NO_SPACE,
+                       "prompt and output may take %d tokens (prompt %d); accepted: up to %d, the context or the cache",
+                       max_tokens, prompt_tokens, limits->max_sequence_tokens);
+    }
     return FV_OK;
 }
 

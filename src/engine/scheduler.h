@@ -53,11 +53,12 @@ typedef struct fv_sequence {
 
 typedef struct fv_scheduler_limits {
     int32_t block_size;
-    int32_t max_num_seqs;       /* running at once; more than max_batched_tokens are not used */
-    int32_t max_batched_tokens; /* of a step */
-    int32_t chunk_tokens;       /* prompts are cut after each so many tokens, whoever else runs; 0 = where the budget
+    int32_t max_num_seqs;        /* running at once; more than max_batched_tokens are not used */
+    int32_t max_batched_tokens;  /* of a step */
+    int32_t chunk_tokens;        /* prompts are cut after each so many tokens, whoever else runs; 0 = where the budget
                                    ends. At most what running sequences leave of it: max_batched_tokens -
                                    max_num_seqs + 1 */
+    int32_t max_sequence_tokens; /* of a sequence, whatever its windows leave of it; 0 = any */
     int32_t num_groups;
     struct {
         int32_t num_blocks; /* without the null block */

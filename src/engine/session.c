@@ -238,6 +238,7 @@ static fv_scheduler_limits limits_of(const fv_session *session, const fv_session
         .block_size = options->block_size,
         .max_num_seqs = fv_min_i32(options->max_num_seqs, options->max_batched_tokens),
         .max_batched_tokens = options->max_batched_tokens,
+        .max_sequence_tokens = session->max_sequence_tokens,
         .num_groups = config->num_groups,
     };
     /* The last bits of a prompt's rows depend on where it is cut. */

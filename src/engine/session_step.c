@@ -67,7 +67,7 @@ static int32_t first_asked_row(const fv_session *session, int32_t part, int32_t 
     const fv_session_request *from = (const fv_session_request *)of->sequence;
     if (!from->on_logits) return end;
     const int32_t skipped = fv_max_i32(from->first_logits - of->first_token, 0);
-    return fv_min_i32(session->step.query_start[part] + skipped, end);
+    return end - fv_max_i32(of->num_tokens - skipped, 0);
 }
 
 /* Lists the rows whose logits are wanted: the last of a part that ends at the last known token, all

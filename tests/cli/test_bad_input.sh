@@ -29,6 +29,10 @@ refuses "length is .x.*whole number" "$fovea" bench mla-layer --length 512,x
 refuses "unknown option.*--frobnicate" "$fovea" bench mla-layer --frobnicate
 refuses "unknown option" "$fovea" backends --frobnicate
 refuses "head-size is '33x'" "$fovea" backends --head-size 33x
+refuses "'--json=1': the option takes no value" "$fovea" backends --json=1
+refuses "soft-cap is '1e-50'; accepted: 0" "$fovea" backends --soft-cap 1e-50
+refuses "head-size does not go with --mla" "$fovea" backends --mla --head-size 64
+refuses "heads with KV heads does not go with --mla" "$fovea" backends --mla --heads 32/8
 refuses "unknown option" "$fovea" info --frobnicate
 refuses "machine is 'abacus'.*ascend910" "$fovea" info --tiling --machine abacus
 refuses "without --tiling" "$fovea" info --rows 16
@@ -83,6 +87,9 @@ if [ -n "$model" ]; then
     generate "temperature.*accepted" --temperature warm hello
     generate "no-such.txt" -f "$work/no-such.txt"
     generate "unknown option" --frobnicate hello
+    generate "unknown option '--max', or the begin of several" --max 3 hello
+    generate "top-p is '0'" --top-p 0 hello
+    refuses "1073741829 together" "$fovea" generate --random-weights tiny --prompt-tokens 5 --max-tokens 1073741824
     python3 -c "print('word ' * 20000)" >"$work/long.txt"
     generate "context|longer|tokens" -f "$work/long.txt"
     generate "cache.tokens" --cache-tokens -1 hello

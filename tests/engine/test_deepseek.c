@@ -296,6 +296,12 @@ static void test_routing_of_nan(void **state)
             if (i > 0) assert_true(routes[i].expert > routes[i - 1].expert);
         }
     }
+    float logits[8] = {0, 1, 2, 3, 4, 5, 6, 7}, scratch[8], bias[8]; /* groups of inf - inf */
+    for (int32_t i = 0; i < 8; i++) bias[i] = i % 2 ? -INFINITY : INFINITY;
+    fv_expert_route routes[4];
+    experts.gating = FV_GATING_SIGMOID;
+    fv_expert_route_row(routes, logits, bias, &experts, scratch);
+    for (int32_t i = 0; i < 4; i++) assert_in_range(routes[i].expert, 0, 7);
 }
 
 /* --- text ---------------------------------------------------------------------------------------------------- */

@@ -254,6 +254,37 @@ static void test_first_logits(void **state)
     free_transcript(late);
 }
 
+/* None of some positions, for several requests in a step. */
+static void test_no_logits(void **state)
+{
+    fv_engine *engine = *state;
+    const fv_session_options options = exact_options();
+    transcript *written[2];
+    fv_session *session = create_session(engine, &options);
+    for (int32_t i = 0; i < 2; i++) {
+        written[i] = create_transcript(i, 30);
+        const fv_request request = {
+            .struct_size = sizeof(request),
+            .prompt = written[i]->tokens,
+            .num_prompt_tokens = written[i]->num_tokens,
+            .max_tokens = 5,
+            .ignore_eos = 1,
+            .on_token = keep_token,
+            .on_logits = keep_logits,
+            .first_logits = INT32_MAX,
+            .user = written[i],
+        };
+        assert_int_equal(fv_session_add(NULL, session, &request), FV_OK);
+    }
+    run_to_end(session);
+    fv_session_destroy(session);
+    for (int32_t i = 0; i < 2; i++) {
+        assert_int_equal(written[i]->num_tokens, 35);
+        for (size_t j = 0; j < (size_t)29 * TINY_VOCABULARY; j++) assert_true(written[i]->logits[j] == 0.0f);
+        free_transcript(written[i]);
+    }
+}
+
 static int set_up(void **state)
 {
     *state = tiny_model_load(2);
@@ -269,10 +300,9 @@ static int tear_down(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_long_generation),
-        cmocka_unit_test(test_sliding_group_stays_small),
-        cmocka_unit_test(test_blocks_change_hands),
-        cmocka_unit_test(test_first_logits),
+        cmocka_unit_test(test_long_generation),     cmocka_unit_test(test_sliding_group_stays_small),
+        cmocka_unit_test(test_blocks_change_hands), cmocka_unit_test(test_first_logits),
+        cmocka_unit_test(test_no_logits),
     };
     return cmocka_run_group_tests(tests, set_up, tear_down);
 }

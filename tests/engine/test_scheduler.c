@@ -293,13 +293,30 @@ static void test_refuses_what_never_fits(void **state)
     }
 }
 
+/* A window leaves few blocks of a long sequence, but its tables are no longer than the session's. */
+static void test_refuses_what_tables_do_not_hold(void **state)
+{
+    (void)state;
+    fv_scheduler_limits limits = limits_of(4, 8, 1, 16);
+    limits.groups[0].window = 6;
+    limits.max_sequence_tokens = 32;
+    fv_scheduler scheduler;
+    fv_sequence sequence;
+    assert_int_equal(fv_scheduler_init(&scheduler, &limits), FV_OK);
+    assert_int_equal(fv_scheduler_add(&scheduler, &sequence, 30, 33), FV_ERR_NO_SPACE);
+    assert_non_null(strstr(fv_last_error(), "33 tokens (prompt 30); accepted: up to 32"));
+    assert_int_equal(fv_scheduler_add(&scheduler, &sequence, 30, 32), FV_OK);
+    fv_scheduler_finish(&scheduler, &sequence);
+    fv_scheduler_deinit(&scheduler);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_cuts_prompts_by_the_budget),    cmocka_unit_test(test_decodes_come_first),
         cmocka_unit_test(test_waits_for_room_in_order),       cmocka_unit_test(test_window_gives_blocks_back),
         cmocka_unit_test(test_waits_for_room_in_every_group), cmocka_unit_test(test_everyone_ends),
-        cmocka_unit_test(test_refuses_what_never_fits),
+        cmocka_unit_test(test_refuses_what_never_fits),       cmocka_unit_test(test_refuses_what_tables_do_not_hold),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -221,7 +221,7 @@ static fv_status set_option(generate_options *o, int option, const char *text)
     case OPTION_SEED: return read_seed(&o->sampling.seed, text);
     case OPTION_TEMPERATURE: return read_f32(&o->sampling.temperature, "--temperature", text, 0.0, 1000.0);
     case OPTION_TOP_K: return fv_args_i32(&o->sampling.top_k, "--top-k", text, 0, INT_MAX);
-    case OPTION_TOP_P: return read_f32(&o->sampling.top_p, "--top-p", text, 0.0, 1.0);
+    case OPTION_TOP_P: return read_f32(&o->sampling.top_p, "--top-p", text, 1e-6, 1.0);
     case OPTION_BATCH_INVARIANT: o->session.batch_invariant = 1; return FV_OK;
     case OPTION_IGNORE_EOS: o->sampling.ignore_eos = 1; return FV_OK;
     case OPTION_JSON: o->json = true; return FV_OK;

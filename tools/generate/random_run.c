@@ -11,7 +11,7 @@
 
 /* Context lengths that are reported, and the end; the time is the mean over so many tokens before it. */
 static const int32_t marks[] = {1024, 4096, 12800};
-enum { num_averaged = 64, max_rows = FV_ARRAY_LEN(marks) + 1 };
+enum { num_averaged = 64, max_rows = FV_ARRAY_LEN(marks) + 1, max_tokens = 1 << 30 };
 
 typedef struct random_run {
     const generate_options *options;
@@ -190,8 +190,11 @@ fv_status generate_random_run(const generate_options *options)
     random_run run = {.options = options, .info = {.struct_size = sizeof(run.info)}};
     fv_session_options session_options = options->session;
     int32_t num_unfinished = 1;
-    if (session_options.cache_tokens == 0)
-        session_options.cache_tokens = options->prompt_tokens + options->sampling.max_tokens;
+    const int64_t num_tokens = (int64_t)options->prompt_tokens + options->sampling.max_tokens;
+    if (num_tokens > max_tokens)
+        return fv_fail(FV_ERR_INVALID, "--prompt-tokens and --max-tokens are %lld together; accepted: up to %d",
+                       (long long)num_tokens, max_tokens);
+    if (session_options.cache_tokens == 0) session_options.cache_tokens = (int32_t)num_tokens;
     if (session_options.max_num_seqs == 0) session_options.max_num_seqs = 1;
     run.seconds = calloc((size_t)options->sampling.max_tokens, sizeof(*run.seconds));
     fv_status status = run.seconds ? FV_OK : fv_fail(FV_ERR_NO_MEMORY, "no memory for the times of the tokens");

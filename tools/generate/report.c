@@ -69,43 +69,15 @@ void generate_print_summary(FILE *file, const generate_summary *summary, bool wi
                  session->decode_attention_seconds, session->decode_tokens);
 }
 
-/* JSON is UTF-8: what is not, and zero bytes, become U+FFFD. The caller frees the copy. */
-static char *copy_as_utf8(const char *text, size_t bytes)
-{
-    static const char replacement[] = "\xef\xbf\xbd";
-    char *copy = malloc(3 * bytes + 1);
-    if (!copy) return NULL;
-    size_t length = 0;
-    for (size_t i = 0; i < bytes;) {
-        const int32_t sequence = text[i] == '\0' ? 0 : fv_utf8_sequence(text + i, bytes - i);
-        const size_t taken = sequence > 0 ? (size_t)sequence : 1;
-        memcpy(copy + length, sequence > 0 ? text + i : replacement, sequence > 0 ? taken : 3);
-        length += sequence > 0 ? taken : 3;
-        i += taken;
-    }
-    copy[length] = '\0';
-    return copy;
-}
-
-static fv_status print_text(fv_json *json, const char *key, const char *text, size_t bytes)
-{
-    char *copy = copy_as_utf8(text, bytes);
-    if (!copy) return fv_fail(FV_ERR_NO_MEMORY, "no memory for %zu bytes of text", 3 * bytes);
-    fv_json_string(json, key, copy);
-    free(copy);
-    return FV_OK;
-}
-
-static fv_status print_replies(fv_json *json, const generate_replies *replies)
+static void print_replies(fv_json *json, const generate_replies *replies)
 {
     static const char *const finish_names[] = {"none", "stop", "length"};
     fv_json_begin_array(json, "replies");
     for (int32_t i = 0; i < replies->count; i++) {
         const generate_reply *reply = &replies->all[i];
         fv_json_begin_row(json);
-        fv_status status = print_text(json, "prompt", reply->prompt, strlen(reply->prompt));
-        if (status == FV_OK) status = print_text(json, "text", reply->text ? reply->text : "", reply->text_bytes);
-        if (status != FV_OK) return status;
+        fv_json_string(json, "prompt", reply->prompt);
+        fv_json_text(json, "text", reply->text ? reply->text : "", reply->text_bytes);
         fv_json_string(json, "finish", finish_names[reply->finish]);
         fv_json_begin_array(json, "tokens");
         for (int32_t token = 0; token < reply->num_tokens; token++) fv_json_int(json, NULL, reply->tokens[token]);
@@ -113,7 +85,6 @@ static fv_status print_replies(fv_json *json, const generate_replies *replies)
         fv_json_end_object(json);
     }
     fv_json_end_array(json);
-    return FV_OK;
 }
 
 static void print_phase(fv_json *json, const char *key, int64_t tokens, double seconds, double gemm, double attention)
@@ -156,15 +127,14 @@ static void print_device_json(fv_json *json, const fv_engine_info *engine, const
     fv_json_end_object(json);
 }
 
-fv_status generate_print_json(FILE *file, const generate_summary *summary, const generate_replies *replies)
+void generate_print_json(FILE *file, const generate_summary *summary, const generate_replies *replies)
 {
     const fv_engine_info *engine = &summary->engine;
     const fv_session_stats *session = &summary->session;
     fv_json json;
     fv_json_init(&json, file);
     fv_json_begin_object(&json, NULL);
-    const fv_status status = print_replies(&json, replies);
-    if (status != FV_OK) return status;
+    print_replies(&json, replies);
     print_phase(&json, "prefill", session->prefill_tokens, session->prefill_seconds, session->prefill_gemm_seconds,
                 session->prefill_attention_seconds);
     print_phase(&json, "decode", session->decode_tokens, session->decode_seconds, session->decode_gemm_seconds,
@@ -188,5 +158,4 @@ fv_status generate_print_json(FILE *file, const generate_summary *summary, const
     fv_json_string(&json, "gemm", engine->gemm);
     fv_json_int(&json, "threads", engine->num_threads);
     fv_json_end_object(&json);
-    return FV_OK;
 }

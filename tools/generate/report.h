@@ -14,7 +14,6 @@ typedef struct generate_summary {
 } generate_summary;
 
 void generate_print_summary(FILE *file, const generate_summary *summary, bool with_profile);
-
-fv_status generate_print_json(FILE *file, const generate_summary *summary, const generate_replies *replies);
+void generate_print_json(FILE *file, const generate_summary *summary, const generate_replies *replies);
 
 #endif

@@ -120,6 +120,7 @@ static fv_status cuda_stream_create(fv_stream *stream, fv_device *device)
 static void cuda_stream_destroy(fv_device *device, fv_stream stream)
 {
     const int previous = fv_cuda_enter(device);
+    fv_cuda_gemm_forget(device, stream);
     if (cudaStreamDestroy((cudaStream_t)stream) != cudaSuccess) (void)cudaGetLastError();
     fv_cuda_leave(device, previous);
 }
@@ -298,6 +299,18 @@ static const struct fv_cuda_hopper_kernels *hopper_kernels_of(const struct cudaD
     return NULL;
 }
 
+/* Makes the GPU's context, or says why not: others may hold the GPU, or its memory. Later calls make it current without a look at
+ * the result, for they would work on another GPU. */
+static fv_status check_context(const fv_device *device)
+{
+    int previous = 0;
+    if (cudaGetDevice(&previous) != cudaSuccess) (void)cudaGetLastError();
+    cudaError_t error = cudaSetDevice(fv_cuda_state_of(device)->index);
+    if (error == cudaSuccess) error = cudaFree(NULL);
+    fv_cuda_leave(device, previous);
+    return fv_cuda_status(device, "its context", error);
+}
+
 fv_status fv_cuda_device_open(fv_device **out, const fv_plugin_host *host, int32_t index)
 {
     static const fv_kernel_table *const tables[] = {&fv_cuda_kernels, &fv_hopper_kernels};
@@ -330,7 +343,8 @@ fv_status fv_cuda_device_open(fv_device **out, const fv_plugin_host *host, int32
         .state = state,
     };
     describe(device, &gpu);
-    status = fv_cuda_attend_open(device); /* the first call that needs the GPU itself */
+    status = check_context(device); /* the first call that needs the GPU itself */
+    if (status == FV_OK) status = fv_cuda_attend_open(device);
     if (status == FV_OK) status = fv_cuda_gemm_create(&state->gemm, device);
     if (status != FV_OK) goto fail;
     *out = device;

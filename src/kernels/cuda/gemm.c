@@ -365,21 +365,43 @@ static fv_status find_plan(gemm_plan **plan, fv_cuda_gemm *of, const fv_device *
     return fail(device, of, "choosing an algorithm", error);
 }
 
-static fv_status find_workspace(void **workspace, fv_cuda_gemm *of, fv_device *device, fv_stream stream)
+/* The stream's entry, or, without memory, a free one; NULL: there is none. */
+static stream_workspace *find_entry(fv_cuda_gemm *of, fv_stream stream, int32_t has_memory)
 {
     for (int32_t i = 0; i < NUM_STREAMS; i++) {
         stream_workspace *entry = &of->workspaces[i];
-        if (entry->memory && entry->stream != stream) continue;
-        if (!entry->memory) {
-            const fv_status status = device->ops->alloc(&entry->memory, device, workspace_bytes);
-            if (status != FV_OK) return status;
-            entry->stream = stream;
-        }
-        *workspace = entry->memory;
-        return FV_OK;
+        if (!entry->memory == !has_memory && (!has_memory || entry->stream == stream)) return entry;
     }
-    return fv_cuda_state_of(device)->host.fail(FV_ERR_NO_SPACE, "%s: products on more than %d streams", device->name,
-                                               NUM_STREAMS);
+    return NULL;
+}
+
+static fv_status find_workspace(void **workspace, fv_cuda_gemm *of, fv_device *device, fv_stream stream)
+{
+    stream_workspace *entry = find_entry(of, stream, 1);
+    if (!entry) {
+        entry = find_entry(of, stream, 0);
+        if (!entry)
+            return fv_cuda_state_of(device)->host.fail(FV_ERR_NO_SPACE, "%s: products on more than %d streams at once",
+                                                       device->name, NUM_STREAMS);
+        const fv_status status = device->ops->alloc(&entry->memory, device, workspace_bytes);
+        if (status != FV_OK) return status;
+        entry->stream = stream;
+    }
+    *workspace = entry->memory;
+    return FV_OK;
+}
+
+void fv_cuda_gemm_forget(fv_device *device, fv_stream stream)
+{
+    fv_cuda_gemm *of = fv_cuda_state_of(device)->gemm;
+    pthread_mutex_lock(&of->lock);
+    stream_workspace *entry = find_entry(of, stream, 1);
+    if (entry) {
+        (void)device->ops->stream_synchronize(device, stream);
+        device->ops->free(device, entry->memory);
+        *entry = (stream_workspace){0};
+    }
+    pthread_mutex_unlock(&of->lock);
 }
 
 fv_status fv_cuda_gemm_run(fv_device *device, const fv_gemm *gemm, fv_stream stream)

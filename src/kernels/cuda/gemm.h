@@ -13,4 +13,7 @@ void fv_cuda_gemm_destroy(fv_cuda_gemm *gemm, const fv_device *device); /* takes
 /* fv_device_ops.gemm. */
 fv_status fv_cuda_gemm_run(fv_device *device, const fv_gemm *gemm, fv_stream stream);
 
+/* Waits for the stream, if products have run on it, and frees what they worked with. */
+void fv_cuda_gemm_forget(fv_device *device, fv_stream stream);
+
 #endif

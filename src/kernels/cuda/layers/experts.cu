@@ -96,8 +96,8 @@ static __global__ void __launch_bounds__(THREADS, 1) add_experts(const __grid_co
 {
     overlap_let_next_start();
     overlap_wait();
-    const int64_t row = blockIdx.y;
-    const int32_t i = (int32_t)(blockIdx.x * THREADS + threadIdx.x);
+    const int64_t row = blockIdx.x; /* of which there may be more than a grid's y holds */
+    const int32_t i = (int32_t)(blockIdx.y * THREADS + threadIdx.x);
     if (i >= params.size) return;
     float *to = params.sum + row * params.size + i;
     float sum = params.overwrites ? 0.0f : *to;
@@ -110,6 +110,6 @@ static __global__ void __launch_bounds__(THREADS, 1) add_experts(const __grid_co
 
 extern "C" fv_status fv_cuda_add_experts(const fv_launch *launch, const fv_add_experts_params *params)
 {
-    const dim3 grid(fv_cuda_blocks(params->size, THREADS), (uint32_t)params->num_rows);
+    const dim3 grid((uint32_t)params->num_rows, fv_cuda_blocks(params->size, THREADS));
     return fv_cuda_launch_overlapped(launch, "add_experts", add_experts, grid, THREADS, 0, *params);
 }

@@ -150,8 +150,8 @@ static __global__ void __launch_bounds__(THREADS, 1) activate(const __grid_const
 {
     overlap_let_next_start();
     overlap_wait();
-    const int32_t i = (int32_t)(blockIdx.x * THREADS + threadIdx.x);
-    const int64_t row = blockIdx.y;
+    const int32_t i = (int32_t)(blockIdx.y * THREADS + threadIdx.x);
+    const int64_t row = blockIdx.x; /* of which there may be more than a grid's y holds */
     if (i >= params.size) return;
     const float *gate = params.gate_up + 2 * row * params.size, *up = gate + params.size;
     const float y = gated(gate[i], params.is_gelu != 0) * up[i];
@@ -160,6 +160,6 @@ static __global__ void __launch_bounds__(THREADS, 1) activate(const __grid_const
 
 extern "C" fv_status fv_cuda_activate(const fv_launch *launch, const fv_activate_params *params)
 {
-    const dim3 grid(fv_cuda_blocks(params->size, THREADS), (uint32_t)params->num_rows);
+    const dim3 grid((uint32_t)params->num_rows, fv_cuda_blocks(params->size, THREADS));
     return fv_cuda_launch_overlapped(launch, "activate", activate, grid, THREADS, 0, *params);
 }
