@@ -27,13 +27,14 @@ typedef enum fv_log_level {
 /* Called from any thread; `text` is valid during the call. */
 typedef void (*fv_log_fn)(void *user, fv_log_level level, const char *text);
 
-/* A task of a parallel loop: index in [0, num_tasks), worker in [0, num_workers). Tasks that run at
- * the same time have different workers. */
+/* A task of a parallel loop: index in [0, num_tasks), worker in [0, num_workers). Tasks of a loop that
+ * run at the same time have different workers. */
 typedef void (*fv_task_fn)(void *task_user, int64_t index, int32_t worker);
 
 /* How CPU work is spread. `parallel_for` runs task(task_user, i, worker) for every i in
  * [0, num_tasks) exactly once, in any order, and returns when all have ended. It is called from one
- * thread at a time per context; tasks never call it again. */
+ * thread at a time per context (a loop that comes meanwhile runs in its own thread, as worker 0); tasks
+ * never call it again. */
 typedef struct fv_executor {
     void (*parallel_for)(void *user, int64_t num_tasks, fv_task_fn task, void *task_user);
     int32_t num_workers;

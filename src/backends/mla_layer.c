@@ -57,6 +57,10 @@ size_t fv_mla_workspace_bytes(const fv_plan *plan, int32_t q_lora_rank)
 static fv_status check_plan(const fv_plan *plan, const fv_mla_layer *layer, const void *workspace)
 {
     if (!plan || !layer || !workspace) return fv_fail(FV_ERR_INVALID, "plan, layer or workspace is NULL");
+    if ((uintptr_t)workspace % FV_WORKSPACE_ALIGNMENT != 0) {
+        return fv_fail(FV_ERR_INVALID, "workspace is %p; accepted: multiples of %d bytes", workspace,
+                       FV_WORKSPACE_ALIGNMENT);
+    }
     if (layer->struct_size != sizeof(*layer)) {
         return fv_fail(FV_ERR_INVALID, "fv_mla_layer.struct_size is %u; this library knows %zu", layer->struct_size,
                        sizeof(*layer));
@@ -126,6 +130,9 @@ static fv_status check_weights(const fv_plan *plan, const fv_mla_layer *layer)
     const int64_t hidden = layer->x.shape[1];
     const int64_t q_lora = layer->q_down.data ? layer->q_down.shape[0] : 0;
     fv_status status = FV_OK;
+    if (layer->q_down.data && q_lora < 1) {
+        return fv_fail(FV_ERR_INVALID, "q_down has %lld rows; accepted: 1 or more, or no data", (long long)q_lora);
+    }
     if (q_lora > 0) status = check_matrix("q_down", &layer->q_down, q_lora, hidden, 0);
     if (status == FV_OK && layer->q_norm.data && !q_lora) {
         status = fv_fail(FV_ERR_INVALID, "q_norm is given without q_down");

@@ -17,12 +17,13 @@ fv_status fv_mla_create(fv_plan *plan, const fv_strategy *strategy)
 {
     const int32_t is_absorbed = plan->problem.mla.absorbed;
     fv_strategy asked = *strategy;
-    asked.needs_gather = !is_absorbed;
+    const int32_t all_decode = plan->problem.context_parallel.world > 1 || plan->options.batch_invariant;
+    asked.needs_gather = !is_absorbed && !all_decode;
     const fv_status status = fv_strategy_create(plan, &asked);
     if (is_absorbed) {
         plan->choice = "absorbed by the caller: all decode";
         plan->decode_threshold = INT32_MAX;
-    } else if (plan->problem.context_parallel.world > 1 || plan->options.batch_invariant) {
+    } else if (all_decode) {
         plan->choice = plan->options.batch_invariant ? "all as decode: batch invariance"
                                                      : "all as decode: context parallelism";
         plan->decode_threshold = INT32_MAX;

@@ -42,7 +42,7 @@ static fv_status create(fv_plan *plan)
         plan->choice = "all as decode: context parallelism";
         plan->decode_threshold = INT32_MAX - 1;
     }
-    plan->new_min_query_len = plan->decode_threshold + 1;
+    plan->new_min_query_len = fv_min_i32(plan->decode_threshold, INT32_MAX - 1) + 1;
     return status;
 }
 

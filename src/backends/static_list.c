@@ -8,7 +8,7 @@ int32_t fv_plan_decodes(const fv_plan *plan)
 {
     const int32_t query_len = plan->bounds.max_query_len;
     if (plan->problem.kind == FV_ATTENTION_MLA) return query_len <= plan->decode_threshold;
-    return query_len == 1 || query_len * plan->group <= FV_DECODE_ROWS;
+    return query_len == 1 || (int64_t)query_len * plan->group <= FV_DECODE_ROWS;
 }
 
 int32_t fv_static_list_serves(const fv_plan *plan)

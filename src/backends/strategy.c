@@ -19,7 +19,6 @@
 #define MAX_SLOT_BYTES (64ull << 20)
 #define DEFAULT_MLA_WORKSPACE_BYTES (1024ull << 20) /* a row of 128 expanded heads takes 80 KiB */
 #define MAX_GATHER_ROWS (32 * 1024)                 /* as in vLLM's ROCM_AITER_FA */
-#define ALIGNMENT 256
 
 /* --- variants ----------------------------------------------------------------------------------------- */
 
@@ -195,7 +194,7 @@ static fv_context_limits size_contexts(const fv_plan *plan, size_t surplus)
 static size_t take(size_t *at, size_t bytes)
 {
     const size_t offset = *at;
-    *at += (size_t)fv_round_up((int64_t)bytes, ALIGNMENT);
+    *at += (size_t)fv_round_up((int64_t)bytes, FV_WORKSPACE_ALIGNMENT);
     return offset;
 }
 
@@ -247,7 +246,7 @@ static size_t scratch_bytes(const fv_plan *plan)
 {
     const size_t paged = variant_scratch(plan, plan->paged, &plan->problem, &plan->rule);
     const size_t dense = plan->dense ? variant_scratch(plan, plan->dense, &plan->dense_problem, &plan->dense_rule) : 0;
-    return (size_t)fv_round_up((int64_t)(paged > dense ? paged : dense), ALIGNMENT);
+    return (size_t)fv_round_up((int64_t)(paged > dense ? paged : dense), FV_WORKSPACE_ALIGNMENT);
 }
 
 /* How long the lanes take for so many Q blocks of `rows` rows, each in segments. */
@@ -329,23 +328,33 @@ typedef struct context_room {
     int64_t num_items, num_calls, num_indices;
 } context_room;
 
-/* A round fills at least half of the state buffers, a chunk half of the gather buffers. */
+/* Queries of a step whose context is gathered: those that are no decodes. */
+static int64_t most_extends(const fv_plan *plan)
+{
+    const fv_bounds *bounds = &plan->bounds;
+    if (bounds->max_query_len <= plan->decode_threshold) return 0;
+    return fv_min_i64(bounds->max_num_seqs, bounds->max_num_tokens / ((int64_t)plan->decode_threshold + 1));
+}
+
+/* A round fills at least half of the state buffers, a chunk half of the gather buffers. Rounds and chunks follow each other, so
+ * that each ends within one run at most, which has a block and a piece more then. */
 static context_room room_of_contexts(const fv_plan *plan)
 {
-    if (plan->contexts.state_tokens == 0) return (context_room){0};
+    const int64_t extends = most_extends(plan);
+    if (plan->contexts.state_tokens == 0 || extends == 0) return (context_room){0};
     const fv_bounds *bounds = &plan->bounds;
     const int64_t state = plan->contexts.state_tokens, rows = plan->contexts.gather_rows;
     const int64_t rounds = 2 * fv_ceil_div(bounds->max_num_tokens, state) + 2;
-    const int64_t seqs = fv_min_i64(bounds->max_num_seqs, state);
-    const int64_t chunks = fv_ceil_div(2 * seqs * bounds->max_seq_len, rows) + 1;
-    const int64_t pieces = seqs + chunks;
-    const int64_t span = bounds->max_num_seqs + chunks;
-    const int64_t blocks = seqs + fv_ceil_div(state, plan->dense_rule.block_q);
+    const int64_t runs = extends + rounds; /* of all rounds */
+    const int64_t chunks = fv_ceil_div(2 * runs * bounds->max_seq_len, rows) + rounds;
+    const int64_t pieces = runs + chunks;
+    const int64_t span = bounds->max_num_seqs + chunks + rounds;
+    const int64_t blocks = runs + fv_ceil_div(bounds->max_num_tokens, plan->dense_rule.block_q);
     const int64_t passes = 2 + fv_ceil_div(2 * (int64_t)bounds->max_seq_len, rows) + 1; /* that a Q block is in */
     return (context_room){
-        .num_items = rounds * blocks * passes * plan->dense_problem.mha.num_kv_heads,
-        .num_calls = rounds * (1 + (plan->absorbs ? 5 : 2) * chunks + pieces),
-        .num_indices = rounds * (3 * span + chunks),
+        .num_items = blocks * passes * plan->dense_problem.mha.num_kv_heads,
+        .num_calls = 3 * rounds + (plan->absorbs ? 5 : 2) * chunks + pieces,
+        .num_indices = 3 * span + chunks,
     };
 }
 
@@ -374,16 +383,15 @@ static fv_status allocate_schedule(fv_plan *plan, const context_room *contexts)
 static fv_status allocate(fv_plan *plan)
 {
     const context_room contexts = room_of_contexts(plan);
-    const fv_status status = allocate_schedule(plan, &contexts);
-    if (status != FV_OK) return status;
     const int64_t num_items = plan->room.item_capacity + contexts.num_items;
     if (num_items > 1 << 26 || contexts.num_indices > 1 << 28) {
-        return fv_fail(FV_ERR_INVALID,
-                       "bounds of %d tokens, %d sequences of %d need %lld work items; accepted: %d. A larger "
-                       "max_workspace_bytes needs fewer",
+        return fv_fail(FV_ERR_INVALID, "bounds of %d tokens, %d sequences of %d need %lld work items; accepted: %d%s",
                        plan->bounds.max_num_tokens, plan->bounds.max_num_seqs, plan->bounds.max_seq_len,
-                       (long long)num_items, 1 << 26);
+                       (long long)num_items, 1 << 26,
+                       contexts.num_items > 0 ? ". A larger max_workspace_bytes needs fewer" : "");
     }
+    const fv_status status = allocate_schedule(plan, &contexts);
+    if (status != FV_OK) return status;
     plan->room.item_capacity = (int32_t)num_items;
     const int64_t flags = fv_ceil_div(plan->bounds.max_num_seqs, (int64_t)sizeof(int32_t)); /* of fv_schedule_step */
     const int32_t has_list = !plan->static_grid || plan->static_list;
@@ -465,8 +473,8 @@ static fv_status size_workspace(fv_plan *plan, const fv_strategy *strategy)
     const int32_t gathers = strategy->needs_gather && !plan->static_grid;
     const int32_t least_absorbed = least_absorb_rows(plan);
     plan->workspace.scratch_bytes = scratch_bytes(plan);
-    const size_t least = plan->workspace.scratch_bytes * (size_t)plan->device->num_workers + 16 * ALIGNMENT +
-                         (gathers ? context_bytes(plan, least_contexts(plan)) : 0) +
+    const size_t least = plan->workspace.scratch_bytes * (size_t)plan->device->num_workers +
+                         16 * FV_WORKSPACE_ALIGNMENT + (gathers ? context_bytes(plan, least_contexts(plan)) : 0) +
                          (size_t)least_absorbed * absorb_row_bytes(plan);
     const size_t asked = plan->options.max_workspace_bytes;
     if (asked > 0 && asked < least) {

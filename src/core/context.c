@@ -84,6 +84,41 @@ static fv_status check_options(const fv_context_options *options)
     return FV_OK;
 }
 
+/* The caller's executor. A second loop, of another thread or of a task, runs in its own thread, as with the own pool. */
+typedef struct lent_executor {
+    fv_executor executor;
+    pthread_mutex_t one_loop;
+} lent_executor;
+
+static void lent_parallel_for(void *user, int64_t num_tasks, fv_task_fn task, void *task_user)
+{
+    lent_executor *lent = user;
+    if (pthread_mutex_trylock(&lent->one_loop) != 0) {
+        for (int64_t i = 0; i < num_tasks; i++) task(task_user, i, 0);
+        return;
+    }
+    lent->executor.parallel_for(lent->executor.user, num_tasks, task, task_user);
+    pthread_mutex_unlock(&lent->one_loop);
+}
+
+static fv_status lend_executor(fv_context *context, const fv_executor *executor)
+{
+    lent_executor *lent = fv_context_alloc(context, sizeof(*lent));
+    if (!lent) return FV_ERR_NO_MEMORY;
+    lent->executor = *executor;
+    pthread_mutex_init(&lent->one_loop, NULL);
+    context->lent = lent;
+    context->executor = (fv_executor){lent_parallel_for, executor->num_workers, lent};
+    return FV_OK;
+}
+
+static void take_back_executor(fv_context *context)
+{
+    lent_executor *lent = context->lent;
+    if (lent) pthread_mutex_destroy(&lent->one_loop);
+    fv_context_free(context, lent);
+}
+
 fv_status fv_context_create(fv_context **out, const fv_context_options *options)
 {
     const fv_context_options defaults = {.struct_size = sizeof(defaults)};
@@ -116,7 +151,8 @@ fv_status fv_context_create(fv_context **out, const fv_context_options *options)
     pthread_mutex_init(lock, NULL);
     context->devices_lock = lock;
     if (options->executor.parallel_for) {
-        context->executor = options->executor;
+        status = lend_executor(context, &options->executor);
+        if (status != FV_OK) goto fail;
     } else {
         status = fv_thread_pool_create(&context->pool, options->num_threads ? options->num_threads : fv_cpu_count());
         if (status != FV_OK) goto fail;
@@ -139,6 +175,7 @@ void fv_context_destroy(fv_context *context)
     if (!context) return;
     for (int32_t i = context->num_devices - 1; i >= 0; i--) context->devices[i]->ops->destroy(context->devices[i]);
     fv_thread_pool_destroy(context->pool);
+    take_back_executor(context);
     if (context->devices_lock) pthread_mutex_destroy(context->devices_lock);
     fv_context_free(context, context->devices_lock);
     const fv_allocator allocator = context->allocator;

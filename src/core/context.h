@@ -14,7 +14,8 @@ struct fv_context {
     fv_log_fn log;
     void *log_user;
     fv_executor executor;
-    fv_thread_pool *pool; /* NULL: the executor is the caller's */
+    fv_thread_pool *pool; /* NULL: the executor is the caller's, */
+    void *lent;           /* who has one loop at a time: lent_executor of context.c */
     fv_isa isa;           /* strongest level that may be used */
     int32_t no_plugins;
     fv_device *devices[FV_MAX_DEVICES]; /* devices[0] is the CPU */

@@ -29,9 +29,8 @@ fv_status fv_kv_gather(fv_device *device, const fv_tensor *k, const fv_tensor *v
     if (status != FV_OK) return status;
     status = fv_ops_check_cache_rows(cache, k, v, num_rows, k_scale, v_scale, num_scales);
     if (status != FV_OK) return status;
-    if (!batch || !batch->block_table || !key_start || !out_start) {
-        return fv_fail(FV_ERR_INVALID, "batch, its block_table, key_start or out_start is NULL");
-    }
+    status = fv_ops_check_gather(device, cache, batch, key_start, out_start, num_rows);
+    if (status != FV_OK) return status;
     const fv_kv_gather_params params = {
         FV_OPS_KV_ROWS(k, v),
         .dst_dtype = k->dtype,

@@ -43,9 +43,14 @@ fv_status fv_ops_check_compute_dtype(const char *name, const fv_tensor *tensor)
 
 fv_status fv_ops_check_cache(const fv_kv_view *cache)
 {
-    if (cache && cache->struct_size == sizeof(*cache) && cache->k.data && cache->v.data) return FV_OK;
-    return fv_fail(FV_ERR_INVALID, "the KV cache view is NULL, has no data or its struct_size is not %zu",
-                   sizeof(*cache));
+    if (!cache || cache->struct_size != sizeof(*cache) || !cache->k.data || !cache->v.data) {
+        return fv_fail(FV_ERR_INVALID, "the KV cache view is NULL, has no data or its struct_size is not %zu",
+                       sizeof(*cache));
+    }
+    if (cache->block_size >= 1 && cache->num_blocks >= 0 && cache->num_kv_heads >= 1) return FV_OK;
+    return fv_fail(FV_ERR_INVALID,
+                   "the KV cache has %lld blocks of %d tokens, %d heads; accepted: 0 or more of 1 or more",
+                   (long long)cache->num_blocks, cache->block_size, cache->num_kv_heads);
 }
 
 fv_status fv_ops_check_cache_rows(const fv_kv_view *cache, const fv_tensor *k, const fv_tensor *v, int32_t num_rows,
@@ -85,13 +90,66 @@ static fv_status check_scale_plane(const char *name, const fv_kv_view *cache, co
     return FV_OK;
 }
 
+fv_status fv_ops_check_scale_planes(const fv_kv_view *cache)
+{
+    const fv_status status = check_scale_plane("k_scales", cache, &cache->k_scales);
+    return status == FV_OK ? check_scale_plane("v_scales", cache, &cache->v_scales) : status;
+}
+
 fv_status fv_ops_check_write(const fv_kv_view *cache, const fv_tensor *k, const fv_tensor *v,
                              const int64_t *slot_mapping, int32_t num_tokens, const float *k_scale,
                              const float *v_scale, int32_t num_scales)
 {
     fv_status status = fv_ops_check_cache_rows(cache, k, v, num_tokens, k_scale, v_scale, num_scales);
-    if (status == FV_OK) status = check_scale_plane("k_scales", cache, &cache->k_scales);
-    if (status == FV_OK) status = check_scale_plane("v_scales", cache, &cache->v_scales);
+    if (status == FV_OK) status = fv_ops_check_scale_planes(cache);
     if (status == FV_OK && num_tokens > 0 && !slot_mapping) status = fv_fail(FV_ERR_INVALID, "slot_mapping is NULL");
     return status;
+}
+
+/* The blocks of keys [first, end) of sequence `seq`. */
+static fv_status check_blocks(const fv_kv_view *cache, const fv_batch *batch, int32_t seq, int64_t first, int64_t end)
+{
+    const int32_t *row = batch->block_table + seq * batch->block_table_stride;
+    if (first < 0 || fv_ceil_div(end, cache->block_size) > batch->block_table_width) {
+        return fv_fail(FV_ERR_INVALID, "keys %lld to %lld of sequence %d; accepted: from 0, in %d blocks of %d tokens",
+                       (long long)first, (long long)end, seq, batch->block_table_width, cache->block_size);
+    }
+    for (int64_t i = first / cache->block_size; i < fv_ceil_div(end, cache->block_size); i++) {
+        if (row[i] >= 0 && row[i] < cache->num_blocks) continue;
+        return fv_fail(FV_ERR_INVALID, "block_table[%d][%lld] is %d; accepted: 0 to %lld", seq, (long long)i, row[i],
+                       (long long)cache->num_blocks - 1);
+    }
+    return FV_OK;
+}
+
+fv_status fv_ops_check_gather(const fv_device *device, const fv_kv_view *cache, const fv_batch *batch,
+                              const int32_t *key_start, const int32_t *out_start, int32_t num_rows)
+{
+    if (!batch || batch->struct_size != sizeof(*batch)) {
+        return fv_fail(FV_ERR_INVALID, "batch is NULL or its struct_size is not %zu", sizeof(*batch));
+    }
+    if (batch->num_seqs < 0 || batch->block_table_width < 0 || batch->block_table_stride < batch->block_table_width) {
+        return fv_fail(FV_ERR_INVALID,
+                       "%d sequences, block_table_stride %lld and width %d; accepted: 0 or more, 0 <= width <= stride",
+                       batch->num_seqs, (long long)batch->block_table_stride, batch->block_table_width);
+    }
+    if (!batch->block_table || !key_start || !out_start) {
+        return fv_fail(FV_ERR_INVALID, "the batch's block_table, key_start or out_start is NULL");
+    }
+    if (!device->host_is_device) return FV_OK;
+    if (out_start[0] != 0 || out_start[batch->num_seqs] != num_rows) {
+        return fv_fail(FV_ERR_INVALID, "out_start goes from %d to %d; accepted: from 0 to the %d rows", out_start[0],
+                       out_start[batch->num_seqs], num_rows);
+    }
+    for (int32_t seq = 0; seq < batch->num_seqs; seq++) {
+        const int64_t num_keys = (int64_t)out_start[seq + 1] - out_start[seq];
+        if (num_keys < 0) {
+            return fv_fail(FV_ERR_INVALID, "out_start[%d] is %d after %d; it must not fall", seq + 1,
+                           out_start[seq + 1], out_start[seq]);
+        }
+        const int64_t first = key_start[seq];
+        const fv_status status = num_keys > 0 ? check_blocks(cache, batch, seq, first, first + num_keys) : FV_OK;
+        if (status != FV_OK) return status;
+    }
+    return FV_OK;
 }

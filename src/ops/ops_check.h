@@ -38,10 +38,17 @@ fv_status fv_ops_check_cache(const fv_kv_view *cache);
 fv_status fv_ops_check_cache_rows(const fv_kv_view *cache, const fv_tensor *k, const fv_tensor *v, int32_t num_rows,
                                   const float *k_scale, const float *v_scale, int32_t num_scales);
 
-/* The same for a write: the cache's scale planes, where it has them, can be written. */
+/* The cache's scale planes, where it has them, can be written. */
+fv_status fv_ops_check_scale_planes(const fv_kv_view *cache);
+
+/* The same for a write. */
 fv_status fv_ops_check_write(const fv_kv_view *cache, const fv_tensor *k, const fv_tensor *v,
                              const int64_t *slot_mapping, int32_t num_tokens, const float *k_scale,
                              const float *v_scale, int32_t num_scales);
+
+/* What is gathered, and where from: lengths and block ids too, where the host can read them. */
+fv_status fv_ops_check_gather(const fv_device *device, const fv_kv_view *cache, const fv_batch *batch,
+                              const int32_t *key_start, const int32_t *out_start, int32_t num_rows);
 
 /* Initialisers of the rows of fv_kv_write_params and fv_kv_gather_params. */
 #define FV_OPS_KV_ROWS(k_tensor, v_tensor)                                \

@@ -17,6 +17,8 @@
 
 struct fv_backend; /* backends/backend.h */
 
+#define FV_WORKSPACE_ALIGNMENT 256 /* bytes */
+
 typedef enum fv_operation {
     FV_OP_KV_WRITE = 0,
     FV_OP_ATTEND_PAGED,

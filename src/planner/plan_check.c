@@ -2,6 +2,9 @@
 #include "planner/plan.h"
 
 #include "core/error.h"
+#include "ops/ops_check.h"
+
+enum { TREE_TOKENS = 64 }; /* bits of a row of fv_batch.tree_mask */
 
 static fv_status needs_plan(const char *what, int64_t value, int64_t bound)
 {
@@ -63,9 +66,13 @@ static fv_status check_lengths(const fv_plan *plan, const fv_batch *batch, const
             return fv_fail(FV_ERR_INVALID, "seq_lens[%d] is %lld; accepted of an encoder: its query length, %lld", seq,
                            (long long)seq_len, (long long)query_len);
         }
-        if (seq_len < query_len && seq_len != 0 && plan->problem.type != FV_ATTENTION_CROSS) {
-            return fv_fail(FV_ERR_INVALID, "seq_lens[%d] is %lld, below its query length %lld", seq, (long long)seq_len,
-                           (long long)query_len);
+        if (seq_len < 0 || (seq_len < query_len && seq_len != 0 && plan->problem.type != FV_ATTENTION_CROSS)) {
+            return fv_fail(FV_ERR_INVALID, "seq_lens[%d] is %lld; accepted: 0, or from its query length %lld on", seq,
+                           (long long)seq_len, (long long)query_len);
+        }
+        if (plan->problem.tree_mask && query_len > TREE_TOKENS) {
+            return fv_fail(FV_ERR_INVALID, "query %d has %lld tokens with a tree mask; accepted: up to %d, its bits",
+                           seq, (long long)query_len, TREE_TOKENS);
         }
         if (query_len > bounds->max_query_len) return needs_plan("a query length", query_len, bounds->max_query_len);
         if (seq_len > bounds->max_seq_len) return needs_plan("a sequence length", seq_len, bounds->max_seq_len);
@@ -143,7 +150,7 @@ static fv_status check_tensor(const fv_tensor *tensor, const tensor_rule *rule, 
     return FV_OK;
 }
 
-static fv_status check_cache(const fv_plan *plan, const fv_kv_view *cache)
+static fv_status check_cache(const fv_plan *plan, const fv_kv_view *cache, int32_t writes)
 {
     const fv_problem *problem = &plan->problem;
     if (cache->struct_size != sizeof(*cache)) {
@@ -168,6 +175,10 @@ static fv_status check_cache(const fv_plan *plan, const fv_kv_view *cache)
     const int32_t of_tokens = problem->kv_scaling == FV_KV_SCALING_PER_TOKEN_HEAD;
     if (of_tokens && (!cache->k_scales.data || !cache->v_scales.data)) {
         return fv_fail(FV_ERR_INVALID, "the problem has scales of tokens and heads; the KV cache has no scale planes");
+    }
+    if (writes) {
+        const fv_status status = fv_ops_check_scale_planes(cache);
+        if (status != FV_OK) return status;
     }
     if (plan->max_block >= cache->num_blocks) {
         return fv_fail(FV_ERR_INVALID, "the block table names block %lld; the KV cache has %lld blocks",
@@ -263,7 +274,7 @@ fv_status fv_plan_check_layer(const fv_plan *plan, const fv_layer *layer)
     if (problem->type == FV_ATTENTION_CROSS && layer->k.data) {
         return fv_fail(FV_ERR_INVALID, "k is given; cross attention reads keys that are in the cache already");
     }
-    fv_status status = is_encoder ? FV_OK : check_cache(plan, &layer->kv_cache);
+    fv_status status = is_encoder ? FV_OK : check_cache(plan, &layer->kv_cache, layer->k.data != NULL);
     if (status == FV_OK && problem->kind == FV_ATTENTION_MLA) status = check_mla(plan, layer);
     return status == FV_OK ? check_pointers(plan, layer) : status;
 }

@@ -212,7 +212,8 @@ static void test_batches_are_refused(void **state)
     REFUSED(batch.causal = f->causal; f->causal[1] = 0, FV_ERR_INVALID, "causal[1] is 0");
     f->causal[1] = 1;
     REFUSED(f->seq_lens[1] = 999, FV_NEEDS_PLAN, "a sequence length is 999");
-    REFUSED(f->seq_lens[1] = 0; f->seq_lens[0] = 2, FV_ERR_INVALID, "seq_lens[0] is 2, below its query length 3");
+    REFUSED(f->seq_lens[1] = 0;
+            f->seq_lens[0] = 2, FV_ERR_INVALID, "seq_lens[0] is 2; accepted: 0, or from its query length 3");
     f->seq_lens[0] = 3;
     f->seq_lens[1] = 100;
     REFUSED(f->query_start[2] = 2, FV_ERR_INVALID, "query_start[2] is 2 after 3; it must not fall");
@@ -246,9 +247,73 @@ static void test_layers_are_refused(void **state)
     REFUSED(lse.dtype = FV_DTYPE_F16, "lse is float16");
 #undef REFUSED
     assert_refused(fv_plan_run(f->plan, &f->layer, NULL, NULL), FV_ERR_INVALID, "workspace is NULL");
+    assert_refused(fv_plan_run(f->plan, &f->layer, (char *)f->workspace + 16, NULL), FV_ERR_INVALID,
+                   "accepted: multiples of 256");
     f->batch.slot_mapping = NULL;
     assert_int_equal(fv_plan_update(f->plan, &f->batch, NULL), FV_OK);
     assert_refused(fv_plan_run(f->plan, &f->layer, f->workspace, NULL), FV_ERR_INVALID, "slot_mapping is NULL");
+}
+
+/* What no kernel would survive, or would answer wrongly. */
+static void test_lengths_are_refused(void **state)
+{
+    fixture *f = *state;
+    enum { QUERY = 65 };
+    static const uint64_t masks[QUERY];
+    static int64_t slots[QUERY];
+    fv_plan *plan = NULL;
+    fv_bounds bounds = {sizeof(bounds), 1, QUERY, 0, WIDTH * BS};
+    f->problem.tree_mask = 1;
+    assert_int_equal(fv_plan_create(&plan, f->context, &f->problem, &bounds, NULL), FV_OK);
+    f->batch.num_seqs = 1;
+    f->batch.slot_mapping = slots;
+    f->batch.tree_mask = masks;
+    for (int32_t query_len = QUERY - 1; query_len <= QUERY; query_len++) {
+        f->batch.num_tokens = f->query_start[1] = f->seq_lens[0] = query_len;
+        if (query_len < QUERY) assert_int_equal(fv_plan_update(plan, &f->batch, NULL), FV_OK);
+    }
+    assert_refused(fv_plan_update(plan, &f->batch, NULL), FV_ERR_INVALID,
+                   "65 tokens with a tree mask; accepted: up to 64");
+    fv_plan_destroy(plan);
+
+    f->problem.tree_mask = 0;
+    f->problem.type = FV_ATTENTION_CROSS;
+    assert_int_equal(fv_plan_create(&plan, f->context, &f->problem, &bounds, NULL), FV_OK);
+    f->seq_lens[0] = -5;
+    assert_refused(fv_plan_update(plan, &f->batch, NULL), FV_ERR_INVALID, "seq_lens[0] is -5");
+    fv_plan_destroy(plan);
+}
+
+static void test_gathers_are_refused(void **state)
+{
+    fixture *f = *state;
+    fv_device *cpu = NULL;
+    assert_int_equal(fv_device_find(&cpu, f->context, "cpu"), FV_OK);
+    enum { ROWS = 4 };
+    const fv_tensor k = fv_tensor_3d(f->k, FV_DTYPE_F32, ROWS, KV_HEADS, D);
+    const fv_tensor v = fv_tensor_3d(f->v, FV_DTYPE_F32, ROWS, KV_HEADS, D);
+    int32_t key_start[2] = {14, 0}, out_start[3] = {0, 4, 4};
+#define GATHER() \
+    fv_kv_gather(cpu, &k, &v, &f->layer.kv_cache, &f->batch, key_start, out_start, ROWS, NULL, NULL, 0, NULL)
+#define REFUSED(place, value, says)                     \
+    {                                                   \
+        const __typeof__(place) kept = place;           \
+        place = value;                                  \
+        assert_refused(GATHER(), FV_ERR_INVALID, says); \
+        place = kept;                                   \
+    }
+    assert_int_equal(GATHER(), FV_OK);
+    REFUSED(f->block_table[0], NB, "block_table[0][0] is 32; accepted: 0 to 31")
+    REFUSED(f->block_table[1], -1, "block_table[0][1] is -1")
+    REFUSED(key_start[0], -1, "keys -1 to 3 of sequence 0")
+    REFUSED(key_start[0], WIDTH * BS, "in 8 blocks of 16 tokens")
+    REFUSED(out_start[2], 3, "out_start goes from 0 to 3; accepted: from 0 to the 4 rows")
+    REFUSED(out_start[1], 5, "out_start[2] is 4 after 5")
+    REFUSED(f->batch.struct_size, 0, "struct_size")
+    REFUSED(f->batch.num_seqs, -1, "-1 sequences")
+    REFUSED(f->layer.kv_cache.block_size, 0, "32 blocks of 0 tokens")
+#undef REFUSED
+#undef GATHER
 }
 
 static void test_reasons_are_listed(void **state)
@@ -291,6 +356,8 @@ int main(void)
         cmocka_unit_test_setup_teardown(test_problems_are_refused, make, destroy),
         cmocka_unit_test_setup_teardown(test_batches_are_refused, make, destroy),
         cmocka_unit_test_setup_teardown(test_layers_are_refused, make, destroy),
+        cmocka_unit_test_setup_teardown(test_lengths_are_refused, make, destroy),
+        cmocka_unit_test_setup_teardown(test_gathers_are_refused, make, destroy),
         cmocka_unit_test_setup_teardown(test_reasons_are_listed, make, destroy),
         cmocka_unit_test_setup_teardown(test_empty_steps, make, destroy),
     };
