@@ -16,7 +16,7 @@ install(FILES ${public_headers} DESTINATION ${CMAKE_INSTALL_INCLUDEDIR}/fovea)
 
 install(TARGETS fovea EXPORT fovea-targets)
 install(TARGETS fovea_program)
-if(TARGET fovea_cuda) # beside the library, which looks for it there
+if(TARGET fovea_cuda) # beside the library, where the program looks, too
   install(TARGETS fovea_cuda LIBRARY DESTINATION ${CMAKE_INSTALL_LIBDIR})
 endif()
 configure_file(cmake/fovea.pc.in fovea.pc @ONLY)

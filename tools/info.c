@@ -126,7 +126,7 @@ static void print_text(const info *i)
     printf("CPU           %s\n", i->model);
     printf("features      %s\n", i->features);
     printf("CPUs          %d, %d threads\n", i->num_cpus, i->num_threads);
-    printf("ISA           in use %s; this CPU has %s; compiled: %s; FOVEA_ISA %s\n", i->isa_used, i->isa_available,
+    printf("ISA           in use %s; this CPU has %s; tables here: %s; FOVEA_ISA %s\n", i->isa_used, i->isa_available,
            i->isa_compiled, i->isa_limit ? i->isa_limit : "not set");
     for (int32_t c = 0; c < i->num_caches; c++) {
         const cache_info *cache = &i->caches[c];

@@ -9,6 +9,7 @@
 extern "C" {
 #endif
 
+/* How many there are, of any kind; the same in every process. */
 FV_API int32_t fv_backend_count(void);
 
 /* Name of backend `index` in [0, fv_backend_count()), e.g. "TRITON_ATTN"; NULL outside. */

@@ -10,7 +10,7 @@ extern "C" {
 
 /* R sequences with T new tokens in all. The arrays are where the kernels run (device memory on a
  * GPU) and are borrowed until the stream has passed the last run of the step. Host copies of the
- * lengths are optional: with them the schedule fits the step, without them it fits the bounds. On
+ * lengths are optional, but for plans with a static list: with them the schedule fits the step, without them it fits the bounds. On
  * the CPU both are the same memory and the copies need not be given. */
 typedef struct fv_batch {
     uint32_t struct_size;  /* sizeof(fv_batch) */

@@ -4,7 +4,8 @@
  *   fv_plan_update   once a step; fills the plan's buffers; valid between launches of a captured graph
  *   fv_plan_run      once a layer; decides nothing, allocates nothing, synchronises nothing
  *
- * A plan may be used by one thread at a time; several plans may share a workspace on one stream. */
+ * A plan may be used by one thread at a time, its runs and its graphs on one stream after the other; several plans may share a
+ * workspace on one stream. */
 #ifndef FOVEA_PLAN_H
 #define FOVEA_PLAN_H
 
@@ -57,15 +58,19 @@ typedef struct fv_plan_options {
                                  * MLA: where absorbed and expanded cost the same */
     size_t max_workspace_bytes; /* 0 = the planner's choice. Less leads to more chunks and fewer segments */
     /* 1: as static_grid, for a captured graph too, but each update brings the lengths on the host, and the work is cut and
-     * dealt out by them, in a list as long as any within the bounds. Bounds of decode on a device; elsewhere as static_grid,
-     * on the CPU as neither. */
+     * dealt out by them, in a list as long as any within the bounds. For decoders on a device all of whose steps decode:
+     * bounds.max_query_len 1 (0 is max_num_tokens) or such that its rows, with the query heads of a KV head, are 16 at
+     * most; of MLA up to decode_threshold. Not with batch_invariant or a path other than auto. Elsewhere as static_grid, on
+     * the CPU as neither; fv_plan_describe says which. An update without host_query_start and host_seq_lens, and host_causal
+     * where causal is given, is FV_ERR_INVALID. */
     int32_t static_list;
 } fv_plan_options;
 
 typedef struct fv_plan fv_plan;
 
 /* Chooses backend, kernels and grid for `problem` within `bounds`; the choice never changes after.
- * FV_ERR_UNSUPPORTED: no backend can, or the named one cannot; the text lists the reasons. */
+ * FV_ERR_UNSUPPORTED: no backend can, or the named one cannot; the text lists the reasons. FV_ERR_INVALID: bounds, options or a
+ * problem that none could take, a backend, variant or table that does not exist. */
 FV_API fv_status fv_plan_create(fv_plan **plan, fv_context *context, const fv_problem *problem, const fv_bounds *bounds,
                                 const fv_plan_options *options);
 FV_API void fv_plan_destroy(fv_plan *plan); /* takes NULL */
@@ -80,7 +85,8 @@ FV_API size_t fv_plan_buffer_bytes(const fv_plan *plan);
 /* The cache layout that the chosen backend reads and writes. */
 FV_API fv_kv_layout fv_plan_kv_layout(const fv_plan *plan);
 
-/* Which captured graph fits: equal keys = same functions, grid and pointers. */
+/* Which captured graph fits: equal keys = same functions, grid and pointers. A plan with static_grid or static_list keeps its key
+ * as long as the batch's arrays stay where they are. */
 FV_API uint64_t fv_plan_graph_key(const fv_plan *plan);
 
 /* One line: backend, kernels, tile sizes, path, the rule that chose, and the last update's schedule.

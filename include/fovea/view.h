@@ -95,7 +95,8 @@ FV_API fv_status fv_kv_view_bytes(size_t *bytes, fv_kv_layout layout, fv_dtype d
                                   int32_t block_size, int32_t num_kv_heads, int32_t head_size);
 
 /* Fills `view` for dense memory at `data` in the given layout; head sizes of K and V are equal
- * (LATENT: head_size is the whole entry and v_head_size = head_size - 64). Any named layout. */
+ * (LATENT: head_size is the whole entry and v_head_size = head_size - 64; LATENT_FP8_DS: head_size 576 and dtype
+ * fp8_e4m3, of entries of 656 bytes). Any named layout. */
 FV_API fv_status fv_kv_view_init(fv_kv_view *view, void *data, fv_kv_layout layout, fv_dtype dtype, int64_t num_blocks,
                                  int32_t block_size, int32_t num_kv_heads, int32_t head_size);
 

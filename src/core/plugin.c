@@ -29,7 +29,13 @@ static int32_t find_plugin(char *path, size_t path_bytes, const char *device)
     Dl_info self;
     if (!dladdr((const void *)fv_last_error, &self) || !self.dli_fname) return 0;
     const char *slash = strrchr(self.dli_fname, '/');
-    return slash && plugin_in(path, path_bytes, self.dli_fname, (int32_t)(slash - self.dli_fname), device);
+    if (!slash) return 0;
+    const int32_t folder_len = (int32_t)(slash - self.dli_fname);
+    if (plugin_in(path, path_bytes, self.dli_fname, folder_len, device)) return 1;
+    char libraries[4096]; /* of an installed program, which holds the library */
+    const int written = snprintf(libraries, sizeof(libraries), "%.*s/%s", folder_len, self.dli_fname, FV_LIBRARIES);
+    return written > 0 && (size_t)written < sizeof(libraries) &&
+           plugin_in(path, path_bytes, libraries, written, device);
 }
 
 static fv_status load_plugin(const fv_plugin **plugin, const char *path)
@@ -71,7 +77,8 @@ fv_status fv_plugin_open_device(fv_device **device, fv_context *context, const c
     }
     if (!find_plugin(path, sizeof(path), kind)) {
         return fv_fail(FV_ERR_UNSUPPORTED,
-                       "no device '%s': libfovea-%s.so is neither beside libfovea nor in FOVEA_PLUGIN_PATH; "
+                       "no device '%s': libfovea-%s.so is neither beside libfovea, nor in " FV_LIBRARIES
+                       " of the program, nor in FOVEA_PLUGIN_PATH; "
                        "available: cpu",
                        name, kind);
     }
