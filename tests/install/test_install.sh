@@ -39,3 +39,6 @@ int main(void) { return fv_version()[0] != 48; }'
     LD_LIBRARY_PATH=$libraries "$place/engine" || fail "a program with fovea-engine"
 fi
 "$place/usr/bin/fovea" --version
+if [ -e "$libraries/libfovea-cuda.so" ] && env -u FOVEA_PLUGIN_PATH "$place/usr/bin/fovea" info | grep -q "neither beside"; then
+    fail "the installed program does not find the plugin among the libraries"
+fi
