@@ -63,10 +63,12 @@ mla() {
 # Batches that fill no whole rounds of the device's blocks.
 between() {
     run --stored --kv-cache-dtype fp8_e4m3 --block-size 64 17q1s4k 20q1s4k 24q1s4k 24q1s16k 34q1s1k 34q1s4k 48q1s2k 72q1s1k
-    run --stored --heads 32/1 --block-size 64 1q1s4k 8q1s4k 67q1s4k 100q1s16k
+    run --stored --heads 32/1 --block-size 64 1q1s4k 8q1s4k 67q1s4k 100q1s16k 200q1s16k
     for heads in 16 32 64 128; do
         run --stored --mla --heads $heads --block-size 64 34q1s4k 48q1s4k 67q1s4k 80q1s4k 100q1s4k 34q1s16k 67q1s16k 100q1s16k
     done
+    # So long that partial results of all would not fit, or more than 256 sequences.
+    run --stored --mla --heads 64 --block-size 64 105q1s32k 90q1s64k 105q1s64k 200q1s64k 300q1s4k
 }
 
 layer() {
