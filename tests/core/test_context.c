@@ -196,12 +196,64 @@ static void test_wrong_options_are_refused(void **state)
     fv_context_destroy(NULL);
 }
 
+/* A caller's executor, which counts the loops that are in it at once. */
+typedef struct lent_loops {
+    fv_context *context;
+    int32_t at_once, most, num_loops;
+    int32_t num_tasks, num_inner;
+} lent_loops;
+
+static void lent_parallel_for(void *user, int64_t num_tasks, fv_task_fn task, void *task_user)
+{
+    lent_loops *loops = user;
+    loops->num_loops++;
+    if (++loops->at_once > loops->most) loops->most = loops->at_once;
+    for (int64_t i = 0; i < num_tasks; i++) task(task_user, i, (int32_t)(i % 2));
+    loops->at_once--;
+}
+
+static void inner_task(void *user, int64_t index, int32_t worker)
+{
+    (void)index;
+    lent_loops *loops = user;
+    assert_int_equal(worker, 0);
+    loops->num_inner++;
+}
+
+static void outer_task(void *user, int64_t index, int32_t worker)
+{
+    (void)index;
+    (void)worker;
+    lent_loops *loops = user;
+    loops->num_tasks++;
+    fv_context_parallel_for(loops->context, 3, inner_task, loops);
+}
+
+/* A loop within a loop stays in its thread. */
+static void test_a_lent_executor_has_one_loop(void **state)
+{
+    (void)state;
+    lent_loops loops = {0};
+    const fv_context_options options = {
+        .struct_size = sizeof(options), .executor = {lent_parallel_for, 2, &loops}, .no_plugins = 1};
+    assert_int_equal(fv_context_create(&loops.context, &options), FV_OK);
+    assert_int_equal(fv_context_num_workers(loops.context), 2);
+    fv_context_parallel_for(loops.context, 5, outer_task, &loops);
+    fv_context_parallel_for(loops.context, 5, outer_task, &loops);
+    assert_int_equal(loops.most, 1);
+    assert_int_equal(loops.num_loops, 2);
+    assert_int_equal(loops.num_tasks, 10);
+    assert_int_equal(loops.num_inner, 30);
+    fv_context_destroy(loops.context);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_loops_run_each_task_once),          cmocka_unit_test(test_loops_after_idle_time),
-        cmocka_unit_test(test_two_threads_share_a_context),       cmocka_unit_test(test_loops_in_a_forked_child),
-        cmocka_unit_test(test_out_of_memory_at_every_allocation), cmocka_unit_test(test_wrong_options_are_refused),
+        cmocka_unit_test(test_loops_run_each_task_once),     cmocka_unit_test(test_loops_after_idle_time),
+        cmocka_unit_test(test_two_threads_share_a_context),  cmocka_unit_test(test_loops_in_a_forked_child),
+        cmocka_unit_test(test_a_lent_executor_has_one_loop), cmocka_unit_test(test_out_of_memory_at_every_allocation),
+        cmocka_unit_test(test_wrong_options_are_refused),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
