@@ -1,6 +1,7 @@
 /* Writes JSON to a file, as the subcommands' --json want it. A printer only: members in the order of
- * the calls, strings escaped and what is no UTF-8 in them replaced by U+FFFD, numbers that JSON has no form for (NaN, infinity) as null. An object
- * that is begun with fv_json_begin_row, and all in it, is one line: files stay easy to compare. */
+ * the calls, strings escaped and what is no UTF-8 in them replaced by U+FFFD, numbers that JSON has
+ * no form for (NaN, infinity) as null. An object that is begun with fv_json_begin_row, and all in it,
+ * is one line: files stay easy to compare. */
 #ifndef FV_TOOLS_JSON_H
 #define FV_TOOLS_JSON_H
 

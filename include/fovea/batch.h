@@ -10,8 +10,9 @@ extern "C" {
 
 /* R sequences with T new tokens in all. The arrays are where the kernels run (device memory on a
  * GPU) and are borrowed until the stream has passed the last run of the step. Host copies of the
- * lengths are optional, but for plans with a static list: with them the schedule fits the step, without them it fits the bounds. On
- * the CPU both are the same memory and the copies need not be given. */
+ * lengths are optional, but for plans with a static list: with them the schedule fits the step,
+ * without them it fits the bounds. On the CPU both are the same memory and the copies need not be
+ * given. */
 typedef struct fv_batch {
     uint32_t struct_size;  /* sizeof(fv_batch) */
     int32_t num_seqs;      /* R */
@@ -26,8 +27,7 @@ typedef struct fv_batch {
     int32_t block_table_width;   /* entries of a row that may be read */
     const int64_t *slot_mapping; /* [T]: where the new K/V go; -1 = do not write; NULL: nothing is written */
     const uint8_t *causal;       /* [R]: 1 causal, 0 not; NULL: all causal */
-    const uint64_t
-        *tree_mask; /* [T]: bit j of token i = it sees new token j of its sequence, of up to 64; NULL: none */
+    const uint64_t *tree_mask;   /* [T]: bit j of token i: it sees new token j of its sequence, j < 64; NULL: none */
 
     const int32_t *host_query_start; /* [R + 1], host copy or NULL */
     const int32_t *host_seq_lens;    /* [R], host copy or NULL */

@@ -10,18 +10,16 @@
 #include "core/error.h"
 #include "ops/ops_check.h"
 
-#define ALIGNMENT 256
-
 typedef struct mla_buffers {
     size_t down, q, attended;
-    int64_t latent_column; /* where latents begin in a row of down: Lq, or more, a multiple of ALIGNMENT bytes */
+    int64_t latent_column; /* where latents begin in a row of down: Lq or more, whole FV_WORKSPACE_ALIGNMENTs */
     size_t bytes;
 } mla_buffers;
 
 static size_t take(size_t *at, int64_t num_rows, int64_t elements, fv_dtype dtype)
 {
     const size_t offset = *at;
-    *at += (size_t)fv_round_up(num_rows * elements * (int64_t)fv_dtype_bytes(dtype), ALIGNMENT);
+    *at += (size_t)fv_round_up(num_rows * elements * (int64_t)fv_dtype_bytes(dtype), FV_WORKSPACE_ALIGNMENT);
     return offset;
 }
 
@@ -37,9 +35,10 @@ static mla_buffers lay_out(const fv_plan *plan, int64_t q_lora_rank)
     const fv_problem *problem = &plan->problem;
     const fv_mla_shape *mla = &problem->mla;
     const int64_t rows = plan->bounds.max_num_tokens;
-    size_t at = (size_t)fv_round_up((int64_t)plan->workspace.bytes, ALIGNMENT);
+    size_t at = (size_t)fv_round_up((int64_t)plan->workspace.bytes, FV_WORKSPACE_ALIGNMENT);
     mla_buffers buffers;
-    buffers.latent_column = fv_round_up(q_lora_rank, ALIGNMENT / (int64_t)fv_dtype_bytes(problem->q_dtype));
+    buffers.latent_column = fv_round_up(q_lora_rank,
+                                        FV_WORKSPACE_ALIGNMENT / (int64_t)fv_dtype_bytes(problem->q_dtype));
     buffers.down = take(&at, rows, buffers.latent_column + entry_size(mla), problem->q_dtype);
     buffers.q = take(&at, rows, q_size(mla), problem->q_dtype);
     buffers.attended = take(&at, rows, (int64_t)mla->num_heads * mla->v_head_dim, problem->out_dtype);
@@ -57,10 +56,8 @@ size_t fv_mla_workspace_bytes(const fv_plan *plan, int32_t q_lora_rank)
 static fv_status check_plan(const fv_plan *plan, const fv_mla_layer *layer, const void *workspace)
 {
     if (!plan || !layer || !workspace) return fv_fail(FV_ERR_INVALID, "plan, layer or workspace is NULL");
-    if ((uintptr_t)workspace % FV_WORKSPACE_ALIGNMENT != 0) {
-        return fv_fail(FV_ERR_INVALID, "workspace is %p; accepted: multiples of %d bytes", workspace,
-                       FV_WORKSPACE_ALIGNMENT);
-    }
+    const fv_status status = fv_plan_check_workspace(workspace);
+    if (status != FV_OK) return status;
     if (layer->struct_size != sizeof(*layer)) {
         return fv_fail(FV_ERR_INVALID, "fv_mla_layer.struct_size is %u; this library knows %zu", layer->struct_size,
                        sizeof(*layer));

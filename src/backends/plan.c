@@ -234,11 +234,8 @@ fv_status fv_plan_run_behind(fv_plan *plan, const fv_layer *layer, const fv_befo
     if (!workspace && plan->workspace.bytes > 0) {
         return fv_fail(FV_ERR_INVALID, "workspace is NULL; %zu bytes are needed", plan->workspace.bytes);
     }
-    if ((uintptr_t)workspace % FV_WORKSPACE_ALIGNMENT != 0) {
-        return fv_fail(FV_ERR_INVALID, "workspace is %p; accepted: multiples of %d bytes", workspace,
-                       FV_WORKSPACE_ALIGNMENT);
-    }
-    const fv_status status = fv_plan_check_layer(plan, layer);
+    fv_status status = fv_plan_check_workspace(workspace);
+    if (status == FV_OK) status = fv_plan_check_layer(plan, layer);
     if (status != FV_OK) return status;
     if (plan->batch.num_seqs == 0 && !plan->static_grid) return FV_OK;
     return fv_schedule_run(plan, layer, before, workspace, stream);

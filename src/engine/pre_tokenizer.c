@@ -17,7 +17,6 @@
 #define MAX_PATTERNS 3
 #define LEAST_MATCH_STEPS 10000000u /* of a match: PCRE2's own limit, */
 #define STEPS_PER_BYTE 8u           /* and so many for each byte of the text */
-#define MAX_MATCH_STEPS UINT32_MAX
 
 /* Unicode's White_Space. PCRE2's \s also holds U+180E, which Unicode took out of it. */
 #define SPACE "\\t-\\r \\x{85}\\p{Z}"
@@ -181,9 +180,9 @@ fv_status fv_pre_tokenizer_split(const fv_pre_tokenizer *pre_tokenizer, const ch
         return fv_fail(FV_ERR_NO_MEMORY, "no memory for a pre-tokenizer match");
     }
     /* A run of blanks is gone back over once: steps in proportion to the text. */
-    pcre2_set_match_limit(call.limits, (uint32_t)(length < MAX_MATCH_STEPS / STEPS_PER_BYTE - LEAST_MATCH_STEPS
-                                                      ? LEAST_MATCH_STEPS + STEPS_PER_BYTE * length
-                                                      : MAX_MATCH_STEPS));
+    const size_t most_bytes = (UINT32_MAX - LEAST_MATCH_STEPS) / STEPS_PER_BYTE;
+    const size_t num_bytes = length < most_bytes ? length : most_bytes;
+    pcre2_set_match_limit(call.limits, LEAST_MATCH_STEPS + STEPS_PER_BYTE * (uint32_t)num_bytes);
 
     /* The patterns take valid UTF-8 only; checking here, once, keeps long texts linear. */
     fv_status status = FV_OK;

@@ -101,7 +101,8 @@ static int32_t are_too_many(const fv_split_rule *rule, float num_items, int32_t 
 static float lane_time(const fv_split_rule *rule, const lane_blocks *blocks, int32_t from, int32_t end, float share)
 {
     const float per_share = 1.0f / share;
-    float total = 0, keys = 0, beside = 0, num_items = 0, num_slots = 0; /* of all; of the largest */
+    float total = 0, num_items = 0, num_slots = 0; /* of all */
+    float keys = 0, beside = 0;                    /* of the largest */
     int32_t at = 0, rows_of_part = 0;
     for (int32_t i = 0; i < blocks->num_kinds; i++) {
         const lane_block *block = &blocks->kinds[i];

@@ -145,4 +145,7 @@ fv_status fv_plan_check_batch(fv_step *step, const fv_plan *plan, const fv_batch
 /* Shapes, dtypes and pointers of a layer against the problem and the step. */
 fv_status fv_plan_check_layer(const fv_plan *plan, const fv_layer *layer);
 
+/* Its address only; NULL passes. */
+fv_status fv_plan_check_workspace(const void *workspace);
+
 #endif

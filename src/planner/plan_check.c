@@ -278,3 +278,10 @@ fv_status fv_plan_check_layer(const fv_plan *plan, const fv_layer *layer)
     if (status == FV_OK && problem->kind == FV_ATTENTION_MLA) status = check_mla(plan, layer);
     return status == FV_OK ? check_pointers(plan, layer) : status;
 }
+
+fv_status fv_plan_check_workspace(const void *workspace)
+{
+    if ((uintptr_t)workspace % FV_WORKSPACE_ALIGNMENT == 0) return FV_OK;
+    return fv_fail(FV_ERR_INVALID, "workspace is %p; accepted: multiples of %d bytes", workspace,
+                   FV_WORKSPACE_ALIGNMENT);
+}

@@ -4,7 +4,6 @@
 #include <string.h>
 
 #include "core/error.h"
-#include "engine/utf8.h"
 #include "json.h"
 
 static double per_second(int64_t count, double seconds) { return seconds > 0.0 ? (double)count / seconds : 0.0; }

@@ -370,7 +370,7 @@ static stream_workspace *find_entry(fv_cuda_gemm *of, fv_stream stream, int32_t 
 {
     for (int32_t i = 0; i < NUM_STREAMS; i++) {
         stream_workspace *entry = &of->workspaces[i];
-        if (!entry->memory == !has_memory && (!has_memory || entry->stream == stream)) return entry;
+        if (has_memory ? entry->memory && entry->stream == stream : !entry->memory) return entry;
     }
     return NULL;
 }
