@@ -72,22 +72,26 @@ static fv_status find_form(const fv_chat_form **form, fv_text source, const char
                    accepted);
 }
 
-static fv_status find_markers(fv_chat_template *chat_template, fv_text source, const fv_tokenizer *tokenizer,
+static fv_status find_markers(fv_chat_template *chat_template, fv_text source, fv_tokenizer *tokenizer,
                               const char *path)
 {
     const fv_chat_form *form = chat_template->form;
     chat_template->message_start = fv_tokenizer_find_special(tokenizer, form->start);
     chat_template->message_end = fv_tokenizer_find_special(tokenizer, form->end);
     if (chat_template->message_start == FV_NO_TOKEN || chat_template->message_end == FV_NO_TOKEN) {
-        return fv_fail(FV_ERR_UNSUPPORTED, "%s: the chat template is %s, but the vocabulary lacks %s or %s", path,
-                       form->name, form->start, form->end);
+        return fv_fail(FV_ERR_UNSUPPORTED,
+                       "%s: the chat template is %s, but the vocabulary lacks %s or %s of kind control or user-defined",
+                       path, form->name, form->start, form->end);
     }
+    /* Some files call them user-defined, which is found in any text: a message could forge a turn. */
+    fv_tokenizer_make_control(tokenizer, form->start);
+    fv_tokenizer_make_control(tokenizer, form->end);
     chat_template->bos = find_in(source, "bos_token") ? fv_tokenizer_bos(tokenizer) : FV_NO_TOKEN;
     chat_template->bos_text = fv_tokenizer_token_bytes(tokenizer, chat_template->bos);
     return FV_OK;
 }
 
-fv_status fv_chat_template_init(fv_chat_template *chat_template, const fv_gguf *gguf, const fv_tokenizer *tokenizer)
+fv_status fv_chat_template_init(fv_chat_template *chat_template, const fv_gguf *gguf, fv_tokenizer *tokenizer)
 {
     *chat_template = (fv_chat_template){0};
     static const char key[] = "tokenizer.chat_template";

@@ -23,9 +23,10 @@ typedef struct fv_chat_template {
     fv_text bos_text;      /* belongs to the tokenizer */
 } fv_chat_template;
 
-/* Reads tokenizer.chat_template; keeps `tokenizer`. FV_ERR_UNSUPPORTED with the reason when the file has
- * none or one of another form, or when the tokens of the form are not in the vocabulary. */
-fv_status fv_chat_template_init(fv_chat_template *chat_template, const fv_gguf *gguf, const fv_tokenizer *tokenizer);
+/* Reads tokenizer.chat_template; keeps `tokenizer`, in which the form's markers become control tokens.
+ * FV_ERR_UNSUPPORTED with the reason when the file has none or one of another form, or when the vocabulary has no
+ * special tokens for the form. */
+fv_status fv_chat_template_init(fv_chat_template *chat_template, const fv_gguf *gguf, fv_tokenizer *tokenizer);
 void fv_chat_template_deinit(fv_chat_template *chat_template);
 
 /* The chat as text, for display: zero-terminated, the caller frees it. With `open_reply` it ends where
@@ -33,8 +34,9 @@ void fv_chat_template_deinit(fv_chat_template *chat_template);
 fv_status fv_chat_template_format(char **text, const fv_chat_template *chat_template, const fv_chat_message *messages,
                                   int32_t num_messages, bool open_reply);
 
-/* Appends the tokens of the chat. FV_ERR_INVALID: a system message that has no other to stand in. Only the template itself writes control tokens: one that stands in
- * a message stays text, so that a message cannot end its turn or speak for another role. */
+/* Appends the tokens of the chat. FV_ERR_INVALID: a system message that has no other to stand in. Only the template
+ * itself writes control tokens: one that stands in a message stays text, so that a message cannot end its turn or speak
+ * for another role. */
 fv_status fv_chat_template_encode(fv_token_list *list, const fv_chat_template *chat_template,
                                   const fv_tokenizer *tokenizer, const fv_chat_message *messages, int32_t num_messages,
                                   bool open_reply);

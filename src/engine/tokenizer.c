@@ -209,6 +209,16 @@ int32_t fv_tokenizer_find_special(const fv_tokenizer *tokenizer, const char *tex
     return fv_vocabulary_find(&tokenizer->vocabulary, (fv_text){text, strlen(text)}, true);
 }
 
+void fv_tokenizer_make_control(fv_tokenizer *tokenizer, const char *text)
+{
+    const size_t length = strlen(text);
+    for (int32_t id = 0; id < tokenizer->vocabulary.num_tokens; id++) {
+        fv_token *token = &tokenizer->vocabulary.tokens[id];
+        if (!fv_token_is_special(token) || token->bytes.length != length) continue;
+        if (memcmp(token->bytes.data, text, length) == 0) token->kind = FV_TOKEN_CONTROL;
+    }
+}
+
 fv_text fv_tokenizer_token_bytes(const fv_tokenizer *tokenizer, int32_t id)
 {
     if (id < 0 || id >= tokenizer->vocabulary.num_tokens) return (fv_text){"", 0};

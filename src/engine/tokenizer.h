@@ -24,7 +24,11 @@ fv_status fv_tokenizer_create(fv_tokenizer **tokenizer, const fv_gguf *gguf);
 /* Takes NULL. */
 void fv_tokenizer_destroy(fv_tokenizer *tokenizer);
 
-/* After creation a tokenizer does not change: any number of threads may use it at once. */
+/* All tokens with this text of a special token become control tokens: text is never read as one of them, and they are
+ * not shown. For markers that a file calls user-defined. Before anything else uses the tokenizer. */
+void fv_tokenizer_make_control(fv_tokenizer *tokenizer, const char *text);
+
+/* After that a tokenizer does not change: any number of threads may use it at once. */
 
 int32_t fv_tokenizer_num_tokens(const fv_tokenizer *tokenizer);
 

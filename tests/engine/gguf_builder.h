@@ -103,11 +103,12 @@ static inline void put_tensor_data(gguf_builder *out, size_t alignment, size_t n
 /* A byte-level tokenizer of 9 tokens: <|endoftext|> a b ab c abc Ġ(space) <|im_end|> and `start`. */
 enum { TINY_TOKENIZER_KEYS = 8 };
 
-static inline void put_tiny_tokenizer(gguf_builder *out, const char *pre, const char *start)
+static inline void put_tiny_tokenizer_of_kinds(gguf_builder *out, const char *pre, const char *start, int32_t end_kind,
+                                               int32_t start_kind)
 {
     const char *const tokens[] = {"<|endoftext|>", "a", "b", "ab", "c", "abc", "\xc4\xa0", "<|im_end|>", start};
     static const char *const merges[] = {"a b", "ab c"};
-    static const int32_t kinds[] = {3, 1, 1, 1, 1, 1, 1, 3, 3};
+    const int32_t kinds[] = {3, 1, 1, 1, 1, 1, 1, end_kind, start_kind};
     put_string_key(out, "tokenizer.ggml.model", "gpt2");
     put_string_key(out, "tokenizer.ggml.pre", pre);
     put_string_array_key(out, "tokenizer.ggml.tokens", tokens, 9);
@@ -117,6 +118,11 @@ static inline void put_tiny_tokenizer(gguf_builder *out, const char *pre, const 
     put_u32_key(out, "tokenizer.ggml.bos_token_id", 0);
     put_u32_key(out, "tokenizer.ggml.eos_token_id", 7);
     put_bool_key(out, "tokenizer.ggml.add_bos_token", 1);
+}
+
+static inline void put_tiny_tokenizer(gguf_builder *out, const char *pre, const char *start)
+{
+    put_tiny_tokenizer_of_kinds(out, pre, start, 3, 3);
 }
 
 /* A SentencePiece tokenizer: 4 control tokens, the first num_bytes bytes, 15 others; scores fall with the
