@@ -128,7 +128,7 @@ typedef struct fv_session_options {
 /* Creates the cache and chooses the attention. `options` may be NULL. The engine outlives the session.
  * FV_ERR_UNSUPPORTED: no backend can serve this, with the reasons. */
 FV_API fv_status fv_session_create(fv_session **session, fv_engine *engine, const fv_session_options *options);
-FV_API void fv_session_destroy(fv_session *session); /* takes NULL */
+FV_API void fv_session_destroy(fv_session *session); /* takes NULL; not from inside a callback of the session */
 
 typedef enum fv_finish {
     FV_FINISH_NONE = 0,   /* goes on */
@@ -171,14 +171,15 @@ typedef struct fv_request {
     void *user;
 } fv_request;
 
-/* Adds a request; *id counts from 0. It starts when the cache has room for all that it may take.
+/* Adds a request; *id counts from 0. It starts when the cache has room for all that it may take. Callbacks may add
+ * requests, too: to the session that calls them from its next step on.
  * FV_ERR_INVALID: a prompt longer than the context, a token outside the vocabulary, sampling options
  * out of range. FV_ERR_NO_SPACE: more tokens than the whole cache holds. */
 FV_API fv_status fv_session_add(int32_t *id, fv_session *session, const fv_request *request);
 
 /* Runs one step: the next token of every running request, and a chunk of the prompts that wait.
  * *num_unfinished is how many requests are not done. After a failure the session can only be
- * destroyed. */
+ * destroyed. FV_ERR_INVALID, and no failure of the session: from inside a callback of it. */
 FV_API fv_status fv_session_step(int32_t *num_unfinished, fv_session *session);
 
 /* Layers with the same window share a block table and an attention plan, and have a cache of their own.

@@ -85,6 +85,7 @@ struct fv_session {
     int32_t num_unfinished;
     int32_t next_id;
     fv_status failure; /* of a step: the cache is in an unknown state */
+    bool is_stepping;  /* callbacks see a step that is not done */
     fv_session_stats stats;
 };
 

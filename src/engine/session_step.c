@@ -175,24 +175,31 @@ static void count_step(fv_session *session, bool has_prefill, double seconds, co
     }
 }
 
-fv_status fv_session_step(int32_t *num_unfinished, fv_session *session)
+static fv_status run_step(fv_session *session)
 {
-    if (session->failure != FV_OK) return fv_fail(session->failure, "an earlier step of this session has failed");
     const double start = fv_clock_seconds();
     const fv_forward_profile before = session->profile;
     session->step.num_parts = fv_scheduler_next(session->step.parts, &session->scheduler);
     session->stats.max_running = fv_max_i32(session->stats.max_running, session->scheduler.num_running);
-    if (session->step.num_parts > 0) {
-        const bool has_prefill = fill_step(session);
-        fv_status status = session->runner->run(session);
-        if (status == FV_OK) {
-            fv_scheduler_commit(&session->scheduler, session->step.parts, session->step.num_parts);
-            status = write_tokens(session);
-        }
-        session->failure = status;
-        if (status != FV_OK) return status;
-        count_step(session, has_prefill, fv_clock_seconds() - start, &before);
+    if (session->step.num_parts == 0) return FV_OK;
+    const bool has_prefill = fill_step(session);
+    fv_status status = session->runner->run(session);
+    if (status == FV_OK) {
+        fv_scheduler_commit(&session->scheduler, session->step.parts, session->step.num_parts);
+        status = write_tokens(session);
     }
+    if (status == FV_OK) count_step(session, has_prefill, fv_clock_seconds() - start, &before);
+    return status;
+}
+
+fv_status fv_session_step(int32_t *num_unfinished, fv_session *session)
+{
+    if (session->is_stepping) return fv_fail(FV_ERR_INVALID, "a step from inside a callback of this session");
+    if (session->failure != FV_OK) return fv_fail(session->failure, "an earlier step of this session has failed");
+    session->is_stepping = true;
+    session->failure = run_step(session);
+    session->is_stepping = false;
+    if (session->failure != FV_OK) return session->failure;
     if (num_unfinished) *num_unfinished = session->num_unfinished;
     return FV_OK;
 }

@@ -1,0 +1,100 @@
+/* The edges of the engine's interface: what is refused with which text, what outputs hold then, and what callbacks may
+ * do. On the tiny model, whose chats are of Gemma's form. */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include <cmocka.h>
+
+#include "core/compiler.h"
+#include "engine/tiny_model.h"
+
+static fv_session *create_session(fv_engine *engine, const fv_session_options *options)
+{
+    fv_session *session;
+    if (fv_session_create(&session, engine, options) != FV_OK) fail_msg("%s", fv_last_error());
+    return session;
+}
+
+static void run_steps(fv_session *session)
+{
+    for (int32_t num_unfinished = 1; num_unfinished > 0;) {
+        if (fv_session_step(&num_unfinished, session) != FV_OK) fail_msg("%s", fv_last_error());
+    }
+}
+
+/* --- callbacks ------------------------------------------------------------------------------------------- */
+
+/* A callback that adds a request the first time, and always tries a step of its own session. */
+typedef struct busy_caller {
+    fv_session *session;
+    int32_t num_told[3], num_added, num_refused;
+} busy_caller;
+
+static void add_and_step(void *user, const fv_token_event *event)
+{
+    busy_caller *caller = user;
+    static const int32_t prompt[] = {5, 6, 7};
+    const fv_request request = {
+        .struct_size = sizeof(request),
+        .prompt = prompt,
+        .num_prompt_tokens = 3,
+        .max_tokens = 3,
+        .ignore_eos = 1,
+        .on_token = add_and_step,
+        .user = caller,
+    };
+    caller->num_told[event->request]++;
+    if (caller->num_added++ == 0) assert_int_equal(fv_session_add(NULL, caller->session, &request), FV_OK);
+    int32_t num_unfinished = -1;
+    assert_int_equal(fv_session_step(&num_unfinished, caller->session), FV_ERR_INVALID);
+    assert_non_null(strstr(fv_last_error(), "a step from inside a callback of this session"));
+    assert_int_equal(num_unfinished, -1);
+    caller->num_refused++;
+}
+
+static void test_no_step_inside_a_callback(void **state)
+{
+    busy_caller caller = {.session = create_session(*state, NULL)};
+    for (int32_t i = 0; i < 2; i++) {
+        const int32_t prompt[] = {1 + i, 2, 3};
+        const fv_request request = {
+            .struct_size = sizeof(request),
+            .prompt = prompt,
+            .num_prompt_tokens = 3,
+            .max_tokens = 3,
+            .ignore_eos = 1,
+            .on_token = add_and_step,
+            .user = &caller,
+        };
+        assert_int_equal(fv_session_add(NULL, caller.session, &request), FV_OK);
+    }
+    run_steps(caller.session);
+    for (int32_t i = 0; i < 3; i++) assert_int_equal(caller.num_told[i], 3);
+    assert_int_equal(caller.num_refused, 9);
+    fv_session_destroy(caller.session);
+}
+
+static int set_up(void **state)
+{
+    *state = tiny_model_load(2);
+    return *state ? 0 : 1;
+}
+
+static int tear_down(void **state)
+{
+    fv_engine_destroy(*state);
+    return 0;
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_no_step_inside_a_callback),
+    };
+    return cmocka_run_group_tests(tests, set_up, tear_down);
+}
