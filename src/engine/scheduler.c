@@ -101,6 +101,7 @@ fv_status fv_scheduler_add(fv_scheduler *scheduler, fv_sequence *sequence, int32
     if (status != FV_OK) return status;
     *sequence = (fv_sequence){
         .state = FV_SEQUENCE_WAITING,
+        .num_prompt = prompt_tokens,
         .num_tokens = prompt_tokens,
         .max_tokens = max_tokens,
     };
@@ -171,10 +172,8 @@ static bool admit_next(fv_scheduler *scheduler)
     return true;
 }
 
-static bool is_decode(const fv_sequence *sequence)
-{
-    return sequence->num_computed > 0 && sequence->num_tokens - sequence->num_computed == 1;
-}
+/* The last chunk of a prompt is none, even where it has one token. */
+static bool is_decode(const fv_sequence *sequence) { return sequence->num_computed >= sequence->num_prompt; }
 
 /* Adds the next tokens of `sequence`, at most `budget`. Returns how many. With fixed chunks all of one or
  * none, so that where a prompt is cut says nothing of the others. */

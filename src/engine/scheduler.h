@@ -44,6 +44,7 @@ typedef struct fv_block_row {
 /* A sequence as the scheduler sees it; lives in the caller's request. */
 typedef struct fv_sequence {
     fv_sequence_state state;
+    int32_t num_prompt;
     int32_t num_tokens;   /* known so far: the prompt and what was written */
     int32_t num_computed; /* of those, in the cache */
     int32_t max_tokens;   /* it may have in the end */

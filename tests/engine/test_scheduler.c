@@ -142,6 +142,30 @@ static void test_decodes_come_first(void **state)
     fv_scheduler_deinit(&scheduler);
 }
 
+/* Chunks of a fixed length may leave one token: it is a part of the prompt, behind the decodes. */
+static void test_a_last_token_of_a_prompt_is_no_decode(void **state)
+{
+    (void)state;
+    fv_scheduler scheduler;
+    fv_scheduler_limits limits = limits_of(16, 100, 4, 8);
+    limits.chunk_tokens = 5;
+    assert_int_equal(fv_scheduler_init(&scheduler, &limits), FV_OK);
+    fv_sequence a, b;
+    assert_int_equal(fv_scheduler_add(&scheduler, &a, 11, 20), FV_OK);
+    assert_int_equal(fv_scheduler_add(&scheduler, &b, 3, 20), FV_OK);
+    assert_int_equal(run_step(&scheduler), 8);
+    assert_int_equal(run_step(&scheduler), 6);
+    fv_step_part parts[max_parts];
+    assert_int_equal(fv_scheduler_next(parts, &scheduler), 2);
+    assert_ptr_equal(parts[0].sequence, &b);
+    assert_ptr_equal(parts[1].sequence, &a);
+    assert_int_equal(parts[1].first_token, 10);
+    assert_int_equal(parts[1].num_tokens, 1);
+    fv_scheduler_finish(&scheduler, &a);
+    fv_scheduler_finish(&scheduler, &b);
+    fv_scheduler_deinit(&scheduler);
+}
+
 static void test_waits_for_room_in_order(void **state)
 {
     (void)state;
@@ -313,10 +337,15 @@ static void test_refuses_what_tables_do_not_hold(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_cuts_prompts_by_the_budget),    cmocka_unit_test(test_decodes_come_first),
-        cmocka_unit_test(test_waits_for_room_in_order),       cmocka_unit_test(test_window_gives_blocks_back),
-        cmocka_unit_test(test_waits_for_room_in_every_group), cmocka_unit_test(test_everyone_ends),
-        cmocka_unit_test(test_refuses_what_never_fits),       cmocka_unit_test(test_refuses_what_tables_do_not_hold),
+        cmocka_unit_test(test_cuts_prompts_by_the_budget),
+        cmocka_unit_test(test_decodes_come_first),
+        cmocka_unit_test(test_waits_for_room_in_order),
+        cmocka_unit_test(test_window_gives_blocks_back),
+        cmocka_unit_test(test_waits_for_room_in_every_group),
+        cmocka_unit_test(test_everyone_ends),
+        cmocka_unit_test(test_refuses_what_never_fits),
+        cmocka_unit_test(test_refuses_what_tables_do_not_hold),
+        cmocka_unit_test(test_a_last_token_of_a_prompt_is_no_decode),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
