@@ -122,7 +122,7 @@ fv_status fv_engine_get_info(fv_engine_info *info, const fv_engine *engine)
         .chat_why_not = engine->chat_why_not,
         .device = fv_device_name(engine->device),
         .device_description = fv_device_describe(engine->device),
-        .decode_weight_bytes = fv_model_decode_bytes(engine->model),
+        .decode_weight_bytes = fv_model_decode_bytes(engine->model, !engine->device->host_is_device),
     };
     return FV_OK;
 }

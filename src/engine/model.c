@@ -184,15 +184,16 @@ static uint64_t kv_up_elements(const fv_model_config *config)
     return (uint64_t)mla->num_heads * (uint64_t)(mla->qk_nope_head_dim + mla->v_head_dim) * (uint64_t)mla->kv_lora_rank;
 }
 
-uint64_t fv_model_decode_bytes(const fv_model *model)
+uint64_t fv_model_decode_bytes(const fv_model *model, bool is_on_device)
 {
     const fv_model_config *config = &model->config;
     const uint64_t num_used = (uint64_t)config->experts.num_used, hidden = (uint64_t)config->hidden_size;
+    const uint64_t kv_up_bytes = kv_up_elements(config) * (is_on_device ? sizeof(uint16_t) : sizeof(float));
     uint64_t bytes = bytes_of(model->head);
     for (int32_t i = 0; i < config->num_layers; i++) {
         const fv_model_layer *layer = &model->layers[i];
         bytes += bytes_of(layer->qkv) + bytes_of(layer->q_up) + bytes_of(layer->output) + bytes_of(layer->gate_up) +
-                 bytes_of(layer->down) + kv_up_elements(config) * 2;
+                 bytes_of(layer->down) + kv_up_bytes;
         if (!fv_model_config_has_experts(config, i)) continue;
         bytes += num_used * (bytes_of(layer->experts_gate_up[0]) + bytes_of(layer->experts_down[0]));
         bytes += (uint64_t)config->experts.num_experts * hidden * sizeof(float);

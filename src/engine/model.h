@@ -58,8 +58,9 @@ const char *fv_model_random_shape(int32_t index);
 /* The config of a shape: FV_ERR_INVALID as above. */
 fv_status fv_model_config_of_shape(fv_model_config *config, const char *shape);
 
-/* Bytes of the weights that a step of one token reads: of experts as many as are used. */
-uint64_t fv_model_decode_bytes(const fv_model *model);
+/* Bytes of the weights that a step of one token reads on the CPU or on a device, where kv_up is bf16: of experts as
+ * many as are used. */
+uint64_t fv_model_decode_bytes(const fv_model *model, bool is_on_device);
 
 /* Bytes of all weights in bf16; `has_head`: it is not the embedding. */
 uint64_t fv_model_config_bf16_bytes(const fv_model_config *config, bool has_head);

@@ -12,6 +12,7 @@
 #include <cmocka.h>
 
 #include "core/compiler.h"
+#include "engine/engine.h"
 #include "engine/expert_router.h"
 #include "engine/gguf_builder.h"
 #include "engine/model.h"
@@ -213,6 +214,10 @@ static void test_facts(void **state)
     assert_int_equal(info.num_kv_heads, 1);
     assert_int_equal(info.head_size, 64);
     assert_int_equal(info.context_length, 512);
+    const fv_model *model = models[0].engine->model;
+    const fv_mla_shape *mla = &model->config.mla;
+    const int64_t kv_up = (int64_t)mla->num_heads * (mla->qk_nope_head_dim + mla->v_head_dim) * mla->kv_lora_rank;
+    assert_true(info.decode_weight_bytes == fv_model_decode_bytes(model, true) + 3 * (uint64_t)kv_up * 2); /* fp32 */
 
     const fv_session_options options = {.struct_size = sizeof(options), .cache_tokens = 160};
     fv_session *session;
