@@ -91,7 +91,7 @@ fv_status fv_gguf_open(fv_gguf **gguf, const char *path)
     fv_status status = FV_OK;
     struct stat info;
     void *data = MAP_FAILED;
-    const int file = open(path, O_RDONLY | O_CLOEXEC);
+    const int file = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK); /* a FIFO is refused, not waited for */
     if (file < 0) return fv_fail(FV_ERR_IO, "%s: cannot open the model file: %s", path, strerror(errno));
     if (fstat(file, &info) != 0) {
         status = fv_fail(FV_ERR_IO, "%s: cannot read the size of the file: %s", path, strerror(errno));

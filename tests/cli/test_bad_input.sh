@@ -56,6 +56,8 @@ if [ -n "$model" ]; then
     refuses "no-such.gguf" "$fovea" generate -m "$work/no-such.gguf" hello
     refuses "$work|directory" "$fovea" generate -m "$work" hello
     refuses "gguf" "$fovea" generate -m "$0" hello
+    mkfifo "$work/fifo.gguf"
+    refuses "fifo.gguf: not a regular file" "$fovea" generate -m "$work/fifo.gguf" hello
     for kind in empty header-cut data-cut magic version tensor-count key-count string-length architecture \
         huge-offset far-offset overlap huge-dimension type; do
         if ! python3 "$here/damage_gguf.py" "$model" "$work/$kind.gguf" $kind; then

@@ -4,6 +4,7 @@
 #include <stdarg.h>
 #include <stddef.h>
 #include <stdio.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include <cmocka.h>
@@ -336,6 +337,12 @@ static void test_refuses_what_is_no_file(void **state)
     assert_null(gguf);
     assert_int_equal(fv_gguf_open(&gguf, "/"), FV_ERR_IO);
     assert_non_null(strstr(fv_last_error(), "not a regular file"));
+    char fifo[64];
+    snprintf(fifo, sizeof(fifo), "%s/fovea-test-fifo-%d", P_tmpdir, (int)getpid());
+    assert_int_equal(mkfifo(fifo, 0600), 0);
+    assert_int_equal(fv_gguf_open(&gguf, fifo), FV_ERR_IO); /* at once, though nobody writes */
+    assert_non_null(strstr(fv_last_error(), "not a regular file"));
+    unlink(fifo);
     assert_int_equal(fv_gguf_open_memory(&gguf, NULL, 0), FV_ERR_INVALID);
 
     char path[] = P_tmpdir "/fovea-test-XXXXXX";
