@@ -3,18 +3,25 @@
 
 #include <stdarg.h>
 #include <stdio.h>
+#include <string.h>
 
-static _Thread_local char last_error[2048];
+static _Thread_local char last_error[FV_ERROR_BYTES];
 
 fv_status fv_fail(fv_status status, const char *format, ...)
 {
     /* An argument may be the last error itself, so print aside first. */
-    char text[sizeof(last_error)];
+    char text[4 * sizeof(last_error)]; /* more than two of the longest paths */
     va_list args;
     va_start(args, format);
     vsnprintf(text, sizeof(text), format, args);
     va_end(args);
-    snprintf(last_error, sizeof(last_error), "%s", text);
+    const size_t length = strlen(text);
+    if (length < sizeof(last_error)) {
+        memcpy(last_error, text, length + 1);
+    } else {
+        enum { kept = FV_ERROR_BYTES / 2 - 8 };
+        snprintf(last_error, sizeof(last_error), "%.*s [...] %s", kept, text, text + length - kept);
+    }
     return status;
 }
 

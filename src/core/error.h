@@ -5,9 +5,12 @@
 #include "core/compiler.h"
 #include "fovea/status.h"
 
+enum { FV_ERROR_BYTES = 2048 }; /* of the text of a failure, with the zero at its end */
+
 /* Keeps the text for fv_last_error() of this thread and returns `status`:
  *     return fv_fail(FV_ERR_INVALID, "block_size is %d; accepted: 1 or more", block_size);
- * Text beyond 2047 characters is cut. Exported, because libfovea-engine reports the same way. */
+ * Of a text that is longer than FV_ERROR_BYTES the middle is left out: a long path comes first, its cause last.
+ * Exported, because libfovea-engine reports the same way. */
 FV_API fv_status fv_fail(fv_status status, const char *format, ...) FV_PRINTF(2, 3);
 
 #endif

@@ -2,6 +2,7 @@
 #ifndef FV_ENGINE_ENGINE_H
 #define FV_ENGINE_ENGINE_H
 
+#include "core/error.h"
 #include "engine/chat_template.h"
 #include "engine/gemm.h"
 #include "engine/model_device.h"
@@ -16,7 +17,7 @@ struct fv_engine {
     fv_tokenizer *tokenizer;
     fv_chat_template chat_template; /* if has_chat_template */
     bool has_chat_template;
-    char chat_why_not[256];
+    char chat_why_not[FV_ERROR_BYTES];
     fv_gemm_library *gemm;
     fv_model *model;
     double load_seconds;

@@ -382,6 +382,20 @@ static void test_model_file(void **state)
     fv_gguf_close(gguf);
 }
 
+/* The reason says all, however long the path before it is. */
+static void test_long_paths_keep_the_cause(void **state)
+{
+    (void)state;
+    char path[3001];
+    fv_gguf *gguf;
+    memset(path, 'p', sizeof(path) - 1);
+    path[sizeof(path) - 1] = '\0';
+    assert_int_equal(fv_gguf_open(&gguf, path), FV_ERR_IO);
+    assert_non_null(strstr(fv_last_error(), "ppp [...] ppp"));
+    assert_non_null(strstr(fv_last_error(), "cannot open the model file: "));
+    assert_int_equal(strlen(fv_last_error()), FV_ERROR_BYTES - 9);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -395,6 +409,7 @@ int main(void)
         cmocka_unit_test(test_refuses_every_truncation),
         cmocka_unit_test(test_survives_damage),
         cmocka_unit_test(test_refuses_what_is_no_file),
+        cmocka_unit_test(test_long_paths_keep_the_cause),
         cmocka_unit_test(test_model_file),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -79,6 +79,28 @@ static void test_no_step_inside_a_callback(void **state)
     fv_session_destroy(caller.session);
 }
 
+/* --- arrays that are not there --------------------------------------------------------------------------- */
+
+/* The reason is whole, however long the path before it. */
+static void test_long_path_of_a_model_without_chats(void **state)
+{
+    (void)state;
+    char path[] = "/tmp/fovea-tiny-model-XXXXXX", far[1024] = "";
+    const fv_engine_options options = {.struct_size = sizeof(options), .num_threads = 1};
+    fv_engine *engine;
+    tiny_model_write(path, false);
+    for (int32_t i = 0; i < 400; i++) memcpy(far + 2 * i, "/.", 3);
+    strcat(far, path);
+    const fv_status status = fv_engine_create(&engine, far, &options);
+    unlink(path);
+    if (status != FV_OK) fail_msg("%s", fv_last_error());
+    fv_engine_info info = {.struct_size = sizeof(info)};
+    assert_int_equal(fv_engine_get_info(&info, engine), FV_OK);
+    assert_false(info.has_chat_template);
+    assert_non_null(strstr(info.chat_why_not, "the file has no chat template (tokenizer.chat_template)"));
+    fv_engine_destroy(engine);
+}
+
 static int set_up(void **state)
 {
     *state = tiny_model_load(2);
@@ -95,6 +117,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_no_step_inside_a_callback),
+        cmocka_unit_test(test_long_path_of_a_model_without_chats),
     };
     return cmocka_run_group_tests(tests, set_up, tear_down);
 }

@@ -67,7 +67,7 @@ static void list_tensors(tensor_list *list)
     }
 }
 
-static void put_metadata(gguf_builder *out)
+static void put_metadata(gguf_builder *out, bool has_chat)
 {
     put_string_key(out, "general.architecture", "gemma3");
     put_u32_key(out, "gemma3.block_count", TINY_LAYERS);
@@ -82,6 +82,7 @@ static void put_metadata(gguf_builder *out)
     put_u32_key(out, "gemma3.attention.sliding_window_pattern", TINY_FULL_EVERY);
     put_key(out, "gemma3.attention.layer_norm_rms_epsilon", FV_GGUF_VALUE_F32);
     put_f32(out, 1e-6f);
+    if (has_chat) put_string_key(out, "tokenizer.chat_template", "<start_of_turn>");
 }
 
 /* Norms are near 1; the other weights keep the size of what they multiply. Sharp heads: far keys matter. */
@@ -100,14 +101,14 @@ static void put_weights(gguf_builder *out, const tensor_list *list)
     }
 }
 
-static void build_file(gguf_builder *out)
+static void build_file(gguf_builder *out, bool has_chat)
 {
-    enum { num_metadata = 12 };
+    const uint64_t num_metadata = has_chat ? 13 : 12;
     tensor_list list;
     list_tensors(&list);
     *out = (gguf_builder){0};
     put_header(out, 3, (uint64_t)list.num, num_metadata + SMALL_SENTENCEPIECE_KEYS);
-    put_metadata(out);
+    put_metadata(out, has_chat);
     put_small_sentencepiece(out, 256);
     uint64_t offset = 0;
     for (int32_t t = 0; t < list.num; t++) {
@@ -118,19 +119,24 @@ static void build_file(gguf_builder *out)
     put_weights(out, &list);
 }
 
-fv_engine *tiny_model_load(int32_t num_threads) { return tiny_model_load_on(NULL, num_threads); }
-
-fv_engine *tiny_model_load_on(const char *device, int32_t num_threads)
+void tiny_model_write(char *path, bool has_chat)
 {
     gguf_builder file;
-    build_file(&file);
-    char path[] = "/tmp/fovea-tiny-model-XXXXXX";
+    build_file(&file, has_chat);
     const int descriptor = mkstemp(path);
     if (descriptor < 0) fail_msg("cannot make %s", path);
     const ssize_t written = write(descriptor, file.data, file.bytes);
     close(descriptor);
-    const bool is_whole = written == (ssize_t)file.bytes;
     free(file.data);
+    if (written != (ssize_t)file.bytes) fail_msg("cannot write %s", path);
+}
+
+fv_engine *tiny_model_load(int32_t num_threads) { return tiny_model_load_on(NULL, num_threads); }
+
+fv_engine *tiny_model_load_on(const char *device, int32_t num_threads)
+{
+    char path[] = "/tmp/fovea-tiny-model-XXXXXX";
+    tiny_model_write(path, true);
     const fv_engine_options options = {
         .struct_size = sizeof(options),
         .num_threads = num_threads,
@@ -138,7 +144,7 @@ fv_engine *tiny_model_load_on(const char *device, int32_t num_threads)
         .device = device,
     };
     fv_engine *engine = NULL;
-    const fv_status status = is_whole ? fv_engine_create(&engine, path, &options) : FV_ERR_IO;
+    const fv_status status = fv_engine_create(&engine, path, &options);
     unlink(path); /* the engine has it mapped */
     if (status != FV_OK) fail_msg("tiny model: %s", fv_last_error());
     return engine;

@@ -3,6 +3,8 @@
 #ifndef FV_TESTS_TINY_MODEL_H
 #define FV_TESTS_TINY_MODEL_H
 
+#include <stdbool.h>
+
 #include "fovea/engine.h"
 
 enum {
@@ -13,7 +15,10 @@ enum {
     TINY_VOCABULARY = 275,
 };
 
-/* An engine on it; fp32. Fails the test where it cannot be made. */
+/* Writes the file; `path` is a template of mkstemp. `has_chat`: with a chat template of Gemma's form. */
+void tiny_model_write(char *path, bool has_chat);
+
+/* An engine on it, with chats; fp32. Fails the test where it cannot be made. */
 fv_engine *tiny_model_load(int32_t num_threads);
 
 /* The same on a device, in bf16; NULL: the CPU in fp32. */
