@@ -68,8 +68,8 @@ fv_status fv_engine_open_device(fv_engine *engine, const fv_engine_options *opti
         return fv_fail(FV_ERR_UNSUPPORTED, "device %s has no kernels for an engine's layers", fv_device_name(device));
     }
     if (options->compute_dtype != FV_DTYPE_NONE && options->compute_dtype != FV_DTYPE_BF16) {
-        return fv_fail(FV_ERR_UNSUPPORTED, "compute type %s on %s; accepted: bfloat16",
-                       fv_dtype_name(options->compute_dtype), fv_device_name(device));
+        return fv_fail(FV_ERR_UNSUPPORTED, "compute_dtype is %d (%s) on %s; accepted: 0 (the default), bfloat16",
+                       (int)options->compute_dtype, fv_dtype_name(options->compute_dtype), fv_device_name(device));
     }
     status = try_gemm(device);
     if (status == FV_OK) status = check_room(engine, options, path);

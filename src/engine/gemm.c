@@ -122,7 +122,8 @@ fv_status fv_gemm_create(fv_gemm_library **gemm, fv_context *context, fv_dtype d
     const bool keeps_stored = dtype == FV_DTYPE_NONE;
     if (keeps_stored) dtype = bf16_why_not ? FV_DTYPE_F32 : FV_DTYPE_BF16;
     if (dtype != FV_DTYPE_F32 && dtype != FV_DTYPE_BF16) {
-        return fv_fail(FV_ERR_INVALID, "compute type is %s; accepted: float32, bfloat16", fv_dtype_name(dtype));
+        return fv_fail(FV_ERR_INVALID, "compute_dtype is %d (%s); accepted: 0 (weights as stored), float32, bfloat16",
+                       (int)dtype, fv_dtype_bytes(dtype) > 0 ? fv_dtype_name(dtype) : "none of fv_dtype");
     }
     if (dtype == FV_DTYPE_BF16 && bf16_why_not) {
         return fv_fail(FV_ERR_UNSUPPORTED, "compute type bfloat16: %s", bf16_why_not);

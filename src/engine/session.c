@@ -35,17 +35,28 @@ static fv_status apply_defaults(fv_session_options *out, const fv_session_option
     for (int32_t i = 0; i < FV_ARRAY_LEN(checked); i++) {
         if (*checked[i].value == 0) *checked[i].value = checked[i].fallback;
         if (*checked[i].value < 1 || *checked[i].value > checked[i].max) {
-            return fv_fail(FV_ERR_INVALID, "%s is %d; accepted: 1 to %d", checked[i].name, *checked[i].value,
-                           checked[i].max);
+            return fv_fail(FV_ERR_INVALID, "%s is %d; accepted: 0 (the default), or 1 to %d", checked[i].name,
+                           *checked[i].value, checked[i].max);
         }
     }
-    return FV_OK;
+    if (out->kv_cache_dtype == FV_DTYPE_NONE || fv_dtype_bytes(out->kv_cache_dtype) > 0) return FV_OK;
+    return fv_fail(FV_ERR_INVALID, "kv_cache_dtype is %d; accepted: 0 (the default), or a value of fv_dtype",
+                   (int)out->kv_cache_dtype);
 }
 
 /* Integers need scales: kv_write computes one for each token and head. */
 static fv_kv_scaling cache_scaling(const fv_session_options *options)
 {
     return options->kv_cache_dtype == FV_DTYPE_I8 ? FV_KV_SCALING_PER_TOKEN_HEAD : FV_KV_SCALING_NONE;
+}
+
+/* A plan names its own field where it refuses the one that a session passes on under another name. */
+static fv_status fail_plan(fv_status status)
+{
+    static const char name[] = "max_workspace_bytes";
+    const char *text = fv_last_error();
+    if (strncmp(text, name, strlen(name)) != 0) return status;
+    return fv_fail(status, "attention_workspace_bytes%s", text + strlen(name));
 }
 
 fv_status fv_session_create_plan(fv_plan **plan, fv_session *session, int32_t group, const fv_plan_size *size,
@@ -84,7 +95,7 @@ fv_status fv_session_create_plan(fv_plan **plan, fv_session *session, int32_t gr
         .max_workspace_bytes = options->attention_workspace_bytes,
     };
     const fv_status status = fv_plan_create(plan, session->engine->context, &problem, &bounds, &plan_options);
-    if (status != FV_OK) return status;
+    if (status != FV_OK) return fail_plan(status);
     const size_t bytes = config->attention == FV_ATTENTION_MLA && session->runner == &fv_device_runner
                              ? fv_mla_workspace_bytes(*plan, config->q_lora_rank)
                              : fv_plan_workspace_bytes(*plan);

@@ -270,7 +270,7 @@ static void test_refusals(void **state)
     refuse(FV_ERR_UNSUPPORTED, "libfovea-nothing.so", &options);
     options = plain;
     options.compute_dtype = FV_DTYPE_F32;
-    refuse(FV_ERR_UNSUPPORTED, "accepted: bfloat16", &options);
+    refuse(FV_ERR_UNSUPPORTED, "compute_dtype is 1 (float32) on null:0; accepted: 0 (the default), bfloat16", &options);
     options = plain;
     options.random_weights = "large";
     refuse(FV_ERR_INVALID, "accepted: tiny, llama-8b", &options);

@@ -13,6 +13,13 @@
 #include "core/compiler.h"
 #include "engine/tiny_model.h"
 
+static void expect_failure(fv_status status, fv_status expected, const char *text)
+{
+    if (status == expected && strstr(fv_last_error(), text)) return;
+    fail_msg("expected %s with '%s', got %s with '%s'", fv_status_name(expected), text, fv_status_name(status),
+             fv_last_error());
+}
+
 static fv_session *create_session(fv_engine *engine, const fv_session_options *options)
 {
     fv_session *session;
@@ -79,6 +86,44 @@ static void test_no_step_inside_a_callback(void **state)
     fv_session_destroy(caller.session);
 }
 
+/* --- options --------------------------------------------------------------------------------------------- */
+
+/* Texts name the fields that the caller has set, their values and the default. */
+static void test_refuses_options(void **state)
+{
+    const struct {
+        fv_session_options options;
+        const char *text;
+    } cases[] = {
+        {{.block_size = -1}, "block_size is -1; accepted: 0 (the default), or 1 to "},
+        {{.cache_tokens = -1}, "cache_tokens is -1; accepted: 0 (the default), or 1 to "},
+        {{.max_batched_tokens = -1}, "max_batched_tokens is -1; accepted: 0 (the default), or 1 to "},
+        {{.max_num_seqs = 1 << 20}, "max_num_seqs is 1048576; accepted: 0 (the default), or 1 to "},
+        {{.kv_cache_dtype = (fv_dtype)99}, "kv_cache_dtype is 99; accepted: 0 (the default), or "},
+        {{.attention_workspace_bytes = 1}, "attention_workspace_bytes is 1; accepted: 0 (chosen), or from "},
+    };
+    for (int32_t i = 0; i < FV_ARRAY_LEN(cases); i++) {
+        fv_session_options options = cases[i].options;
+        fv_session *session = (fv_session *)1;
+        options.struct_size = sizeof(options);
+        expect_failure(fv_session_create(&session, *state, &options), FV_ERR_INVALID, cases[i].text);
+        assert_null(session);
+    }
+}
+
+static void test_refuses_engine_options(void **state)
+{
+    (void)state;
+    const fv_engine_options unknown = {
+        .struct_size = sizeof(unknown), .random_weights = "tiny", .compute_dtype = (fv_dtype)77};
+    const fv_engine_options half = {
+        .struct_size = sizeof(half), .random_weights = "tiny", .compute_dtype = FV_DTYPE_F16};
+    fv_engine *engine = (fv_engine *)1;
+    expect_failure(fv_engine_create(&engine, NULL, &unknown), FV_ERR_INVALID,
+                   "compute_dtype is 77 (none of fv_dtype); accepted: 0 (weights as stored), float32, bfloat16");
+    expect_failure(fv_engine_create(&engine, NULL, &half), FV_ERR_INVALID, "compute_dtype is 2 (float16); accepted: 0");
+}
+
 /* --- arrays that are not there --------------------------------------------------------------------------- */
 
 /* The reason is whole, however long the path before it. */
@@ -117,6 +162,8 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_no_step_inside_a_callback),
+        cmocka_unit_test(test_refuses_options),
+        cmocka_unit_test(test_refuses_engine_options),
         cmocka_unit_test(test_long_path_of_a_model_without_chats),
     };
     return cmocka_run_group_tests(tests, set_up, tear_down);

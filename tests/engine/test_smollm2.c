@@ -402,7 +402,7 @@ static void test_refusals(void **state)
     expect(fv_session_create(&session, f->engine, &options), FV_ERR_INVALID, "block_size is -3");
     options = session_options(few_tokens);
     options.kv_cache_dtype = (fv_dtype)99;
-    expect(fv_session_create(&session, f->engine, &options), FV_ERR_INVALID, "kv_dtype is 99");
+    expect(fv_session_create(&session, f->engine, &options), FV_ERR_INVALID, "kv_cache_dtype is 99");
 
     options = session_options(few_tokens);
     options.cache_tokens = 64;
