@@ -53,13 +53,13 @@ static fv_status open_model(fv_engine *engine, const char *path, const fv_engine
 fv_status fv_engine_create(fv_engine **engine, const char *path, const fv_engine_options *options)
 {
     const fv_engine_options defaults = {.struct_size = sizeof(defaults)};
+    if (engine) *engine = NULL;
     if (!options) options = &defaults;
     if (options->struct_size != sizeof(*options)) {
         return fv_fail(FV_ERR_INVALID, "fv_engine_options.struct_size is %u; this library knows %zu",
                        options->struct_size, sizeof(*options));
     }
     if (!engine || (!path && !options->random_weights)) return fv_fail(FV_ERR_INVALID, "engine or path is NULL");
-    *engine = NULL;
     const fv_context_options context_options = {
         .struct_size = sizeof(context_options),
         .num_threads = options->num_threads,
@@ -151,6 +151,7 @@ fv_status fv_engine_encode(int32_t **tokens, int32_t *num_tokens, const fv_engin
     *tokens = NULL;
     *num_tokens = 0;
     if (check_tokenizer(engine) != FV_OK) return FV_ERR_UNSUPPORTED;
+    if (!text && bytes > 0) return fv_fail(FV_ERR_INVALID, "text is NULL; accepted: %zu bytes", bytes);
     fv_token_list list = {0};
     const fv_status status = fv_tokenizer_encode(&list, NULL, engine->tokenizer, (fv_text){text, bytes},
                                                  FV_ENCODE_BEGIN);
@@ -164,6 +165,12 @@ fv_status fv_engine_encode_chat(int32_t **tokens, int32_t *num_tokens, const fv_
     *num_tokens = 0;
     if (!engine->has_chat_template) return fv_fail(FV_ERR_UNSUPPORTED, "%s", engine->chat_why_not);
     if (num_messages < 1) return fv_fail(FV_ERR_INVALID, "a chat of %d messages; accepted: 1 or more", num_messages);
+    if (!messages) return fv_fail(FV_ERR_INVALID, "messages is NULL; accepted: an array of %d", num_messages);
+    for (int32_t i = 0; i < num_messages; i++) {
+        if (messages[i].role && messages[i].content) continue;
+        return fv_fail(FV_ERR_INVALID, "messages[%d].%s is NULL; accepted: a text", i,
+                       messages[i].role ? "content" : "role");
+    }
     fv_chat_message *chat = calloc((size_t)num_messages, sizeof(*chat));
     if (!chat) return fv_fail(FV_ERR_NO_MEMORY, "no memory for %d messages", num_messages);
     for (int32_t i = 0; i < num_messages; i++) chat[i] = (fv_chat_message){messages[i].role, messages[i].content};
@@ -179,7 +186,10 @@ void fv_engine_free_tokens(int32_t *tokens) { free(tokens); }
 fv_status fv_engine_decode(char **text, size_t *bytes, const fv_engine *engine, const int32_t *tokens,
                            int32_t num_tokens)
 {
+    *text = NULL;
+    *bytes = 0;
     if (check_tokenizer(engine) != FV_OK) return FV_ERR_UNSUPPORTED;
+    if (!tokens && num_tokens > 0) return fv_fail(FV_ERR_INVALID, "tokens is NULL; accepted: %d tokens", num_tokens);
     return fv_tokenizer_decode(text, bytes, engine->tokenizer, tokens, num_tokens, false);
 }
 

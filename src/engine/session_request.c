@@ -34,6 +34,11 @@ static fv_status check_request(const fv_session *session, const fv_request *aske
                        "num_prompt_tokens is %d, max_tokens %d, num_forced %d; accepted: at least 1, 0 and 0",
                        asked->num_prompt_tokens, asked->max_tokens, asked->num_forced);
     }
+    if (!asked->prompt || (!asked->forced && asked->num_forced > 0)) {
+        return fv_fail(FV_ERR_INVALID, "%s is NULL; accepted: an array of %d tokens",
+                       asked->prompt ? "forced" : "prompt",
+                       asked->prompt ? asked->num_forced : asked->num_prompt_tokens);
+    }
     if (asked->first_logits < 0) {
         return fv_fail(FV_ERR_INVALID, "first_logits is %d; accepted: 0 or more", asked->first_logits);
     }

@@ -114,17 +114,71 @@ static void test_refuses_options(void **state)
 static void test_refuses_engine_options(void **state)
 {
     (void)state;
+    const fv_engine_options old = {.struct_size = 3};
     const fv_engine_options unknown = {
         .struct_size = sizeof(unknown), .random_weights = "tiny", .compute_dtype = (fv_dtype)77};
     const fv_engine_options half = {
         .struct_size = sizeof(half), .random_weights = "tiny", .compute_dtype = FV_DTYPE_F16};
     fv_engine *engine = (fv_engine *)1;
+    expect_failure(fv_engine_create(&engine, "model", &old), FV_ERR_INVALID, "struct_size is 3");
+    assert_null(engine);
     expect_failure(fv_engine_create(&engine, NULL, &unknown), FV_ERR_INVALID,
                    "compute_dtype is 77 (none of fv_dtype); accepted: 0 (weights as stored), float32, bfloat16");
     expect_failure(fv_engine_create(&engine, NULL, &half), FV_ERR_INVALID, "compute_dtype is 2 (float16); accepted: 0");
 }
 
 /* --- arrays that are not there --------------------------------------------------------------------------- */
+
+static void test_refuses_null_requests(void **state)
+{
+    fv_session *session = create_session(*state, NULL);
+    const int32_t prompt[] = {1, 2, 3};
+    fv_request request = {.struct_size = sizeof(request), .num_prompt_tokens = 3, .max_tokens = 2};
+    expect_failure(fv_session_add(NULL, session, &request), FV_ERR_INVALID, "prompt is NULL; accepted: an array of 3");
+    request.prompt = prompt;
+    request.num_forced = 2;
+    expect_failure(fv_session_add(NULL, session, &request), FV_ERR_INVALID, "forced is NULL; accepted: an array of 2");
+    request.num_forced = 0;
+    assert_int_equal(fv_session_add(NULL, session, &request), FV_OK);
+    run_steps(session);
+    fv_session_destroy(session);
+}
+
+static void test_refuses_null_texts(void **state)
+{
+    fv_engine *engine = *state;
+    int32_t *tokens = (int32_t *)1, num_tokens = 5;
+    fv_message messages[] = {{"user", "hello"}, {"user", NULL}};
+    expect_failure(fv_engine_encode_chat(&tokens, &num_tokens, engine, NULL, 2), FV_ERR_INVALID, "messages is NULL");
+    assert_true(tokens == NULL && num_tokens == 0);
+    expect_failure(fv_engine_encode_chat(&tokens, &num_tokens, engine, messages, 2), FV_ERR_INVALID,
+                   "messages[1].content is NULL");
+    messages[0].role = NULL;
+    expect_failure(fv_engine_encode_chat(&tokens, &num_tokens, engine, messages, 2), FV_ERR_INVALID,
+                   "messages[0].role is NULL");
+    expect_failure(fv_engine_encode(&tokens, &num_tokens, engine, NULL, 3), FV_ERR_INVALID, "text is NULL");
+    char *text = (char *)1;
+    size_t bytes = 5;
+    expect_failure(fv_engine_decode(&text, &bytes, engine, NULL, 3), FV_ERR_INVALID, "tokens is NULL");
+    assert_true(text == NULL && bytes == 0);
+    assert_int_equal(fv_engine_decode(&text, &bytes, engine, NULL, 0), FV_OK);
+    assert_string_equal(text, "");
+    fv_engine_free_text(text);
+}
+
+static void test_outputs_without_a_tokenizer(void **state)
+{
+    (void)state;
+    const fv_engine_options options = {.struct_size = sizeof(options), .num_threads = 1, .random_weights = "tiny"};
+    fv_engine *engine;
+    if (fv_engine_create(&engine, NULL, &options) != FV_OK) fail_msg("%s", fv_last_error());
+    const int32_t token = 1;
+    char *text = (char *)1;
+    size_t bytes = 5;
+    expect_failure(fv_engine_decode(&text, &bytes, engine, &token, 1), FV_ERR_UNSUPPORTED, "no tokenizer");
+    assert_true(text == NULL && bytes == 0);
+    fv_engine_destroy(engine);
+}
 
 /* The reason is whole, however long the path before it. */
 static void test_long_path_of_a_model_without_chats(void **state)
@@ -164,6 +218,9 @@ int main(void)
         cmocka_unit_test(test_no_step_inside_a_callback),
         cmocka_unit_test(test_refuses_options),
         cmocka_unit_test(test_refuses_engine_options),
+        cmocka_unit_test(test_refuses_null_requests),
+        cmocka_unit_test(test_refuses_null_texts),
+        cmocka_unit_test(test_outputs_without_a_tokenizer),
         cmocka_unit_test(test_long_path_of_a_model_without_chats),
     };
     return cmocka_run_group_tests(tests, set_up, tear_down);
