@@ -100,9 +100,16 @@ if [ -n "$model" ]; then
     generate "prompt-tokens without --random-weights" --prompt-tokens 5 hello
     refuses "random-weights is 'huge'.*tiny, llama-8b" "$fovea" generate --random-weights huge
     refuses "hello with --random-weights.*prompt-tokens" "$fovea" generate --random-weights tiny hello
+    refuses "--raw with --random-weights" "$fovea" generate --random-weights tiny --raw
+    refuses "--profile with --random-weights" "$fovea" generate --random-weights tiny --profile
+    refuses "prompt-tokens is 200000000; accepted: 1 to 2048, the context length of tiny" \
+        "$fovea" generate --random-weights tiny --prompt-tokens 200000000
     refuses "prompt-tokens is '0'" "$fovea" generate --random-weights tiny --prompt-tokens 0
     refuses "no device 'nope:0'" "$fovea" generate --random-weights tiny --device nope
     prints "^ *59 +[0-9.]+ " "$fovea" generate --random-weights tiny --prompt-tokens 20 --max-tokens 40
+    json_holds "d['tokens'] == 49" \
+        "$fovea" generate --random-weights tiny --prompt-tokens 2000 --max-tokens 100000000 --json --progress
+    judge "$(grep -aq 'random weights 100%' "$work/err" || echo 'no progress line')" generate --random-weights tiny
     json_holds "[c['context'] for c in d['contexts']] == [1024, 1099] and d['tokens'] == 600" \
         "$fovea" generate --random-weights tiny --max-tokens 600 --json
 fi

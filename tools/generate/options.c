@@ -267,16 +267,17 @@ static fv_status set_default_model(generate_options *options)
                    options->model);
 }
 
-/* A run with random weights has neither a model file nor a text. */
+/* A run with random weights has neither a model file nor a text, and a report of its own. */
 static fv_status finish_random(generate_options *options, int argc, char **argv)
 {
-    if (optind < argc || options->prompts_file || options->model_is_given || options->system) {
-        return fv_fail(FV_ERR_INVALID, "%s with --random-weights; accepted: --prompt-tokens N",
-                       optind < argc             ? argv[optind]
-                       : options->prompts_file   ? "a file of prompts"
-                       : options->model_is_given ? "a model"
-                                                 : "--system");
-    }
+    const char *refused = optind < argc             ? argv[optind]
+                          : options->prompts_file   ? "a file of prompts"
+                          : options->model_is_given ? "a model"
+                          : options->system         ? "--system"
+                          : options->raw            ? "--raw"
+                          : options->profile        ? "--profile"
+                                                    : NULL;
+    if (refused) return fv_fail(FV_ERR_INVALID, "%s with --random-weights; accepted: --prompt-tokens N", refused);
     if (options->prompt_tokens == 0) options->prompt_tokens = default_prompt_tokens;
     options->engine.random_seed = options->sampling.seed;
     return read_environment(options);

@@ -17,8 +17,9 @@ typedef struct random_run {
     const generate_options *options;
     fv_engine *engine;
     fv_session *session;
-    double *seconds; /* [max_tokens] when each token came */
+    double *seconds; /* [max_tokens, at most what the context holds] when each token came */
     int32_t num_tokens;
+    bool shows_progress; /* a progress line is on the terminal */
     fv_engine_info info;
     fv_session_stats stats;
     double bytes_per_second; /* 0: not known */
@@ -39,6 +40,22 @@ static double now(void)
     return (double)time.tv_sec + 1e-9 * (double)time.tv_nsec;
 }
 
+static void erase_progress(random_run *run)
+{
+    if (run->shows_progress) fprintf(stderr, "\r\033[K");
+    run->shows_progress = false;
+}
+
+static void show_loading(void *user, int32_t done, int32_t total)
+{
+    random_run *run = user;
+    if (!run->options->progress) return;
+    run->shows_progress = true;
+    fprintf(stderr, "\rrandom weights %d%%", 100 * done / total);
+    if (done == total) erase_progress(run);
+    fflush(stderr);
+}
+
 static void take_token(void *user, const fv_token_event *event)
 {
     random_run *run = user;
@@ -49,6 +66,10 @@ static void take_token(void *user, const fv_token_event *event)
 static fv_status add_prompt(random_run *run)
 {
     const int32_t count = run->options->prompt_tokens;
+    if (count > run->info.context_length) {
+        return fv_fail(FV_ERR_INVALID, "--prompt-tokens is %d; accepted: 1 to %d, the context length of %s", count,
+                       run->info.context_length, run->options->engine.random_weights);
+    }
     int32_t *prompt = malloc((size_t)count * sizeof(*prompt));
     if (!prompt) return fv_fail(FV_ERR_NO_MEMORY, "no memory for a prompt of %d tokens", count);
     uint32_t random = (uint32_t)run->options->sampling.seed + 1;
@@ -185,22 +206,33 @@ static fv_status report(random_run *run)
     return fv_fail(FV_ERR_IO, "cannot write to standard output");
 }
 
+/* Room in the cache and for the times; a text ends where the context does, whatever was asked for. */
+static fv_status create_session(random_run *run, int32_t num_tokens)
+{
+    fv_session_options options = run->options->session;
+    const int32_t context_length = run->info.context_length;
+    if (options.cache_tokens == 0) options.cache_tokens = fv_min_i32(num_tokens, context_length);
+    if (options.max_num_seqs == 0) options.max_num_seqs = 1;
+    run->seconds = calloc((size_t)fv_min_i32(run->options->sampling.max_tokens, context_length), sizeof(*run->seconds));
+    if (!run->seconds) return fv_fail(FV_ERR_NO_MEMORY, "no memory for the times of the tokens");
+    return fv_session_create(&run->session, run->engine, &options);
+}
+
 fv_status generate_random_run(const generate_options *options)
 {
     random_run run = {.options = options, .info = {.struct_size = sizeof(run.info)}};
-    fv_session_options session_options = options->session;
+    fv_engine_options engine_options = options->engine;
     int32_t num_unfinished = 1;
     const int64_t num_tokens = (int64_t)options->prompt_tokens + options->sampling.max_tokens;
     if (num_tokens > max_tokens)
         return fv_fail(FV_ERR_INVALID, "--prompt-tokens and --max-tokens are %lld together; accepted: up to %d",
                        (long long)num_tokens, max_tokens);
-    if (session_options.cache_tokens == 0) session_options.cache_tokens = (int32_t)num_tokens;
-    if (session_options.max_num_seqs == 0) session_options.max_num_seqs = 1;
-    run.seconds = calloc((size_t)options->sampling.max_tokens, sizeof(*run.seconds));
-    fv_status status = run.seconds ? FV_OK : fv_fail(FV_ERR_NO_MEMORY, "no memory for the times of the tokens");
-    if (status == FV_OK) status = fv_engine_create(&run.engine, NULL, &options->engine);
+    engine_options.progress = show_loading;
+    engine_options.progress_user = &run;
+    fv_status status = fv_engine_create(&run.engine, NULL, &engine_options);
+    erase_progress(&run);
     if (status == FV_OK) status = fv_engine_get_info(&run.info, run.engine);
-    if (status == FV_OK) status = fv_session_create(&run.session, run.engine, &session_options);
+    if (status == FV_OK) status = create_session(&run, (int32_t)num_tokens);
     if (status == FV_OK) status = add_prompt(&run);
     while (status == FV_OK && num_unfinished > 0) status = fv_session_step(&num_unfinished, run.session);
     if (status == FV_OK) status = report(&run);
