@@ -13,7 +13,7 @@ fv_status fv_args_i64(int64_t *value, const char *option, const char *text, int6
     char *end = NULL;
     errno = 0;
     long long number = strtoll(text, &end, 10);
-    int32_t wrong = errno != 0 || end == text || text[0] == ' ' || text[0] == '+';
+    int32_t wrong = errno != 0 || end == text || !strchr("-0123456789", text[0]); /* strtoll skips white space */
     if (!wrong && *end == 'k') {
         wrong = __builtin_mul_overflow(number, 1024LL, &number);
         end++;
@@ -38,7 +38,8 @@ fv_status fv_args_f64(double *value, const char *option, const char *text, doubl
 {
     char *end = NULL;
     const double number = strtod(text, &end);
-    if (end == text || *end != '\0' || text[0] == ' ' || !isfinite(number) || number < min || number > max) {
+    const char *rest = text + strspn(text, "+-.0123456789eE"); /* strtod skips white space and reads hexadecimal */
+    if (end == text || *end != '\0' || *rest != '\0' || !isfinite(number) || number < min || number > max) {
         return fv_fail(FV_ERR_INVALID, "%s is '%s'; accepted: a number from %g to %g", option, text, min, max);
     }
     *value = number;

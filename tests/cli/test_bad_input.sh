@@ -18,6 +18,10 @@ refuses "dtype.*accepted.*bfloat16" "$fovea" bench --dtype int3 q1
 refuses "NOPE.*TRITON_ATTN" "$fovea" bench --backend NOPE q1
 refuses "block-size is 'x'" "$fovea" bench --block-size x q1
 refuses "threads is '-2'" "$fovea" bench --threads -2 q1
+refuses "threads is '.2'; accepted: a whole number" "$fovea" bench --threads $'\t2' q1
+refuses "threads is '[+]2'; accepted: a whole number" "$fovea" bench --threads +2 q1
+refuses "soft-cap is '0x1p3'; accepted: a number" "$fovea" backends --soft-cap 0x1p3
+refuses "soft-cap is '.3'; accepted: a number" "$fovea" backends --soft-cap $'\t3'
 refuses "no-such.json" "$fovea" bench --compare "$work/no-such.json" q1
 refuses "no device 'nope:0'.*libfovea-nope" "$fovea" bench --device nope q1
 refuses "no device 'cuda:x'.*accepted.*cuda:1" "$fovea" bench --device cuda:x q1
