@@ -9,7 +9,7 @@
  * An engine runs on the CPU or on one GPU. There weights, activations and cache are in the GPU's memory and steps
  * of decodes are launches of captured graphs; the host schedules, samples, and is what callers see.
  *
- * Structures begin with struct_size, and zero means the default in every other field. */
+ * Structures begin with struct_size, which has to be their sizeof; zero means the default in every other field. */
 #ifndef FOVEA_ENGINE_H
 #define FOVEA_ENGINE_H
 
@@ -76,7 +76,7 @@ typedef struct fv_engine_info {
                                      that are not used */
 } fv_engine_info;
 
-/* Fills what `info->struct_size` says. */
+/* FV_ERR_INVALID where `info->struct_size` is not sizeof(fv_engine_info). */
 FV_API fv_status fv_engine_get_info(fv_engine_info *info, const fv_engine *engine);
 
 /* How fast the device reads memory, in bytes a second: up to 1 GiB of it, several times. A decode of one sequence
@@ -102,7 +102,9 @@ FV_API fv_status fv_engine_encode_chat(int32_t **tokens, int32_t *num_tokens, co
                                        const fv_message *messages, int32_t num_messages);
 FV_API void fv_engine_free_tokens(int32_t *tokens); /* takes NULL */
 
-/* The text of some tokens, without control tokens; zero-terminated, freed with fv_engine_free_text. */
+/* The text of some tokens, without control tokens; zero-terminated, freed with fv_engine_free_text. They are taken for
+ * the beginning of a document: where fv_engine_encode puts a space before one (SentencePiece), a first space is left
+ * out. */
 FV_API fv_status fv_engine_decode(char **text, size_t *bytes, const fv_engine *engine, const int32_t *tokens,
                                   int32_t num_tokens);
 FV_API void fv_engine_free_text(char *text); /* takes NULL */
@@ -140,7 +142,8 @@ typedef enum fv_finish {
 typedef struct fv_token_event {
     int32_t request;
     int32_t token;
-    const char *text; /* whole UTF-8 characters that are complete now, not terminated; maybe none */
+    const char *text; /* whole UTF-8 characters that are complete now, not terminated; maybe none. Bytes that are no
+                         UTF-8 come as they are, and the last event has what is left of an unfinished character */
     size_t text_bytes;
     fv_finish finish; /* other than NONE: the request has ended, this is its last event */
 } fv_token_event;
@@ -223,7 +226,7 @@ typedef struct fv_session_stats {
     uint64_t graph_bytes;    /* device memory that they took, their plans included; 0: not known */
 } fv_session_stats;
 
-/* Fills what `stats->struct_size` says. */
+/* FV_ERR_INVALID where `stats->struct_size` is not sizeof(fv_session_stats). */
 FV_API fv_status fv_session_get_stats(fv_session_stats *stats, const fv_session *session);
 
 /* One line: backend, kernels and schedule of the last step's attention in a layer group. Valid until the
