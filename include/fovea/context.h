@@ -49,15 +49,16 @@ typedef struct fv_context_options {
     fv_log_fn log;
     void *log_user;
     fv_executor executor; /* parallel_for != NULL: used instead of an own pool */
-    const char *isa;      /* limits the CPU kernels: "portable", "avx2", "avx512", "avx512_bf16", "amx"; NULL:
-                             $FOVEA_ISA, or all */
+    const char *isa;      /* limits the CPU kernels: "portable", "avx2", "avx512", "avx512_bf16", "amx", a level that
+                             the CPU has; NULL: $FOVEA_ISA, or all */
     int32_t no_plugins;   /* 1: do not look for device plugins */
 } fv_context_options;
 
 typedef struct fv_context fv_context;
 
 /* Creates a context; `options` may be NULL. The caller destroys it after all that was made from it.
- * FV_ERR_INVALID: options of a size this library does not know, an unknown isa, num_threads < 0. */
+ * FV_ERR_INVALID: options of a size this library does not know, an unknown isa, num_threads < 0.
+ * FV_ERR_UNSUPPORTED: an isa above what the CPU has. */
 FV_API fv_status fv_context_create(fv_context **context, const fv_context_options *options);
 FV_API void fv_context_destroy(fv_context *context); /* takes NULL */
 

@@ -154,7 +154,8 @@ fv_status fv_context_create(fv_context **out, const fv_context_options *options)
         status = lend_executor(context, &options->executor);
         if (status != FV_OK) goto fail;
     } else {
-        status = fv_thread_pool_create(&context->pool, options->num_threads ? options->num_threads : fv_cpu_count());
+        const int32_t num_threads = options->num_threads ? options->num_threads : fv_cpu_count();
+        status = fv_thread_pool_create(&context->pool, &context->allocator, num_threads);
         if (status != FV_OK) goto fail;
         context->executor = fv_thread_pool_executor(context->pool);
     }

@@ -9,7 +9,7 @@
 #include <pthread.h>
 #include <sched.h>
 #include <stdatomic.h>
-#include <stdlib.h>
+#include <string.h>
 #include <unistd.h>
 
 #include "core/compiler.h"
@@ -24,6 +24,7 @@ typedef struct loop {
 } loop;
 
 struct fv_thread_pool {
+    fv_allocator allocator; /* of this memory */
     pthread_mutex_t lock;
     pthread_cond_t start;
     pthread_mutex_t caller; /* held by the thread whose loop is running */
@@ -120,10 +121,19 @@ static void pool_parallel_for(void *user, int64_t num_tasks, fv_task_fn task, vo
     pthread_mutex_unlock(&pool->caller);
 }
 
-fv_status fv_thread_pool_create(fv_thread_pool **out, int32_t num_threads)
+static void free_pool(fv_thread_pool *pool)
 {
-    fv_thread_pool *pool = calloc(1, sizeof(*pool) + (size_t)(num_threads - 1) * sizeof(pool->workers[0]));
+    const fv_allocator allocator = pool->allocator;
+    allocator.free(allocator.user, pool);
+}
+
+fv_status fv_thread_pool_create(fv_thread_pool **out, const fv_allocator *allocator, int32_t num_threads)
+{
+    const size_t bytes = sizeof(fv_thread_pool) + (size_t)(num_threads - 1) * sizeof(struct worker);
+    fv_thread_pool *pool = allocator->alloc(allocator->user, bytes, FV_CACHE_LINE);
     if (!pool) return fv_fail(FV_ERR_NO_MEMORY, "no memory for a pool of %d threads", num_threads);
+    memset(pool, 0, bytes);
+    pool->allocator = *allocator;
     pthread_mutex_init(&pool->lock, NULL);
     pthread_mutex_init(&pool->caller, NULL);
     pthread_cond_init(&pool->start, NULL);
@@ -146,7 +156,7 @@ void fv_thread_pool_destroy(fv_thread_pool *pool)
 {
     if (!pool) return;
     if (pool->owner != getpid()) { /* a forked child: destroying `start` would wait for sleepers that are not there */
-        free(pool);
+        free_pool(pool);
         return;
     }
     pthread_mutex_lock(&pool->lock);
@@ -158,7 +168,7 @@ void fv_thread_pool_destroy(fv_thread_pool *pool)
     pthread_cond_destroy(&pool->start);
     pthread_mutex_destroy(&pool->caller);
     pthread_mutex_destroy(&pool->lock);
-    free(pool);
+    free_pool(pool);
 }
 
 fv_executor fv_thread_pool_executor(fv_thread_pool *pool)

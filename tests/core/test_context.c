@@ -175,6 +175,7 @@ static void test_out_of_memory_at_every_allocation(void **state)
         }
         assert_int_equal(status, FV_ERR_NO_MEMORY);
         assert_true(strlen(fv_last_error()) > 0);
+        if (fail_after == 2) assert_non_null(strstr(fv_last_error(), "no memory for a pool")); /* the third */
     }
 }
 
