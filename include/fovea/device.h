@@ -17,7 +17,8 @@ typedef void *fv_event;
 typedef void *fv_graph;
 
 /* Finds a device: "cpu", "cuda", "cuda:1". FV_ERR_UNSUPPORTED with the reason when it is not there
- * (no plugin, no driver, no GPU), and the devices that are. */
+ * (no plugin, no driver, no GPU), and the devices that are; FV_ERR_INVALID for what is no name of a device
+ * ("cuda:01"); FV_ERR_NO_SPACE for one more than a context holds. *device is NULL then. */
 FV_API fv_status fv_device_find(fv_device **device, fv_context *context, const char *name);
 
 /* One line: what the device is and which kernels it brings. Valid as long as the device. */

@@ -27,6 +27,7 @@ static fv_device *find_known(const fv_context *context, const char *name)
 
 fv_status fv_device_find(fv_device **device, fv_context *context, const char *name)
 {
+    if (device) *device = NULL;
     if (!device || !context || !name) return fv_fail(FV_ERR_INVALID, "device, context or name is NULL");
     char full[32]; /* "cuda" means "cuda:0" */
     const int32_t plain = strcmp(name, "cpu") == 0 || strchr(name, ':') != NULL;
@@ -35,12 +36,13 @@ fv_status fv_device_find(fv_device **device, fv_context *context, const char *na
     }
     fv_status status = FV_OK;
     pthread_mutex_lock(context->devices_lock);
-    *device = find_known(context, full);
-    if (!*device) {
-        status = fv_plugin_open_device(device, context, full);
-        if (status == FV_OK) status = fv_context_add_device(context, *device);
+    fv_device *found = find_known(context, full);
+    if (!found) {
+        status = fv_plugin_open_device(&found, context, full);
+        if (status == FV_OK) status = fv_context_add_device(context, found);
     }
     pthread_mutex_unlock(context->devices_lock);
+    if (status == FV_OK) *device = found;
     return status;
 }
 

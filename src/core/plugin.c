@@ -61,14 +61,22 @@ static fv_status load_plugin(const fv_plugin **plugin, const char *path)
     return status;
 }
 
+/* The number of a device: digits without leading zeros, so that a device has one name; -1 for others. */
+static int32_t parse_index(const char *digits)
+{
+    const size_t len = strspn(digits, "0123456789");
+    if (len == 0 || len > 4 || digits[len] || (digits[0] == '0' && len > 1)) return -1;
+    const int32_t index = (int32_t)strtol(digits, NULL, 10);
+    return index < 1024 ? index : -1;
+}
+
 fv_status fv_plugin_open_device(fv_device **device, fv_context *context, const char *name)
 {
     char kind[32], path[4096];
     const size_t kind_len = strcspn(name, ":");
-    char *end = NULL;
-    const long index = name[kind_len] == ':' ? strtol(name + kind_len + 1, &end, 10) : -1;
+    const int32_t index = name[kind_len] == ':' ? parse_index(name + kind_len + 1) : -1;
     if (kind_len == 0 || kind_len >= sizeof(kind) || strspn(name, "abcdefghijklmnopqrstuvwxyz") != kind_len ||
-        index < 0 || index > 1023 || !end || *end || end == name + kind_len + 1) {
+        index < 0) {
         return fv_fail(FV_ERR_INVALID, "no device '%s'; accepted: cpu, cuda, cuda:1, ...", name);
     }
     snprintf(kind, sizeof(kind), "%.*s", (int)kind_len, name);
@@ -86,5 +94,5 @@ fv_status fv_plugin_open_device(fv_device **device, fv_context *context, const c
     const fv_status status = load_plugin(&plugin, path);
     if (status != FV_OK) return status;
     const fv_plugin_host host = {context, context->allocator, context->executor, fv_fail};
-    return plugin->device_open(device, &host, (int32_t)index);
+    return plugin->device_open(device, &host, index);
 }

@@ -10,7 +10,7 @@
 
 #include <cmocka.h>
 
-#include "core/device.h"
+#include "core/context.h"
 #include "fovea/fovea.h"
 #include "null_device/null_device.h"
 
@@ -385,6 +385,20 @@ static void test_single_operations(void **state)
     fv_context_destroy(context);
 }
 
+/* A context with all the devices that it can hold. */
+static void test_no_more_devices(void **state)
+{
+    (void)state;
+    fv_context *context = open_context();
+    fv_device *device = context->devices[0];
+    for (; context->num_devices < FV_MAX_DEVICES; context->num_devices++)
+        context->devices[context->num_devices] = device;
+    assert_int_equal(fv_device_find(&device, context, "null"), FV_ERR_NO_SPACE);
+    assert_null(device);
+    context->num_devices = 1;
+    fv_context_destroy(context);
+}
+
 static void test_plugins_are_refused_with_a_reason(void **state)
 {
     (void)state;
@@ -397,6 +411,12 @@ static void test_plugins_are_refused_with_a_reason(void **state)
     assert_non_null(strstr(fv_last_error(), "libfovea-nosuch.so"));
     assert_int_equal(fv_device_find(&device, context, "../x:0"), FV_ERR_INVALID);
     assert_int_equal(fv_device_find(&device, context, "null:"), FV_ERR_INVALID);
+    assert_null(device);
+    static const char *const no_names[] = {"null:00", "null:+0", "null: 0", "null:-1", "null:1024", "null:0x", NULL};
+    for (const char *const *name = no_names; *name; name++) { /* a device has one name */
+        device = (fv_device *)(void *)context;
+        if (fv_device_find(&device, context, *name) != FV_ERR_INVALID || device) fail_msg("'%s'", *name);
+    }
     fv_graph graph = NULL;
     must(fv_device_find(&device, context, "cpu"));
     assert_int_equal(fv_graph_begin(device, NULL), FV_ERR_UNSUPPORTED);
@@ -412,6 +432,7 @@ int main(void)
         cmocka_unit_test(test_host_runs_ahead),
         cmocka_unit_test(test_run_neither_allocates_nor_waits),
         cmocka_unit_test(test_single_operations),
+        cmocka_unit_test(test_no_more_devices),
         cmocka_unit_test(test_plugins_are_refused_with_a_reason),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
