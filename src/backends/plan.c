@@ -9,8 +9,10 @@
 
 static fv_status check_bounds(fv_bounds *out, const fv_bounds *bounds)
 {
-    if (!bounds || bounds->struct_size != sizeof(*bounds)) {
-        return fv_fail(FV_ERR_INVALID, "fv_bounds is NULL or its struct_size is not %zu", sizeof(*bounds));
+    if (!bounds) return fv_fail(FV_ERR_INVALID, "bounds is NULL");
+    if (bounds->struct_size != sizeof(*bounds)) {
+        return fv_fail(FV_ERR_INVALID, "fv_bounds.struct_size is %u; this library knows %zu", bounds->struct_size,
+                       sizeof(*bounds));
     }
     *out = *bounds;
     if (out->max_query_len == 0) out->max_query_len = out->max_num_tokens;

@@ -147,8 +147,10 @@ void fv_graph_destroy(fv_device *device, fv_graph graph)
 fv_status fv_device_gemm(void *device, const fv_gemm *gemm, fv_stream stream)
 {
     fv_device *on = device;
-    if (!on || !gemm || gemm->struct_size != sizeof(*gemm)) {
-        return fv_fail(FV_ERR_INVALID, "device or fv_gemm is NULL, or its struct_size is not %zu", sizeof(*gemm));
+    if (!on || !gemm) return fv_fail(FV_ERR_INVALID, "device or gemm is NULL");
+    if (gemm->struct_size != sizeof(*gemm)) {
+        return fv_fail(FV_ERR_INVALID, "fv_gemm.struct_size is %u; this library knows %zu", gemm->struct_size,
+                       sizeof(*gemm));
     }
     if (!on->ops->gemm) return fv_fail(FV_ERR_UNSUPPORTED, "device %s has no GEMM of its own", on->name);
     if (gemm->num_matrices == 0 || gemm->m == 0 || gemm->n == 0 || gemm->k == 0) return FV_OK;

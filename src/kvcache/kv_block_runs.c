@@ -160,17 +160,23 @@ void fv_kv_block_runs_init(fv_kv_block_runs *runs, const fv_kv_view *dst, const 
     }
 }
 
-static int32_t same_chunks(const fv_kv_plane *a, const fv_kv_plane *b)
+static fv_status check_chunks(const char *name, const fv_kv_plane *dst, const fv_kv_plane *src)
 {
-    return a->slot_chunk == b->slot_chunk && a->element_chunk == b->element_chunk;
+    if (dst->slot_chunk == src->slot_chunk && dst->element_chunk == src->element_chunk) return FV_OK;
+    return fv_fail(FV_ERR_INVALID,
+                   "a copy from chunks of %d slots and %d elements of %s to %d and %d; accepted: the same chunks",
+                   src->slot_chunk, src->element_chunk, name, dst->slot_chunk, dst->element_chunk);
 }
 
 fv_status fv_kv_views_match(const fv_kv_view *dst, const fv_kv_view *src)
 {
-    if (dst->layout != src->layout || !same_chunks(&dst->k, &src->k) || !same_chunks(&dst->v, &src->v)) {
-        return fv_fail(FV_ERR_INVALID, "a copy from layout %s to %s; accepted: the same layout and chunks",
+    if (dst->layout != src->layout) {
+        return fv_fail(FV_ERR_INVALID, "a copy from layout %s to %s; accepted: the same layout",
                        fv_kv_layout_name(src->layout), fv_kv_layout_name(dst->layout));
     }
+    fv_status status = check_chunks("k", &dst->k, &src->k);
+    if (status == FV_OK) status = check_chunks("v", &dst->v, &src->v);
+    if (status != FV_OK) return status;
     if (dst->dtype != src->dtype) {
         return fv_fail(FV_ERR_INVALID, "a copy from %s to %s entries; accepted: the same dtype",
                        fv_dtype_name(src->dtype), fv_dtype_name(dst->dtype));

@@ -41,7 +41,10 @@ fv_tensor fv_tensor_3d(void *data, fv_dtype dtype, int64_t d0, int64_t d1, int64
 static fv_status check_sizes(fv_kv_layout layout, fv_dtype dtype, int64_t num_blocks, int32_t block_size,
                              int32_t num_kv_heads, int32_t head_size)
 {
-    if (fv_dtype_bytes(dtype) == 0) return fv_fail(FV_ERR_INVALID, "the KV cache has no dtype");
+    if (fv_dtype_bytes(dtype) == 0) {
+        return fv_fail(FV_ERR_INVALID, "the KV cache has dtype %d; accepted: the values of fv_dtype but 0 (none)",
+                       (int)dtype);
+    }
     if (layout <= FV_KV_LAYOUT_STRIDED || layout > FV_KV_LAYOUT_LATENT_FP8_DS) {
         return fv_fail(FV_ERR_INVALID, "layout %s (%d) has no strides of its own; fill in the planes by hand",
                        fv_kv_layout_name(layout), (int)layout);

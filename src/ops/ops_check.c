@@ -125,8 +125,10 @@ static fv_status check_blocks(const fv_kv_view *cache, const fv_batch *batch, in
 fv_status fv_ops_check_gather(const fv_device *device, const fv_kv_view *cache, const fv_batch *batch,
                               const int32_t *key_start, const int32_t *out_start, int32_t num_rows)
 {
-    if (!batch || batch->struct_size != sizeof(*batch)) {
-        return fv_fail(FV_ERR_INVALID, "batch is NULL or its struct_size is not %zu", sizeof(*batch));
+    if (!batch) return fv_fail(FV_ERR_INVALID, "the batch is NULL");
+    if (batch->struct_size != sizeof(*batch)) {
+        return fv_fail(FV_ERR_INVALID, "fv_batch.struct_size is %u; this library knows %zu", batch->struct_size,
+                       sizeof(*batch));
     }
     if (batch->num_seqs < 0 || batch->block_table_width < 0 || batch->block_table_stride < batch->block_table_width) {
         return fv_fail(FV_ERR_INVALID,

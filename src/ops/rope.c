@@ -6,8 +6,10 @@
 
 static fv_status check_tables(const fv_rotation *rotation, int32_t num_tokens)
 {
-    if (!rotation || rotation->struct_size != sizeof(*rotation)) {
-        return fv_fail(FV_ERR_INVALID, "the rotation is NULL or its struct_size is not %zu", sizeof(*rotation));
+    if (!rotation) return fv_fail(FV_ERR_INVALID, "the rotation is NULL");
+    if (rotation->struct_size != sizeof(*rotation)) {
+        return fv_fail(FV_ERR_INVALID, "fv_rotation.struct_size is %u; this library knows %zu", rotation->struct_size,
+                       sizeof(*rotation));
     }
     if (rotation->style != FV_ROPE_HALF && rotation->style != FV_ROPE_INTERLEAVED) {
         return fv_fail(FV_ERR_INVALID, "style is %d; accepted: 0 (half), 1 (interleaved)", (int)rotation->style);

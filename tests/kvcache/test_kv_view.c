@@ -122,7 +122,8 @@ static void test_wrong_sizes_are_refused_by_name(void **state)
     } cases[] = {
         {FV_KV_LAYOUT_STRIDED, FV_DTYPE_F16, 1, 16, 1, 64, "strided"},
         {(fv_kv_layout)77, FV_DTYPE_F16, 1, 16, 1, 64, "77"},
-        {FV_KV_LAYOUT_NB_2_BS_H_D, FV_DTYPE_NONE, 1, 16, 1, 64, "dtype"},
+        {FV_KV_LAYOUT_NB_2_BS_H_D, FV_DTYPE_NONE, 1, 16, 1, 64, "dtype 0"},
+        {FV_KV_LAYOUT_NB_2_BS_H_D, (fv_dtype)99, 1, 16, 1, 64, "dtype 99"},
         {FV_KV_LAYOUT_NB_2_BS_H_D, FV_DTYPE_F16, 0, 16, 1, 64, "0 blocks"},
         {FV_KV_LAYOUT_NB_2_BS_H_D, FV_DTYPE_F16, 1, -5, 1, 64, "-5"},
         {FV_KV_LAYOUT_X_PACKED, FV_DTYPE_F16, 1, 16, 1, 36, "multiples of 8"},

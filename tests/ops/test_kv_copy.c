@@ -179,6 +179,10 @@ static void test_refusals(void **state)
     other.block_size = 4;
     refused(fv_kv_copy_out(device, &view, good, &other, good, 1, NULL), FV_ERR_INVALID, "blocks of 4 slots");
     other = view;
+    other.k.element_chunk = 8;
+    refused(fv_kv_copy(device, &view, good, &other, good, 1, NULL), FV_ERR_INVALID,
+            "from chunks of 0 slots and 8 elements of k to 0 and 0");
+    other = view;
     other.k_scales.data = cache;
     refused(fv_kv_copy(device, &view, good, &other, good, 1, NULL), FV_ERR_INVALID, "with scales and one without");
 }

@@ -217,7 +217,7 @@ static void test_public_functions(void **state)
     r = t.rotation;           \
     r.change;                 \
     refused(fv_rope(device, &q_rows, &k_rows, &r, TOKENS, NULL), FV_ERR_INVALID, says)
-    REFUSED(struct_size = 4, "struct_size is not");
+    REFUSED(struct_size = 4, "fv_rotation.struct_size is 4; this library knows");
     REFUSED(style = (fv_rope_style)5, "style is 5; accepted: 0 (half), 1 (interleaved)");
     REFUSED(rope_dim = 7, "rope_dim is 7");
     REFUSED(rope_dim = 64, "heads of q have 32 elements");
