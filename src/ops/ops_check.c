@@ -2,6 +2,7 @@
 #include "ops/ops_check.h"
 
 #include "core/error.h"
+#include "kvcache/latent_entry.h"
 
 fv_status fv_ops_check_device(const fv_device *device)
 {
@@ -12,6 +13,17 @@ fv_status fv_ops_check_kernel(const fv_device *device, const char *operation, in
 {
     if (has_kernel) return FV_OK;
     return fv_fail(FV_ERR_UNSUPPORTED, "device %s has no %s", device->name, operation);
+}
+
+/* What kernels count in int32_t. */
+static fv_status check_extents(const char *name, const fv_tensor *tensor, int32_t num_dims)
+{
+    for (int32_t i = 0; i < num_dims; i++) {
+        if (tensor->shape[i] >= 0 && tensor->shape[i] <= INT32_MAX) continue;
+        return fv_fail(FV_ERR_INVALID, "dimension %d of %s is %lld; accepted: 0 to %d", i, name,
+                       (long long)tensor->shape[i], INT32_MAX);
+    }
+    return FV_OK;
 }
 
 fv_status fv_ops_check_rows(const char *name, const fv_tensor *tensor, fv_dtype dtype, int64_t num_rows, int64_t heads,
@@ -27,6 +39,8 @@ fv_status fv_ops_check_rows(const char *name, const fv_tensor *tensor, fv_dtype 
                        (long long)last, fv_dtype_name(dtype), (long long)num_rows, (long long)heads,
                        (long long)elements);
     }
+    const fv_status status = check_extents(name, tensor, num_dims);
+    if (status != FV_OK) return status;
     if (elements && tensor->stride_bytes[2] != (int64_t)fv_dtype_bytes(dtype)) {
         return fv_fail(FV_ERR_INVALID, "the last stride of %s is %lld bytes; accepted: %zu (dense)", name,
                        (long long)tensor->stride_bytes[2], fv_dtype_bytes(dtype));
@@ -41,16 +55,50 @@ fv_status fv_ops_check_compute_dtype(const char *name, const fv_tensor *tensor)
     return fv_fail(FV_ERR_INVALID, "%s is %s; accepted: float32, float16, bfloat16", name, fv_dtype_name(dtype));
 }
 
+/* Entries of MLA, whose values are the first elements of their keys. */
+static fv_status check_latents(const fv_kv_view *cache)
+{
+    if (!fv_kv_layout_is_latent(cache->layout)) return FV_OK;
+    if (cache->num_kv_heads != 1 || cache->v_head_size > cache->head_size) {
+        return fv_fail(
+            FV_ERR_INVALID,
+            "the KV cache has layout %s, %d heads of %d elements, %d of them values; accepted: 1 head, values "
+            "of up to all elements",
+            fv_kv_layout_name(cache->layout), cache->num_kv_heads, cache->head_size, cache->v_head_size);
+    }
+    if (cache->layout != FV_KV_LAYOUT_LATENT_FP8_DS ||
+        (cache->dtype == FV_DTYPE_F8_E4M3 && cache->head_size == FV_DS_LATENT + FV_DS_ROPE &&
+         cache->v_head_size == FV_DS_LATENT)) {
+        return FV_OK;
+    }
+    return fv_fail(FV_ERR_INVALID,
+                   "the KV cache has layout latent_fp8_ds, %s entries of %d elements, %d of them values; accepted: "
+                   "fp8_e4m3 of %d, %d of them values",
+                   fv_dtype_name(cache->dtype), cache->head_size, cache->v_head_size, FV_DS_LATENT + FV_DS_ROPE,
+                   FV_DS_LATENT);
+}
+
 fv_status fv_ops_check_cache(const fv_kv_view *cache)
 {
-    if (!cache || cache->struct_size != sizeof(*cache) || !cache->k.data || !cache->v.data) {
-        return fv_fail(FV_ERR_INVALID, "the KV cache view is NULL, has no data or its struct_size is not %zu",
+    if (!cache) return fv_fail(FV_ERR_INVALID, "the KV cache view is NULL");
+    if (cache->struct_size != sizeof(*cache)) {
+        return fv_fail(FV_ERR_INVALID, "fv_kv_view.struct_size is %u; this library knows %zu", cache->struct_size,
                        sizeof(*cache));
     }
-    if (cache->block_size >= 1 && cache->num_blocks >= 0 && cache->num_kv_heads >= 1) return FV_OK;
-    return fv_fail(FV_ERR_INVALID,
-                   "the KV cache has %lld blocks of %d tokens, %d heads; accepted: 0 or more of 1 or more",
-                   (long long)cache->num_blocks, cache->block_size, cache->num_kv_heads);
+    if (!cache->k.data || !cache->v.data) return fv_fail(FV_ERR_INVALID, "the KV cache has no data");
+    if (fv_dtype_bytes(cache->dtype) == 0) {
+        return fv_fail(FV_ERR_INVALID, "the KV cache has dtype %d; accepted: the values of fv_dtype but 0 (none)",
+                       (int)cache->dtype);
+    }
+    if (cache->block_size < 1 || cache->num_blocks < 0 || cache->num_kv_heads < 1 || cache->head_size < 1 ||
+        cache->v_head_size < 1) {
+        return fv_fail(
+            FV_ERR_INVALID,
+            "the KV cache has %lld blocks of %d tokens, %d heads of %d and %d elements; accepted: 0 or more of "
+            "1 or more",
+            (long long)cache->num_blocks, cache->block_size, cache->num_kv_heads, cache->head_size, cache->v_head_size);
+    }
+    return check_latents(cache);
 }
 
 fv_status fv_ops_check_cache_rows(const fv_kv_view *cache, const fv_tensor *k, const fv_tensor *v, int32_t num_rows,

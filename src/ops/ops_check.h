@@ -24,14 +24,14 @@ fv_status fv_ops_check_device(const fv_device *device);
 fv_status fv_ops_check_kernel(const fv_device *device, const char *operation, int32_t has_kernel);
 
 /* A tensor [rows >= num_rows, heads, elements] with dense elements, or [rows >= num_rows, heads] where
- * `elements` is 0. */
+ * `elements` is 0. Kernels count in int32_t: no size is above INT32_MAX. */
 fv_status fv_ops_check_rows(const char *name, const fv_tensor *tensor, fv_dtype dtype, int64_t num_rows, int64_t heads,
                             int64_t elements);
 
 /* fp32, fp16 or bf16. */
 fv_status fv_ops_check_compute_dtype(const char *name, const fv_tensor *tensor);
 
-/* A view with data and a struct_size of this library. */
+/* A view with data, a struct_size of this library, and a dtype and sizes that kernels serve. */
 fv_status fv_ops_check_cache(const fv_kv_view *cache);
 
 /* k and v rows that go to the cache, or come from it, with their scales. */

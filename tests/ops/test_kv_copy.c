@@ -187,6 +187,48 @@ static void test_refusals(void **state)
     refused(fv_kv_copy(device, &view, good, &other, good, 1, NULL), FV_ERR_INVALID, "with scales and one without");
 }
 
+/* Views that no kernel serves, by whatever operation. */
+static void test_views_are_refused(void **state)
+{
+    static char cache[CACHE_BYTES];
+    static float row[576];
+    const int64_t block[1] = {1}, slot[1] = {9};
+    const int32_t key_start[1] = {0}, out_start[2] = {0, 1}, table[1] = {1};
+    const fv_batch batch = {.struct_size = sizeof(batch),
+                            .num_seqs = 1,
+                            .block_table = table,
+                            .block_table_stride = 1,
+                            .block_table_width = 1};
+    fv_device *device;
+    fv_kv_view good, view;
+    must(fv_device_find(&device, *state, "cpu"));
+#define REFUSED(change, says)                                                                              \
+    {                                                                                                      \
+        view = good;                                                                                       \
+        view.change;                                                                                       \
+        const fv_tensor k = fv_tensor_3d(row, FV_DTYPE_F32, 1, view.num_kv_heads, view.head_size);         \
+        const fv_tensor v = fv_tensor_3d(row, FV_DTYPE_F32, 1, view.num_kv_heads, view.v_head_size);       \
+        refused(fv_kv_write(device, &view, &k, &v, slot, 1, NULL, NULL, 0, NULL), FV_ERR_INVALID, says);   \
+        refused(fv_kv_gather(device, &k, &v, &view, &batch, key_start, out_start, 1, NULL, NULL, 0, NULL), \
+                FV_ERR_INVALID, says);                                                                     \
+        refused(fv_kv_copy(device, &view, block, &view, block, 1, NULL), FV_ERR_INVALID, says);            \
+    }
+    make_cache(&good, cache, FV_KV_LAYOUT_PACKED_NHD, FV_DTYPE_NONE, NUM_BLOCKS);
+    REFUSED(struct_size = 9, "fv_kv_view.struct_size is 9; this library knows")
+    REFUSED(k.data = NULL, "has no data")
+    REFUSED(dtype = FV_DTYPE_NONE, "dtype 0; accepted: the values of fv_dtype but 0")
+    REFUSED(dtype = (fv_dtype)99, "dtype 99")
+    REFUSED(head_size = 0, "2 heads of 0 and 32 elements")
+    make_cache(&good, cache, FV_KV_LAYOUT_LATENT, FV_DTYPE_NONE, NUM_BLOCKS);
+    REFUSED(num_kv_heads = 2, "layout latent, 2 heads of 96 elements, 32 of them values; accepted: 1 head")
+    REFUSED(v_head_size = 97, "97 of them values")
+    make_cache(&good, cache, FV_KV_LAYOUT_LATENT_FP8_DS, FV_DTYPE_NONE, NUM_BLOCKS);
+    REFUSED(dtype = FV_DTYPE_BF16, "latent_fp8_ds, bfloat16 entries of 576 elements, 512 of them values")
+    REFUSED(head_size = 544, "accepted: fp8_e4m3 of 576, 512 of them values")
+    REFUSED(v_head_size = 36, "36 of them values")
+#undef REFUSED
+}
+
 static int open_context(void **state) { return fv_context_create((fv_context **)state, NULL) == FV_OK ? 0 : -1; }
 
 static int close_context(void **state)
@@ -203,6 +245,7 @@ int main(void)
         cmocka_unit_test_setup_teardown(test_swap, open_context, close_context),
         cmocka_unit_test_setup_teardown(test_copy_on_the_null_device, open_context, close_context),
         cmocka_unit_test_setup_teardown(test_refusals, open_context, close_context),
+        cmocka_unit_test_setup_teardown(test_views_are_refused, open_context, close_context),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

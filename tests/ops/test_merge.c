@@ -156,6 +156,11 @@ static void test_public_merges(void **state)
             "out is int8; accepted: float32, float16, bfloat16");
     refused(fv_merge_states(device, &half_at, NULL, &a_at, &lse_a_at, &half_at, &lse_b_at, NULL, NULL), FV_ERR_INVALID,
             "b is bfloat16 [2, 1, 1]; accepted: float32");
+    fv_tensor many = half_at, many_a = a_at; /* all rows one: there are not so many in memory */
+    many.shape[0] = many_a.shape[0] = (int64_t)1 << 32;
+    many.stride_bytes[0] = many_a.stride_bytes[0] = 0;
+    refused(fv_merge_states(device, &many, NULL, &many_a, &lse_a_at, &many_a, &lse_b_at, NULL, NULL), FV_ERR_INVALID,
+            "dimension 0 of out is 4294967296; accepted: 0 to 2147483647");
 
     const fv_tensor ranks = {a, FV_DTYPE_F32, 4, {2, 1, 1, 1}, {4, 4, 4, 4}};
     const fv_tensor rank_lse = {lse_b, FV_DTYPE_F32, 3, {2, 1, 1}, {4, 4, 4}};
