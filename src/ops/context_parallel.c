@@ -70,9 +70,9 @@ fv_status fv_context_parallel_slot(int64_t *slot, int64_t position, const int32_
     const fv_status status = normalize(&normal, cp);
     if (status != FV_OK) return status;
     if (!slot || !block_table) return fv_fail(FV_ERR_INVALID, "slot or block_table is NULL");
-    if (position < 0 || block_size < 1) {
-        return fv_fail(FV_ERR_INVALID, "position %lld, block_size %d; accepted: 0 or more, 1 or more",
-                       (long long)position, block_size);
+    if (position < 0 || position >= INT32_MAX || block_size < 1) {
+        return fv_fail(FV_ERR_INVALID, "position %lld, block_size %d; accepted: 0 to %d, 1 or more",
+                       (long long)position, block_size, INT32_MAX - 1);
     }
     return find_slot(slot, position, block_table, width, block_size, &normal);
 }
@@ -83,16 +83,22 @@ fv_status fv_context_parallel_slots(int64_t *slot_mapping, const fv_batch *batch
     fv_context_parallel normal;
     fv_status status = normalize(&normal, cp);
     if (status != FV_OK) return status;
-    if (!batch || batch->struct_size != sizeof(*batch) || block_size < 1) {
-        return fv_fail(FV_ERR_INVALID,
-                       "the batch is NULL, its struct_size is not %zu or block_size is %d (accepted: 1 "
-                       "or more)",
-                       sizeof(*batch), block_size);
+    if (!batch) return fv_fail(FV_ERR_INVALID, "the batch is NULL");
+    if (batch->struct_size != sizeof(*batch)) {
+        return fv_fail(FV_ERR_INVALID, "fv_batch.struct_size is %u; this library knows %zu", batch->struct_size,
+                       sizeof(*batch));
+    }
+    if (batch->num_seqs < 0 || block_size < 1) {
+        return fv_fail(FV_ERR_INVALID, "num_seqs is %d and block_size is %d; accepted: 0 or more and 1 or more",
+                       batch->num_seqs, block_size);
     }
     const int32_t *query_start = batch->host_query_start ? batch->host_query_start : batch->query_start;
     const int32_t *seq_lens = batch->host_seq_lens ? batch->host_seq_lens : batch->seq_lens;
     if (batch->num_seqs > 0 && (!slot_mapping || !query_start || !seq_lens || !batch->block_table)) {
         return fv_fail(FV_ERR_INVALID, "slot_mapping, or query_start, seq_lens or block_table of the batch, is NULL");
+    }
+    if (batch->num_seqs > 0 && query_start[0] != 0) {
+        return fv_fail(FV_ERR_INVALID, "query_start[0] is %d; accepted: 0", query_start[0]);
     }
     for (int32_t seq = 0; seq < batch->num_seqs; seq++) {
         const int32_t start = query_start[seq], end = query_start[seq + 1];

@@ -326,7 +326,7 @@ static void test_refusals(void **state)
 {
     (void)state;
     const fv_context_parallel bad = {2, 2, 1}, cp = {2, 0, 1};
-    const int32_t table[2] = {3, 0}, lens[2] = {4, -1}, start[2] = {0, 3}, too_long[2] = {0, 9};
+    const int32_t table[2] = {3, 0}, lens[2] = {4, -1}, start[2] = {0, 3}, too_long[2] = {0, 9}, before[2] = {-5, 1};
     int32_t local_lens[2];
     int64_t slot, slots[16];
     refused(fv_context_parallel_local_lens(local_lens, lens, 2, &bad), FV_ERR_INVALID, "rank 2 of 2, interleave 1");
@@ -335,6 +335,11 @@ static void test_refusals(void **state)
     refused(fv_context_parallel_slot(&slot, 16, table, 2, 4, &cp), FV_ERR_INVALID,
             "position 16 is key 8 of rank 0, in block 2");
     refused(fv_context_parallel_slot(&slot, -1, table, 2, 4, &cp), FV_ERR_INVALID, "position -1");
+    refused(fv_context_parallel_slot(&slot, INT32_MAX - 1, table, 2, 4, &cp), FV_ERR_INVALID, "key 1073741823 of rank");
+    refused(fv_context_parallel_slot(&slot, (int64_t)1 << 31, table, 2, 4, NULL), FV_ERR_INVALID,
+            "position 2147483648, block_size 4; accepted: 0 to 2147483646");
+    refused(fv_context_parallel_slot(&slot, ((int64_t)1 << 32) + 2, table, 2, 4, &cp), FV_ERR_INVALID,
+            "position 4294967298");
     must(fv_context_parallel_slot(&slot, 8, table, 2, 4, &cp));
     assert_int_equal(slot, -1); /* the null block */
     fv_batch batch = {.struct_size = sizeof(batch),
@@ -345,6 +350,14 @@ static void test_refusals(void **state)
                       .block_table_width = 2};
     must(fv_context_parallel_slots(slots, &batch, 4, &cp)); /* positions 1, 2, 3 */
     assert_true(slots[0] == -1 && slots[1] == 3 * 4 + 1 && slots[2] == -1);
+    batch.query_start = before;
+    refused(fv_context_parallel_slots(slots, &batch, 4, &cp), FV_ERR_INVALID, "query_start[0] is -5; accepted: 0");
+    batch.num_seqs = -3;
+    refused(fv_context_parallel_slots(slots, &batch, 4, &cp), FV_ERR_INVALID, "num_seqs is -3 and block_size is 4");
+    batch.num_seqs = 1;
+    batch.struct_size = 2;
+    refused(fv_context_parallel_slots(slots, &batch, 4, &cp), FV_ERR_INVALID, "fv_batch.struct_size is 2");
+    batch.struct_size = sizeof(batch);
     batch.query_start = too_long;
     refused(fv_context_parallel_slots(slots, &batch, 4, &cp), FV_ERR_INVALID, "sequence 0 has 4 tokens, 9 of them new");
     refused(fv_context_parallel_slots(slots, &batch, 0, &cp), FV_ERR_INVALID, "block_size is 0");
