@@ -23,11 +23,17 @@ static fv_status check_ranks(const char *name, const fv_tensor *tensor, fv_dtype
     return fv_ops_check_rows(name, &first, dtype, tokens, heads, elements);
 }
 
-static fv_status check_alias(const fv_tensor *out, const fv_tensor *from, const char *name)
+/* `from` is `world` ranks, rank_stride bytes from one to the next. */
+static fv_status check_alias(const fv_tensor *out, const fv_tensor *from, const char *name, int64_t world,
+                             int64_t rank_stride)
 {
-    if (out->data != from->data || out->dtype == from->dtype) return FV_OK;
-    return fv_fail(FV_ERR_INVALID, "out is %s in the memory of %s of %s; accepted there: the same dtype",
-                   fv_dtype_name(out->dtype), name, fv_dtype_name(from->dtype));
+    if (out->dtype == from->dtype) return FV_OK;
+    for (int64_t rank = 0; rank < world; rank++) {
+        if (out->data != (char *)from->data + rank * rank_stride) continue;
+        return fv_fail(FV_ERR_INVALID, "out is %s in the memory of %s of %s, rank %lld; accepted there: the same dtype",
+                       fv_dtype_name(out->dtype), name, fv_dtype_name(from->dtype), (long long)rank);
+    }
+    return FV_OK;
 }
 
 /* [T, H, D]: its own shape is the one that counts. */
@@ -67,7 +73,7 @@ static fv_status check_merge(const fv_tensor *out, const fv_tensor *lse, const f
     if (status == FV_OK) {
         status = check_ranks("rank_out", rank_out, rank_out->dtype, world, tokens, heads, out->shape[2]);
     }
-    return status == FV_OK ? check_alias(out, rank_out, "rank_out") : status;
+    return status == FV_OK ? check_alias(out, rank_out, "rank_out", world, rank_out->stride_bytes[0]) : status;
 }
 
 static fv_status launch_merge(fv_device *device, const fv_merge_ranks_params *params, fv_stream stream)
@@ -124,7 +130,7 @@ fv_status fv_scale_by_lse(fv_device *device, const fv_tensor *out, const fv_tens
     status = check_out(out);
     if (status == FV_OK) status = fv_ops_check_compute_dtype("in", in);
     if (status == FV_OK) status = fv_ops_check_rows("in", in, in->dtype, tokens, heads, out->shape[2]);
-    if (status == FV_OK) status = check_alias(out, in, "in");
+    if (status == FV_OK) status = check_alias(out, in, "in", 1, 0);
     if (status == FV_OK) status = fv_ops_check_rows("lse_in", lse_in, FV_DTYPE_F32, tokens, heads, 0);
     if (status == FV_OK) status = fv_ops_check_rows("lse_total", lse_total, FV_DTYPE_F32, tokens, heads, 0);
     if (status != FV_OK) return status;

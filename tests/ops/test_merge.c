@@ -167,6 +167,13 @@ static void test_public_merges(void **state)
     const fv_tensor out = fv_tensor_3d(b, FV_DTYPE_F32, 1, 1, 1);
     must(fv_merge_ranks(device, &out, NULL, &ranks, &rank_lse, NULL, NULL));
     assert_true(b[0] == 1.0f);
+    over = half_at;
+    over.shape[0] = 1;
+    for (int32_t rank = 0; rank < 2; rank++) {
+        over.data = &a[rank];
+        refused(fv_merge_ranks(device, &over, NULL, &ranks, &rank_lse, NULL, NULL), FV_ERR_INVALID,
+                rank ? "out is bfloat16 in the memory of rank_out of float32, rank 1" : "of float32, rank 0");
+    }
     refused(fv_merge_ranks(device, &out, NULL, &ranks, NULL, NULL, NULL), FV_ERR_INVALID, "rank_lse has no data");
     refused(fv_merge_ranks(device, &out, NULL, NULL, &rank_lse, NULL, NULL), FV_ERR_INVALID, "only out is given");
     refused(fv_merge_ranks(device, NULL, NULL, NULL, &rank_lse, NULL, NULL), FV_ERR_INVALID, "neither out nor lse");
