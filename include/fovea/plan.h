@@ -79,7 +79,7 @@ FV_API void fv_plan_destroy(fv_plan *plan); /* takes NULL */
  * each stream is enough for all plans: take the largest. */
 FV_API size_t fv_plan_workspace_bytes(const fv_plan *plan);
 
-/* Bytes that the plan itself holds: work items, staging. */
+/* Bytes that the plan itself holds, on the host and on the device: work items, staging. */
 FV_API size_t fv_plan_buffer_bytes(const fv_plan *plan);
 
 /* The cache layout that the chosen backend reads and writes. */

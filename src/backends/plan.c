@@ -139,7 +139,12 @@ void fv_plan_destroy(fv_plan *plan)
 }
 
 size_t fv_plan_workspace_bytes(const fv_plan *plan) { return plan->workspace.bytes; }
-size_t fv_plan_buffer_bytes(const fv_plan *plan) { return sizeof(*plan) + plan->schedule_bytes + plan->buffers.bytes; }
+
+size_t fv_plan_buffer_bytes(const fv_plan *plan)
+{
+    return sizeof(*plan) + plan->schedule_bytes + fv_step_buffers_bytes(&plan->buffers);
+}
+
 fv_kv_layout fv_plan_kv_layout(const fv_plan *plan) { return plan->problem.kv_layout; }
 
 /* FNV-1a, byte by byte. */

@@ -42,12 +42,15 @@ static fv_status clear_claims(fv_step_buffers *buffers)
     return status == FV_OK ? fv_stream_synchronize(buffers->device, NULL) : status;
 }
 
+/* Where host memory is device memory there are none. */
+static int32_t num_staging(const fv_device *device) { return device->host_is_device ? 0 : FV_STAGING_RING; }
+
 fv_status fv_step_buffers_init(fv_step_buffers *buffers, fv_device *device, const fv_step_sizes *room)
 {
     *buffers = (fv_step_buffers){.device = device, .room = *room};
     buffers->bytes = after(claims_offset(buffers), FV_NUM_CLAIMS, sizeof(int32_t));
     fv_status status = fv_device_alloc((void **)&buffers->on_device, device, buffers->bytes);
-    const int32_t ring = device->host_is_device ? 0 : FV_STAGING_RING;
+    const int32_t ring = num_staging(device);
     for (int32_t i = 0; i < ring && status == FV_OK; i++) {
         status = fv_device_alloc_host((void **)&buffers->ring[i].host, device, buffers->bytes);
         if (status == FV_OK) status = fv_event_create(&buffers->ring[i].copied, device);
@@ -67,6 +70,11 @@ void fv_step_buffers_deinit(fv_step_buffers *buffers)
     }
     fv_device_free(buffers->device, buffers->on_device);
     memset(buffers, 0, sizeof(*buffers));
+}
+
+size_t fv_step_buffers_bytes(const fv_step_buffers *buffers)
+{
+    return buffers->bytes * (size_t)(1 + num_staging(buffers->device));
 }
 
 fv_status fv_step_buffers_begin(fv_step_view *host, fv_step_buffers *buffers)

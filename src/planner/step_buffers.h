@@ -57,6 +57,9 @@ typedef struct fv_step_view {
 fv_status fv_step_buffers_init(fv_step_buffers *buffers, fv_device *device, const fv_step_sizes *room);
 void fv_step_buffers_deinit(fv_step_buffers *buffers);
 
+/* Of all buffers, on the device and on the host. */
+size_t fv_step_buffers_bytes(const fv_step_buffers *buffers);
+
 /* The host memory to fill next; waits for its last copy. */
 fv_status fv_step_buffers_begin(fv_step_view *host, fv_step_buffers *buffers);
 

@@ -13,6 +13,7 @@
 #include "core/context.h"
 #include "fovea/fovea.h"
 #include "null_device/null_device.h"
+#include "planner/plan.h"
 
 enum {
     HEADS = 6,
@@ -385,6 +386,22 @@ static void test_single_operations(void **state)
     fv_context_destroy(context);
 }
 
+/* A device's buffer and the host's, of which there is a ring. */
+static void test_buffers_are_counted(void **state)
+{
+    (void)state;
+    fv_context *context = open_context();
+    device_side null = {0}, cpu = {0};
+    open_side(&null, context, "null", NULL, 0);
+    open_side(&cpu, context, "cpu", "reference", 0);
+    assert_true(fv_plan_buffer_bytes(null.plan) > (1 + FV_STAGING_RING) * null.plan->buffers.bytes);
+    assert_int_equal(fv_plan_buffer_bytes(cpu.plan) - cpu.plan->buffers.bytes,
+                     fv_plan_buffer_bytes(null.plan) - (1 + FV_STAGING_RING) * null.plan->buffers.bytes);
+    close_side(&null);
+    close_side(&cpu);
+    fv_context_destroy(context);
+}
+
 /* A context with all the devices that it can hold. */
 static void test_no_more_devices(void **state)
 {
@@ -432,6 +449,7 @@ int main(void)
         cmocka_unit_test(test_host_runs_ahead),
         cmocka_unit_test(test_run_neither_allocates_nor_waits),
         cmocka_unit_test(test_single_operations),
+        cmocka_unit_test(test_buffers_are_counted),
         cmocka_unit_test(test_no_more_devices),
         cmocka_unit_test(test_plugins_are_refused_with_a_reason),
     };
