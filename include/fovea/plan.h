@@ -69,8 +69,8 @@ typedef struct fv_plan_options {
 typedef struct fv_plan fv_plan;
 
 /* Chooses backend, kernels and grid for `problem` within `bounds`; the choice never changes after.
- * FV_ERR_UNSUPPORTED: no backend can, or the named one cannot; the text lists the reasons. FV_ERR_INVALID: bounds, options or a
- * problem that none could take, a backend, variant or table that does not exist. */
+ * FV_ERR_UNSUPPORTED: no backend can, or the named backend or variant cannot; the text lists the reasons. FV_ERR_INVALID: bounds,
+ * options or a problem that none could take, a backend, variant or table that does not exist. */
 FV_API fv_status fv_plan_create(fv_plan **plan, fv_context *context, const fv_problem *problem, const fv_bounds *bounds,
                                 const fv_plan_options *options);
 FV_API void fv_plan_destroy(fv_plan *plan); /* takes NULL */

@@ -22,18 +22,6 @@
 
 /* --- variants ----------------------------------------------------------------------------------------- */
 
-static fv_status refuse_variant(const fv_plan *plan, const char *asked, const char *operation,
-                                const fv_attend_variant *variants, int32_t num_variants)
-{
-    char names[256] = "";
-    size_t used = 0;
-    for (int32_t i = 0; i < num_variants && used < sizeof(names); i++) {
-        used += (size_t)snprintf(names + used, sizeof(names) - used, "%s%s", i ? ", " : "", variants[i].name);
-    }
-    return fv_fail(FV_ERR_INVALID, "no variant '%s' of %s; kernels %s have: %s", asked, operation, plan->kernels->name,
-                   names);
-}
-
 /* The smallest Q block that takes `rows` at once, or else the largest; of those that rescale as the backend
  * wants. */
 static const fv_attend_variant *fitting_variant(const char **refusal, const fv_problem *problem,
@@ -68,6 +56,27 @@ typedef struct variant_list {
     fv_rescaling rescaling;
 } variant_list;
 
+/* A variant that is asked for: there is none of the name, or it does not serve the problem. */
+static fv_status refuse_variant(const fv_plan *plan, const char *asked, const variant_list *list)
+{
+    const char *reason = NULL;
+    char names[256] = "";
+    size_t used = 0;
+    for (int32_t i = 0; i < list->num_variants; i++) {
+        const fv_attend_variant *variant = &list->variants[i];
+        const char *why_not = variant->why_not(list->problem);
+        if (strcmp(variant->name, asked) == 0) reason = why_not;
+        if (why_not || used >= sizeof(names)) continue;
+        used += (size_t)snprintf(names + used, sizeof(names) - used, "%s%s", used ? ", " : "", variant->name);
+    }
+    if (reason) {
+        return fv_fail(FV_ERR_UNSUPPORTED, "variant '%s' of %s does not serve the problem: %s; kernels %s that do: %s",
+                       asked, list->operation, reason, plan->kernels->name, names);
+    }
+    return fv_fail(FV_ERR_INVALID, "no variant '%s' of %s; kernels %s that serve the problem: %s", asked,
+                   list->operation, plan->kernels->name, names);
+}
+
 static fv_status choose_variant(const fv_attend_variant **chosen, const fv_plan *plan, const char *asked,
                                 const variant_list *list)
 {
@@ -88,7 +97,7 @@ static fv_status choose_variant(const fv_attend_variant **chosen, const fv_plan 
         *chosen = &variants[i];
         return FV_OK;
     }
-    return refuse_variant(plan, asked, list->operation, variants, list->num_variants);
+    return refuse_variant(plan, asked, list);
 }
 
 static fv_status choose_variants(fv_plan *plan, const fv_strategy *strategy)

@@ -187,8 +187,12 @@ static void test_problems_are_refused(void **state)
     options = (fv_plan_options){.struct_size = sizeof(options), .decode_threshold = -2};
     assert_refused(fv_plan_create(&plan, f->context, &f->problem, &f->bounds, &options), FV_ERR_INVALID,
                    "decode_threshold is -2");
-    const fv_bounds bounds = {sizeof(bounds), 0, TOKENS, 0, 64};
+    fv_bounds bounds = {sizeof(bounds), 0, TOKENS, 0, 64};
     assert_refused(fv_plan_create(&plan, f->context, &f->problem, &bounds, NULL), FV_ERR_INVALID, "max_num_seqs is 0");
+    bounds.struct_size = 3;
+    assert_refused(fv_plan_create(&plan, f->context, &f->problem, &bounds, NULL), FV_ERR_INVALID,
+                   "fv_bounds.struct_size is 3; this library knows");
+    assert_refused(fv_plan_create(&plan, f->context, &f->problem, NULL, NULL), FV_ERR_INVALID, "bounds is NULL");
 }
 
 static void test_batches_are_refused(void **state)
@@ -252,6 +256,25 @@ static void test_layers_are_refused(void **state)
     f->batch.slot_mapping = NULL;
     assert_int_equal(fv_plan_update(f->plan, &f->batch, NULL), FV_OK);
     assert_refused(fv_plan_run(f->plan, &f->layer, f->workspace, NULL), FV_ERR_INVALID, "slot_mapping is NULL");
+}
+
+/* A variant that is there and cannot. */
+static void test_variants_are_refused(void **state)
+{
+    fixture *f = *state;
+    fv_plan *plan = NULL;
+    const fv_plan_options options = {.struct_size = sizeof(options), .variant = "amla", .kernels = "portable"};
+    f->problem = (fv_problem){.struct_size = sizeof(fv_problem),
+                              .kind = FV_ATTENTION_MLA,
+                              .mla = {16, 512, 64, 128, 128, 0, 0},
+                              .q_dtype = FV_DTYPE_BF16,
+                              .out_dtype = FV_DTYPE_F32,
+                              .block_size = BS,
+                              .kv_layout = FV_KV_LAYOUT_LATENT};
+    assert_refused(fv_plan_create(&plan, f->context, &f->problem, &f->bounds, &options), FV_ERR_UNSUPPORTED,
+                   "variant 'amla' of mla_decode does not serve the problem: AMLA compensates");
+    assert_non_null(strstr(fv_last_error(), "that do: rows128_keys64"));
+    assert_null(strstr(strstr(fv_last_error(), "that do"), "amla,"));
 }
 
 /* What no kernel would survive, or would answer wrongly. */
@@ -356,6 +379,7 @@ int main(void)
         cmocka_unit_test_setup_teardown(test_problems_are_refused, make, destroy),
         cmocka_unit_test_setup_teardown(test_batches_are_refused, make, destroy),
         cmocka_unit_test_setup_teardown(test_layers_are_refused, make, destroy),
+        cmocka_unit_test_setup_teardown(test_variants_are_refused, make, destroy),
         cmocka_unit_test_setup_teardown(test_lengths_are_refused, make, destroy),
         cmocka_unit_test_setup_teardown(test_gathers_are_refused, make, destroy),
         cmocka_unit_test_setup_teardown(test_reasons_are_listed, make, destroy),
