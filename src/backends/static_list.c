@@ -31,13 +31,13 @@ static int32_t spare_pieces(const fv_plan *plan)
 void fv_static_list_fix(fv_plan *plan)
 {
     fv_split_rule *rule = &plan->rule;
-    const int32_t parts = plan->problem.mha.num_kv_heads;
+    const int64_t items = (int64_t)plan->bounds.max_num_seqs * plan->problem.mha.num_kv_heads;
     rule->lane_heads = 1;
     rule->splits_items = 0;
     rule->num_segments = 0;
     rule->spare_pieces = spare_pieces(plan);
-    if (plan->bounds.max_num_seqs * parts <= rule->num_lanes) rule->half_rows = 0;
-    const int32_t are_few = plan->bounds.max_num_seqs * parts <= rule->num_workers;
+    if (items <= rule->num_lanes) rule->half_rows = 0;
+    const int32_t are_few = items <= rule->num_workers;
     if (are_few && fv_one_lane_suffices(plan->problem.kv_dtype, plan->problem.mha.head_size))
         rule->num_lanes = fv_min_i32(rule->num_lanes, rule->num_workers);
 }

@@ -19,6 +19,10 @@
 #define MAX_SLOT_BYTES (64ull << 20)
 #define DEFAULT_MLA_WORKSPACE_BYTES (1024ull << 20) /* a row of 128 expanded heads takes 80 KiB */
 #define MAX_GATHER_ROWS (32 * 1024)                 /* as in vLLM's ROCM_AITER_FA */
+#define MOST_WEIGHED_ROWS (1 << 24)                 /* of a Q block: far more than any kernel has */
+#define MOST_WORK_ITEMS (1 << 26)                   /* of a plan, */
+#define MOST_INDICES (1 << 28)                      /* numbers of its index arrays, */
+#define MOST_CALLS (1 << 24)                        /* and kernel calls of a step */
 
 /* --- variants ----------------------------------------------------------------------------------------- */
 
@@ -165,11 +169,6 @@ static fv_dtype exact_gather_dtype(const fv_problem *problem)
     return is_exact && problem->kv_scaling == FV_KV_SCALING_NONE ? problem->q_dtype : FV_DTYPE_F32;
 }
 
-static int32_t at_most(size_t count, int64_t limit)
-{
-    return (int32_t)fv_min_i64(fv_min_i64((int64_t)count, INT32_MAX), limit);
-}
-
 static fv_context_limits least_contexts(const fv_plan *plan)
 {
     const int32_t block_tokens = fv_max_i32(plan->dense_rule.block_q, fv_short_query_tokens(&plan->dense_problem));
@@ -279,7 +278,8 @@ static int64_t lane_segments(const fv_plan *plan, int64_t most)
     const int64_t blocks = (int64_t)plan->bounds.max_num_seqs * plan->problem.mha.num_kv_heads;
     const int64_t keys = fv_max_i64(1, plan->bounds.max_seq_len), tiles = fv_ceil_div(keys, plan->rule.tile_keys);
     const int64_t longest = fv_max_i64(1, keys / FV_MIN_LANE_SEGMENT_KEYS);
-    const int32_t rows = (int32_t)fv_ceil_div(plan->bounds.max_num_tokens, plan->bounds.max_num_seqs) * plan->group;
+    const int64_t tokens = fv_ceil_div(plan->bounds.max_num_tokens, plan->bounds.max_num_seqs); /* of a sequence */
+    const int32_t rows = (int32_t)fv_min_i64(tokens * plan->group, MOST_WEIGHED_ROWS);
     int64_t best = 1;
     float best_time = INFINITY;
     for (int64_t segments = 1; segments <= fv_min_i64(most, longest); segments++) {
@@ -345,6 +345,13 @@ static int64_t most_extends(const fv_plan *plan)
     return fv_min_i64(bounds->max_num_seqs, bounds->max_num_tokens / ((int64_t)plan->decode_threshold + 1));
 }
 
+/* Of counts; no more than sums bear. */
+static int64_t saturating_product(int64_t a, int64_t b)
+{
+    const int64_t most = INT64_MAX / 4;
+    return b > 0 && a > most / b ? most : a * b;
+}
+
 /* A round fills at least half of the state buffers, a chunk half of the gather buffers. Rounds and chunks follow each other, so
  * that each ends within one run at most, which has a block and a piece more then. */
 static context_room room_of_contexts(const fv_plan *plan)
@@ -361,17 +368,23 @@ static context_room room_of_contexts(const fv_plan *plan)
     const int64_t blocks = runs + fv_ceil_div(bounds->max_num_tokens, plan->dense_rule.block_q);
     const int64_t passes = 2 + fv_ceil_div(2 * (int64_t)bounds->max_seq_len, rows) + 1; /* that a Q block is in */
     return (context_room){
-        .num_items = blocks * passes * plan->dense_problem.mha.num_kv_heads,
+        .num_items = saturating_product(blocks * passes, plan->dense_problem.mha.num_kv_heads),
         .num_calls = 3 * rounds + (plan->absorbs ? 5 : 2) * chunks + pieces,
         .num_indices = 3 * span + chunks,
     };
 }
 
-static fv_status allocate_schedule(fv_plan *plan, const context_room *contexts)
+/* A step's, at most. */
+static int64_t room_of_calls(const fv_plan *plan, const context_room *contexts)
+{
+    const int64_t rounds = plan->bounds.max_num_seqs + 3 * (int64_t)plan->rule.num_passes; /* of decodes */
+    return contexts->num_calls + (plan->absorbs && !plan->static_grid ? 2 * rounds : 0) + 16;
+}
+
+static fv_status allocate_schedule(fv_plan *plan, int64_t num_calls)
 {
     const size_t seqs = (size_t)plan->bounds.max_num_seqs;
-    const size_t of_decodes = plan->absorbs ? 2 * (seqs + 3 * (size_t)plan->rule.num_passes) : 0;
-    plan->call_capacity = at_most((size_t)contexts->num_calls + of_decodes + 16, 1 << 24);
+    plan->call_capacity = (int32_t)num_calls;
     const size_t run_bytes = seqs * sizeof(fv_query_run), piece_bytes = seqs * sizeof(fv_context_piece);
     const size_t group_bytes = (seqs / 2 + 1) * sizeof(fv_prefix_group);
     const size_t call_bytes = (size_t)plan->call_capacity * sizeof(fv_call);
@@ -389,22 +402,29 @@ static fv_status allocate_schedule(fv_plan *plan, const context_room *contexts)
     return FV_OK;
 }
 
+static fv_status check_room(const fv_plan *plan, const context_room *contexts, const char *what, int64_t needed,
+                            int64_t most)
+{
+    if (needed <= most) return FV_OK;
+    return fv_fail(FV_ERR_INVALID, "bounds of %d tokens, %d sequences of %d need %lld %s; accepted: %lld%s",
+                   plan->bounds.max_num_tokens, plan->bounds.max_num_seqs, plan->bounds.max_seq_len, (long long)needed,
+                   what, (long long)most, contexts->num_items > 0 ? ". A larger max_workspace_bytes needs fewer" : "");
+}
+
 static fv_status allocate(fv_plan *plan)
 {
     const context_room contexts = room_of_contexts(plan);
-    const int64_t num_items = plan->room.item_capacity + contexts.num_items;
-    if (num_items > 1 << 26 || contexts.num_indices > 1 << 28) {
-        return fv_fail(FV_ERR_INVALID, "bounds of %d tokens, %d sequences of %d need %lld work items; accepted: %d%s",
-                       plan->bounds.max_num_tokens, plan->bounds.max_num_seqs, plan->bounds.max_seq_len,
-                       (long long)num_items, 1 << 26,
-                       contexts.num_items > 0 ? ". A larger max_workspace_bytes needs fewer" : "");
-    }
-    const fv_status status = allocate_schedule(plan, &contexts);
+    const int32_t has_list = !plan->static_grid || plan->static_list;
+    const int64_t num_items = has_list ? plan->room.item_capacity + contexts.num_items : 0;
+    const int64_t num_calls = room_of_calls(plan, &contexts);
+    fv_status status = check_room(plan, &contexts, "work items", num_items, MOST_WORK_ITEMS);
+    if (status == FV_OK) status = check_room(plan, &contexts, "indices", contexts.num_indices, MOST_INDICES);
+    if (status == FV_OK) status = check_room(plan, &contexts, "kernel calls", num_calls, MOST_CALLS);
+    if (status == FV_OK) status = allocate_schedule(plan, num_calls);
     if (status != FV_OK) return status;
     plan->room.item_capacity = (int32_t)num_items;
     const int64_t flags = fv_ceil_div(plan->bounds.max_num_seqs, (int64_t)sizeof(int32_t)); /* of fv_schedule_step */
-    const int32_t has_list = !plan->static_grid || plan->static_list;
-    const fv_step_sizes room = {has_list ? plan->room.item_capacity : 0, has_list ? plan->room.reduce_capacity : 0,
+    const fv_step_sizes room = {plan->room.item_capacity, has_list ? plan->room.reduce_capacity : 0,
                                 (int32_t)(contexts.num_indices + flags)};
     return fv_step_buffers_init(&plan->buffers, plan->device, &room);
 }

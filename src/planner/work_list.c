@@ -91,9 +91,9 @@ static block_cut choose_cut(const fv_split_rule *rule, const fv_query_block *blo
     return cut_keys(rule, block, segment_keys ? segment_keys : fv_ceil_div(span, segments), head_run);
 }
 
-static int32_t items_of(const fv_split_rule *rule, block_cut cut)
+static int64_t items_of(const fv_split_rule *rule, block_cut cut)
 {
-    return cut.num_segments * (int32_t)fv_ceil_div(rule->problem->mha.num_kv_heads, cut.head_run);
+    return cut.num_segments * fv_ceil_div(rule->problem->mha.num_kv_heads, cut.head_run);
 }
 
 /* The items of a Q block; segment g writes to slot `partial` + g * segment_slots, or, partial -1, the one
@@ -126,7 +126,8 @@ static void append_items(fv_work_list *list, const fv_split_rule *rule, const fv
 static fv_status append_block(fv_work_list *list, const fv_split_rule *rule, const fv_step *step,
                               const fv_query_block *block, block_cut cut)
 {
-    const int32_t has_slots = list->num_slots + cut.num_segments * block->num_tokens <= list->slot_capacity;
+    const int64_t num_slots = (int64_t)cut.num_segments * block->num_tokens;
+    const int32_t has_slots = list->num_slots + num_slots <= list->slot_capacity;
     if (cut.num_segments > 1 && (!has_slots || cut.num_segments - 1 > list->spare_pieces)) {
         cut = (block_cut){1, fv_max_i32(1, block->end_key - block->first_key), cut.head_run};
     }
@@ -172,7 +173,7 @@ typedef struct group_cut {
     int32_t prefix_segments; /* of prefix_keys each */
     int32_t prefix_keys;
     int32_t suffix_segments;
-    int32_t num_items; /* at most */
+    int64_t num_items; /* at most */
 } group_cut;
 
 /* Own keys of a member. */
@@ -213,7 +214,7 @@ static group_cut cut_group(const fv_split_rule *rule, const fv_step *step, const
                                         fv_max_i32(1, group->num_keys / FV_MIN_SEGMENT_KEYS));
     cut.prefix_keys = (int32_t)fv_round_up(fv_ceil_div(group->num_keys, segments), rule->tile_keys);
     cut.prefix_segments = (int32_t)fv_ceil_div(group->num_keys, cut.prefix_keys);
-    cut.num_items = (prefix_blocks * cut.prefix_segments + num_blocks * cut.suffix_segments) *
+    cut.num_items = ((int64_t)prefix_blocks * cut.prefix_segments + (int64_t)num_blocks * cut.suffix_segments) *
                     rule->problem->mha.num_kv_heads;
     return cut;
 }
@@ -264,7 +265,7 @@ static int32_t append_group(fv_work_list *list, const fv_split_rule *rule, const
         list->num_slots + num_segments * cut.num_tokens > list->slot_capacity) {
         return 0;
     }
-    list->spare_items -= cut.num_items;
+    list->spare_items -= (int32_t)cut.num_items;
     const fv_query_run *first = &pass->runs[group->first_run];
     append_shared_keys(list, rule, step, first, group, &cut);
     append_own_keys(list, rule, step, pass, group, &cut);
@@ -457,8 +458,9 @@ void fv_work_list_room(fv_work_list *list, const fv_split_rule *rule, const fv_b
     const int64_t block_tokens = fv_max_i32(rule->block_q, fv_short_query_tokens(rule->problem));
     const int64_t shares = max_shares(rule);
     const int64_t short_tokens = max_short_tokens(rule, bounds);
+    const int32_t is_forced = rule->segment_keys || rule->path == FV_PATH_3D;
     int64_t extra_pieces, slots;
-    if (rule->segment_keys || rule->path == FV_PATH_3D) {
+    if (is_forced) {
         const int64_t keys = rule->segment_keys ? fv_round_up(rule->segment_keys, rule->tile_keys) : rule->tile_keys;
         int64_t segments = fv_ceil_div(bounds->max_seq_len, keys) + 1;
         if (!rule->segment_keys) segments = fv_min_i64(segments, FORCED_SEGMENTS + 1);
@@ -473,17 +475,18 @@ void fv_work_list_room(fv_work_list *list, const fv_split_rule *rule, const fv_b
         extra_pieces = 4 * shares;
         slots = 2 * shares * block_tokens;
     }
+    const int64_t most_slots = rule->path == FV_PATH_2D ? 0 : (int64_t)(slots_limit_bytes / slot_bytes);
+    if (is_forced) extra_pieces = fv_min_i64(extra_pieces, fv_min_i64(slots, most_slots)); /* each has a slot or more */
+    int64_t reduces = blocks + 1;
     list->spare_items = 0;
-    list->reduce_capacity = (int32_t)blocks + 1;
     if (rule->cascade) {
         slots += short_tokens * 4;
         list->spare_items = (int32_t)fv_min_i64((2 * blocks + 4 * shares) * num_kv_heads, 1 << 24);
-        list->reduce_capacity += (int32_t)fv_ceil_div(bounds->max_num_tokens, REDUCE_TOKENS) + bounds->max_num_seqs;
+        reduces += fv_ceil_div(bounds->max_num_tokens, REDUCE_TOKENS) + bounds->max_num_seqs;
     }
-    if (rule->path == FV_PATH_2D) slots = 0;
-    slots = fv_min_i64(slots, (int64_t)(slots_limit_bytes / slot_bytes));
     const int64_t passes = fv_max_i32(2, rule->num_passes);
     const int64_t pieces = blocks + passes + passes * extra_pieces;
-    list->item_capacity = (int32_t)fv_min_i64(pieces * num_kv_heads + list->spare_items, 1 << 26);
-    list->slot_capacity = (int32_t)slots;
+    list->item_capacity = (int32_t)fv_min_i64(pieces * num_kv_heads + list->spare_items, INT32_MAX / 2);
+    list->reduce_capacity = (int32_t)fv_min_i64(reduces, INT32_MAX / 2);
+    list->slot_capacity = (int32_t)fv_min_i64(slots, most_slots);
 }

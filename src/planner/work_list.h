@@ -29,7 +29,8 @@ typedef struct fv_work_list {
 void fv_split_rule_fix(fv_split_rule *rule, const fv_bounds *bounds, size_t slot_bytes, size_t slots_limit_bytes);
 
 /* Room that no pass within the bounds passes: items, reductions and slots. Where the slots would take more
- * than slots_limit_bytes there are fewer, and Q blocks are left whole. */
+ * than slots_limit_bytes there are fewer, and Q blocks are left whole. Items and reductions of INT32_MAX / 2 stand for
+ * that many or more: the caller has a limit below. */
 void fv_work_list_room(fv_work_list *list, const fv_split_rule *rule, const fv_bounds *bounds, size_t slot_bytes,
                        size_t slots_limit_bytes);
 

@@ -195,6 +195,29 @@ static void test_problems_are_refused(void **state)
     assert_refused(fv_plan_create(&plan, f->context, &f->problem, NULL, NULL), FV_ERR_INVALID, "bounds is NULL");
 }
 
+/* A list that no step within the bounds leaves is refused where it is made, not by the step that comes to need it. */
+static void test_large_bounds_are_refused(void **state)
+{
+    fixture *f = *state;
+    fv_plan *plan = NULL;
+    const fv_plan_options options = {.struct_size = sizeof(options), .kernels = "portable"};
+    fv_bounds bounds = {sizeof(bounds), 1, 1 << 20, 0, 1 << 20};
+    f->problem.mha = (fv_mha_shape){65536, 65536, 32, 0};
+    assert_refused(fv_plan_create(&plan, f->context, &f->problem, &bounds, &options), FV_ERR_INVALID,
+                   "work items; accepted: 67108864");
+    bounds = (fv_bounds){sizeof(bounds), 1 << 30, 1 << 30, 0, 1 << 30};
+    assert_refused(fv_plan_create(&plan, f->context, &f->problem, &bounds, &options), FV_ERR_INVALID,
+                   "bounds of 1073741824 tokens, 1073741824 sequences of 1073741824 need 1073741823 work items");
+    f->problem = (fv_problem){.struct_size = sizeof(fv_problem),
+                              .kind = FV_ATTENTION_MLA,
+                              .mla = {65536, 64, 0, 32, 32, 0, 0},
+                              .q_dtype = FV_DTYPE_F32,
+                              .block_size = BS,
+                              .kv_layout = FV_KV_LAYOUT_LATENT};
+    assert_refused(fv_plan_create(&plan, f->context, &f->problem, &bounds, &options), FV_ERR_INVALID, "work items");
+    assert_null(plan);
+}
+
 static void test_batches_are_refused(void **state)
 {
     fixture *f = *state;
@@ -377,6 +400,7 @@ int main(void)
         cmocka_unit_test_setup_teardown(test_a_step_runs, make, destroy),
         cmocka_unit_test_setup_teardown(test_graph_keys, make, destroy),
         cmocka_unit_test_setup_teardown(test_problems_are_refused, make, destroy),
+        cmocka_unit_test_setup_teardown(test_large_bounds_are_refused, make, destroy),
         cmocka_unit_test_setup_teardown(test_batches_are_refused, make, destroy),
         cmocka_unit_test_setup_teardown(test_layers_are_refused, make, destroy),
         cmocka_unit_test_setup_teardown(test_variants_are_refused, make, destroy),
