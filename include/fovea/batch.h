@@ -11,12 +11,13 @@ extern "C" {
 /* R sequences with T new tokens in all. The arrays are where the kernels run (device memory on a
  * GPU) and are borrowed until the stream has passed the last run of the step. Host copies of the
  * lengths are optional, but for plans with a static list: with them the schedule fits the step,
- * without them it fits the bounds. On the CPU both are the same memory and the copies need not be
- * given. */
+ * without them it fits the bounds. MLA that is not absorbed and has no static grid takes, without them,
+ * only as many tokens as its workspace has room for at once; more are FV_ERR_INVALID. On the CPU both are
+ * the same memory and the copies need not be given. */
 typedef struct fv_batch {
     uint32_t struct_size;  /* sizeof(fv_batch) */
     int32_t num_seqs;      /* R */
-    int32_t num_tokens;    /* T; may be below the rows of the tensors, the rest is padding */
+    int32_t num_tokens;    /* T; may be below the rows of the tensors, the rest is padding; 0 where R is */
     int32_t max_query_len; /* upper bounds on the host; 0 = those of the plan */
     int32_t max_seq_len;
 

@@ -2,6 +2,7 @@
 #include "planner/plan.h"
 
 #include "core/error.h"
+#include "kvcache/latent_entry.h"
 #include "ops/ops_check.h"
 
 enum { TREE_TOKENS = 64 }; /* bits of a row of fv_batch.tree_mask */
@@ -32,6 +33,9 @@ static fv_status check_counts(const fv_plan *plan, const fv_batch *batch)
     }
     if (batch->max_seq_len > bounds->max_seq_len) {
         return needs_plan("max_seq_len", batch->max_seq_len, bounds->max_seq_len);
+    }
+    if (batch->num_seqs == 0 && batch->num_tokens > 0) {
+        return fv_fail(FV_ERR_INVALID, "a batch of no sequences has %d tokens; accepted: 0", batch->num_tokens);
     }
     if (batch->num_seqs == 0) return FV_OK;
     const int32_t needs_table = plan->problem.type != FV_ATTENTION_ENCODER;
@@ -109,6 +113,13 @@ fv_status fv_plan_check_batch(fv_step *step, const fv_plan *plan, const fv_batch
         return fv_fail(FV_ERR_INVALID, "the batch of a plan with static_list has no host_query_start, host_seq_lens or "
                                        "host_causal; accepted: all that the batch has on the device");
     }
+    if (!are_known && plan->absorbs && batch->num_tokens > plan->absorb_rows) { /* the grid absorbs all at once */
+        return fv_fail(
+            FV_ERR_INVALID,
+            "a batch of %d tokens without host_query_start, host_seq_lens or host_causal; accepted: up to %d, "
+            "or all that the batch has on the device",
+            batch->num_tokens, plan->absorb_rows);
+    }
     if (!are_known) return FV_OK; /* not enough for a list */
     const int32_t is_decoder = plan->problem.type == FV_ATTENTION_DECODER;
     if (!is_decoder && !batch->causal) lengths.causal = plan->not_causal;
@@ -161,6 +172,10 @@ static fv_status check_cache(const fv_plan *plan, const fv_kv_view *cache, int32
     if (problem->kv_layout != FV_KV_LAYOUT_STRIDED && cache->layout != problem->kv_layout) {
         return fv_fail(FV_ERR_INVALID, "the KV cache has layout %s; the plan was made for %s",
                        fv_kv_layout_name(cache->layout), fv_kv_layout_name(problem->kv_layout));
+    }
+    if (fv_kv_layout_is_latent(cache->layout) != (problem->kind == FV_ATTENTION_MLA)) {
+        return fv_fail(FV_ERR_INVALID, "the KV cache has layout %s; accepted: latent and latent_fp8_ds of MLA only",
+                       fv_kv_layout_name(cache->layout));
     }
     if (cache->dtype != problem->kv_dtype || cache->block_size != problem->block_size ||
         cache->num_kv_heads != problem->mha.num_kv_heads || cache->head_size != problem->mha.head_size ||

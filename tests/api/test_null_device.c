@@ -386,6 +386,57 @@ static void test_single_operations(void **state)
     fv_context_destroy(context);
 }
 
+/* MLA of up to `max_num_tokens` tokens; workspace 0: the planner's choice. */
+static fv_status make_mla_plan(fv_plan **plan, fv_context *context, fv_device *device, int32_t max_num_tokens,
+                               size_t workspace, int32_t static_grid)
+{
+    const fv_problem problem = {
+        .struct_size = sizeof(problem),
+        .kind = FV_ATTENTION_MLA,
+        .mla = {16, 64, 32, 32, 32, 0, 0},
+        .q_dtype = FV_DTYPE_F32,
+        .block_size = BLOCK_SIZE,
+        .kv_layout = FV_KV_LAYOUT_LATENT,
+    };
+    const fv_bounds bounds = {sizeof(bounds), 1, max_num_tokens, 0, MAX_SEQ_LEN};
+    const fv_plan_options options = {
+        .struct_size = sizeof(options), .device = device, .static_grid = static_grid, .max_workspace_bytes = workspace};
+    return fv_plan_create(plan, context, &problem, &bounds, &options);
+}
+
+/* Without host lengths all tokens are absorbed at once: no more than the workspace has rows for. */
+static void test_absorbed_tokens_have_room(void **state)
+{
+    (void)state;
+    enum { TOKENS = 100 };
+    fv_context *context = open_context();
+    fv_device *device = NULL;
+    fv_plan *plan = NULL;
+    static step_arrays step;
+    must(fv_device_find(&device, context, "null"));
+    assert_int_equal(make_mla_plan(&plan, context, device, TOKENS, 1, 0), FV_ERR_INVALID);
+    const size_t least = (size_t)strtoull(strstr(fv_last_error(), "or from ") + strlen("or from "), NULL, 10);
+    for (int32_t static_grid = 0; static_grid < 2; static_grid++) {
+        must(make_mla_plan(&plan, context, device, TOKENS, static_grid ? 0 : least, static_grid));
+        const int32_t most = static_grid ? TOKENS : plan->absorb_rows;
+        assert_int_equal(plan->absorb_rows, most);
+        make_step(&step, 1, (int32_t[]){0}, (int32_t[]){1}, (int32_t[]){TOKENS}, 1);
+        step.num_tokens = step.query_start[1] = most;
+        fv_batch batch = batch_of(&step, &step, 0);
+        must(fv_plan_update(plan, &batch, NULL));
+        if (!static_grid) {
+            step.query_start[1] = batch.num_tokens = most + 1;
+            assert_int_equal(fv_plan_update(plan, &batch, NULL), FV_ERR_INVALID);
+            assert_non_null(strstr(fv_last_error(), "a batch of 17 tokens without host_query_start, host_seq_lens"));
+            batch.host_query_start = step.query_start;
+            batch.host_seq_lens = step.seq_lens;
+            must(fv_plan_update(plan, &batch, NULL));
+        }
+        fv_plan_destroy(plan);
+    }
+    fv_context_destroy(context);
+}
+
 /* A device's buffer and the host's, of which there is a ring. */
 static void test_buffers_are_counted(void **state)
 {
@@ -449,6 +500,7 @@ int main(void)
         cmocka_unit_test(test_host_runs_ahead),
         cmocka_unit_test(test_run_neither_allocates_nor_waits),
         cmocka_unit_test(test_single_operations),
+        cmocka_unit_test(test_absorbed_tokens_have_room),
         cmocka_unit_test(test_buffers_are_counted),
         cmocka_unit_test(test_no_more_devices),
         cmocka_unit_test(test_plugins_are_refused_with_a_reason),

@@ -232,6 +232,7 @@ static void test_batches_are_refused(void **state)
     REFUSED(batch.num_tokens = 3, FV_ERR_INVALID, "query_start ends at 4; the batch has 3 tokens");
     REFUSED(batch.max_seq_len = 4000, FV_NEEDS_PLAN, "max_seq_len is 4000");
     REFUSED(batch.num_seqs = -1, FV_ERR_INVALID, "-1 sequences");
+    REFUSED(batch.num_seqs = 0, FV_ERR_INVALID, "a batch of no sequences has 4 tokens; accepted: 0");
     REFUSED(batch.block_table = NULL, FV_ERR_INVALID, "block_table is NULL");
     REFUSED(batch.block_table_width = 3, FV_ERR_INVALID,
             "sequence 1 has 100 keys in 7 blocks of 16; the block table has 3 a row");
@@ -279,6 +280,24 @@ static void test_layers_are_refused(void **state)
     f->batch.slot_mapping = NULL;
     assert_int_equal(fv_plan_update(f->plan, &f->batch, NULL), FV_OK);
     assert_refused(fv_plan_run(f->plan, &f->layer, f->workspace, NULL), FV_ERR_INVALID, "slot_mapping is NULL");
+}
+
+/* Latents have no values of their own, so a plan for strides of the caller's own does not take them either. */
+static void test_latents_are_of_mla(void **state)
+{
+    fixture *f = *state;
+    fv_plan *plan = NULL;
+    f->problem.kv_layout = FV_KV_LAYOUT_STRIDED;
+    assert_int_equal(fv_plan_create(&plan, f->context, &f->problem, &f->bounds, NULL), FV_OK);
+    assert_int_equal(fv_plan_update(plan, &f->batch, NULL), FV_OK);
+    void *workspace = aligned_alloc(256, (fv_plan_workspace_bytes(plan) + 511) / 256 * 256);
+    assert_int_equal(fv_plan_run(plan, &f->layer, workspace, NULL), FV_OK);
+    f->layer.kv_cache.layout = FV_KV_LAYOUT_LATENT;
+    assert_refused(fv_plan_run(plan, &f->layer, workspace, NULL), FV_ERR_INVALID, "the KV cache has layout latent;");
+    f->layer.kv_cache.layout = FV_KV_LAYOUT_LATENT_FP8_DS;
+    assert_refused(fv_plan_run(plan, &f->layer, workspace, NULL), FV_ERR_INVALID, "layout latent_fp8_ds;");
+    free(workspace);
+    fv_plan_destroy(plan);
 }
 
 /* A variant that is there and cannot. */
@@ -403,6 +422,7 @@ int main(void)
         cmocka_unit_test_setup_teardown(test_large_bounds_are_refused, make, destroy),
         cmocka_unit_test_setup_teardown(test_batches_are_refused, make, destroy),
         cmocka_unit_test_setup_teardown(test_layers_are_refused, make, destroy),
+        cmocka_unit_test_setup_teardown(test_latents_are_of_mla, make, destroy),
         cmocka_unit_test_setup_teardown(test_variants_are_refused, make, destroy),
         cmocka_unit_test_setup_teardown(test_lengths_are_refused, make, destroy),
         cmocka_unit_test_setup_teardown(test_gathers_are_refused, make, destroy),
