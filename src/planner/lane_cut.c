@@ -83,17 +83,23 @@ static float part_cost(const fv_split_rule *rule, int32_t rows, float num_items)
     return cost_of_keys(rows, fv_lane_part_keys(rule, rows, num_items));
 }
 
-/* Partial results of a kind of which there are so many, cut into `pieces` each. */
-static float slots_of(const lane_block *block, float count, float pieces)
+/* What blocks are cut into, of one part of their heads: */
+typedef struct piece_count {
+    float num_items, num_slots; /* pieces and blocks that stay whole, partial results */
+} piece_count;
+
+/* Adds `count` blocks of a kind, cut into `pieces` each. */
+static void count_pieces(piece_count *cut, const lane_block *block, float count, float pieces)
 {
-    return pieces > 1 ? count * pieces * (float)block->num_tokens : 0;
+    cut->num_items += pieces * count;
+    if (pieces > 1) cut->num_slots += count * pieces * (float)block->num_tokens;
 }
 
 /* Are there more pieces, or partial results, than there is room for? Blocks that find none stay whole, and end last. */
-static int32_t are_too_many(const fv_split_rule *rule, float num_items, int32_t num_blocks, float num_slots)
+static int32_t are_too_many(const fv_split_rule *rule, const piece_count *cut, int32_t num_blocks)
 {
-    if (rule->max_slots > 0 && num_slots > (float)rule->max_slots) return 1;
-    return rule->spare_pieces > 0 && num_items > (float)(num_blocks + rule->spare_pieces);
+    if (rule->max_slots > 0 && cut->num_slots > (float)rule->max_slots) return 1;
+    return rule->spare_pieces > 0 && cut->num_items > (float)(num_blocks + rule->spare_pieces);
 }
 
 /* How long the lanes would take for blocks from .. end - 1 with shares of that size: the items' costs, what they take
@@ -101,8 +107,9 @@ static int32_t are_too_many(const fv_split_rule *rule, float num_items, int32_t 
 static float lane_time(const fv_split_rule *rule, const lane_blocks *blocks, int32_t from, int32_t end, float share)
 {
     const float per_share = 1.0f / share;
-    float total = 0, num_items = 0, num_slots = 0; /* of all */
-    float keys = 0, beside = 0;                    /* of the largest */
+    piece_count cut = {0};
+    float total = 0;            /* of all */
+    float keys = 0, beside = 0; /* of the largest */
     int32_t at = 0, rows_of_part = 0;
     for (int32_t i = 0; i < blocks->num_kinds; i++) {
         const lane_block *block = &blocks->kinds[i];
@@ -113,21 +120,19 @@ static float lane_time(const fv_split_rule *rule, const lane_blocks *blocks, int
         const float pieces = rounded < block->most ? rounded : block->most;
         const float of_keys = block->cost / pieces, fixed = pieces > 1 ? block->part : block->whole;
         total += (of_keys + fixed) * pieces * count;
-        num_items += pieces * count;
-        num_slots += slots_of(block, count, pieces);
+        count_pieces(&cut, block, count, pieces);
         if (of_keys + fixed <= keys + beside) continue;
         keys = of_keys;
         beside = fixed;
         rows_of_part = pieces > 1 ? block->rows : 0;
     }
-    if (are_too_many(rule, num_items, end - from, num_slots)) return INFINITY;
-    const float parts = (float)fv_lane_parts(rule), lanes = (float)rule->num_lanes;
-    if (rows_of_part > 0) beside = part_cost(rule, rows_of_part, num_items * parts);
-    const int32_t are_more = fv_lanes_halve(rule, blocks->most_rows) && num_items * parts > lanes;
+    if (are_too_many(rule, &cut, end - from)) return INFINITY;
+    const float parts = (float)fv_lane_parts(rule), lanes = (float)rule->num_lanes, num_items = cut.num_items * parts;
+    if (rows_of_part > 0) beside = part_cost(rule, rows_of_part, num_items);
+    const int32_t are_more = fv_lanes_halve(rule, blocks->most_rows) && num_items > lanes;
     const float reducing = are_more && rows_of_part > 0 ? cost_of_keys(rows_of_part, FV_HALF_LANE_REDUCTION) : 0;
-    if (are_more && num_items * parts <= 2 * lanes)
-        return fv_half_lanes_time(rule, num_items * parts, keys, beside) + reducing;
-    const float in_rounds = fv_lane_time(rule, num_items * parts, keys, beside);
+    if (are_more && num_items <= 2 * lanes) return fv_half_lanes_time(rule, num_items, keys, beside) + reducing;
+    const float in_rounds = fv_lane_time(rule, num_items, keys, beside);
     const float dealt_out = total * parts / lanes + (keys + beside) * (1 - 1 / lanes); /* never longer */
     return (in_rounds < dealt_out ? in_rounds : dealt_out) + reducing;
 }
@@ -136,21 +141,21 @@ static float lane_time(const fv_split_rule *rule, const lane_blocks *blocks, int
 static float split_time(const fv_split_rule *rule, const lane_blocks *blocks, int32_t from, int32_t end, float share)
 {
     const float parts = (float)fv_lane_parts(rule);
-    float longest = 0, num_items = 0, num_slots = 0;
+    piece_count cut = {0};
+    float longest = 0;
     int32_t at = 0;
     for (int32_t i = 0; i < blocks->num_kinds; i++) {
         const lane_block *block = &blocks->kinds[i];
         const float count = count_of(block, &at, from, end);
         if (count == 0) continue;
         const float pieces = fminf(ceilf(block->cost / share), block->most);
-        num_items += pieces * count;
-        num_slots += slots_of(block, count, pieces);
-        const float beside = pieces > 1 ? part_cost(rule, block->rows, num_items * parts) : block->whole;
+        count_pieces(&cut, block, count, pieces);
+        const float beside = pieces > 1 ? part_cost(rule, block->rows, cut.num_items * parts) : block->whole;
         const float meeting = cost_of_keys(block->rows, fv_lane_meeting_keys(block->rows));
         longest = fmaxf(longest, block->cost / pieces / 2 + beside + meeting);
     }
-    if (are_too_many(rule, num_items, end - from, num_slots)) return INFINITY;
-    return 2 * num_items * parts <= (float)rule->num_lanes ? longest : INFINITY;
+    if (are_too_many(rule, &cut, end - from)) return INFINITY;
+    return 2 * cut.num_items * parts <= (float)rule->num_lanes ? longest : INFINITY;
 }
 
 /* How long the first `end` blocks take if they are not cut. */
@@ -220,27 +225,27 @@ int64_t fv_lane_taper_share(const fv_split_rule *rule, const fv_lane_cut *cut, i
 
 /* How long the lanes would take with pieces that taper, of which there have to be more than lanes, and the first of which end
  * before the others do: a worker's lanes go on together to the end, one alone does not. */
-static float taper_time(const fv_split_rule *rule, const fv_lane_cut *cut, const lane_blocks *blocks, int64_t total)
+static float taper_time(const fv_split_rule *rule, const fv_lane_cut *taper, const lane_blocks *blocks, int64_t total)
 {
     const float parts = (float)fv_lane_parts(rule);
     const int32_t is_alone = rule->num_workers >= rule->num_lanes;
-    float rest = (float)total, sum = 0, last = 0, most = 0, num_items = 0, num_slots = 0;
+    piece_count cut = {0};
+    float rest = (float)total, sum = 0, last = 0, most = 0;
     for (int32_t i = 0; i < blocks->num_kinds; i++) {
         const lane_block *block = &blocks->kinds[i];
         for (int32_t k = 0; k < block->count; k++) {
-            const float share = (float)fv_lane_taper_share(rule, cut, (int64_t)rest, (int64_t)block->cost);
+            const float share = (float)fv_lane_taper_share(rule, taper, (int64_t)rest, (int64_t)block->cost);
             const float wanted = ceilf(block->cost / share);
             const float pieces = fmaxf(1, fminf(wanted, block->most));
             last = block->cost / pieces + (pieces > 1 ? block->part : block->whole);
             sum += last * pieces;
             most = fmaxf(most, last);
-            num_items += pieces * parts;
-            num_slots += slots_of(block, 1, pieces);
+            count_pieces(&cut, block, 1, pieces);
             rest = fmaxf(0, rest - block->cost * parts);
         }
     }
-    if (num_items <= (float)rule->num_lanes) return INFINITY;
-    if (are_too_many(rule, num_items / parts, blocks->num_blocks, num_slots)) return INFINITY;
+    if (cut.num_items * parts <= (float)rule->num_lanes) return INFINITY;
+    if (are_too_many(rule, &cut, blocks->num_blocks)) return INFINITY;
     const float end = last * (is_alone ? 1 : TAPER_END);
     const float time = sum * parts / (float)rule->num_lanes + end;
     if (is_alone && most > time) return INFINITY;
