@@ -7,14 +7,23 @@
 
 static const double unit_roundoff = 0x1p-24; /* of fp32 */
 
+enum { NUM_LARGEST = 2 };
+
 /* Where the scratch of a call is cut. Rows stand side by side, so that one key serves all of them. */
 typedef struct oracle_scratch {
-    double *q;      /* [D, FV_ORACLE_MAX_ROWS] */
-    double *key;    /* [D] */
-    double *value;  /* [Dv] */
-    double *scores; /* [num_keys, FV_ORACLE_MAX_ROWS]; -inf: not seen */
-    double *errors; /* the same shape: how far fp32 may be from the score */
+    double *q;       /* [D, FV_ORACLE_MAX_ROWS] */
+    double *key;     /* [D] */
+    double *value;   /* [Dv] */
+    double *scores;  /* [num_keys, FV_ORACLE_MAX_ROWS]; -inf: not seen */
+    double *errors;  /* the same shape: how far fp32 may be from the score */
+    double *largest; /* [FV_ORACLE_MAX_ROWS, NUM_LARGEST, Dv] */
 } oracle_scratch;
+
+/* p_j v_j of a key whose p_j is rounded. */
+typedef struct rounded_part {
+    double norm2;
+    double *values; /* [Dv] */
+} rounded_part;
 
 /* Sums over the keys of one row. */
 typedef struct row_sums {
@@ -23,13 +32,15 @@ typedef struct row_sums {
     double p_error2;     /* sum of (p_j e_j)^2, e_j the error of the score */
     double value_error2; /* sum of (p_j e_j |v_j|)^2 */
     double value2;       /* sum of (p_j |v_j|)^2 */
-    double rounded2;     /* the same over the p_j that are not 1: those that are rounded */
+    double rounded2;     /* the same over the p_j that are not 1, those that are rounded, but for the largest */
+    rounded_part largest[NUM_LARGEST]; /* of these, the largest first */
     int32_t num_keys;
 } row_sums;
 
 size_t fv_oracle_scratch_doubles(const fv_attend_params *params, int32_t num_keys)
 {
-    return (size_t)params->head_size * (FV_ORACLE_MAX_ROWS + 1) + (size_t)params->v_head_size +
+    return (size_t)params->head_size * (FV_ORACLE_MAX_ROWS + 1) +
+           (size_t)params->v_head_size * (FV_ORACLE_MAX_ROWS * NUM_LARGEST + 1) +
            (size_t)num_keys * FV_ORACLE_MAX_ROWS * 2;
 }
 
@@ -40,6 +51,7 @@ static oracle_scratch cut_scratch(double *scratch, const fv_attend_params *param
     cut.value = cut.key + params->head_size;
     cut.scores = cut.value + params->v_head_size;
     cut.errors = cut.scores + (size_t)num_keys * FV_ORACLE_MAX_ROWS;
+    cut.largest = cut.errors + (size_t)num_keys * FV_ORACLE_MAX_ROWS;
     return cut;
 }
 
@@ -131,6 +143,21 @@ static double norm2(const double *row, int32_t size)
     return sum;
 }
 
+/* Takes in a part that is rounded; the smallest of those kept so far goes to the sum of the others. */
+static void add_rounded(row_sums *sums, double p, const double *value, double value_norm2, int32_t size)
+{
+    rounded_part part = {p * p * value_norm2, sums->largest[NUM_LARGEST - 1].values};
+    if (part.norm2 <= sums->largest[NUM_LARGEST - 1].norm2) {
+        sums->rounded2 += part.norm2;
+        return;
+    }
+    sums->rounded2 += sums->largest[NUM_LARGEST - 1].norm2;
+    for (int32_t d = 0; d < size; d++) part.values[d] = p * value[d];
+    int32_t at = NUM_LARGEST - 1;
+    for (; at > 0 && sums->largest[at - 1].norm2 < part.norm2; at--) sums->largest[at] = sums->largest[at - 1];
+    sums->largest[at] = part;
+}
+
 static void add_value(fv_oracle_row *row, row_sums *sums, const double *value, double value_norm2, double score,
                       double error, const fv_attend_params *params)
 {
@@ -142,7 +169,7 @@ static void add_value(fv_oracle_row *row, row_sums *sums, const double *value, d
     }
     sums->p += p;
     sums->value2 += p * p * value_norm2;
-    if (p < 1) sums->rounded2 += p * p * value_norm2;
+    if (p < 1) add_rounded(sums, p, value, value_norm2, params->v_head_size);
     sums->p_error2 += p * p * error * error;
     sums->value_error2 += p * p * error * error * value_norm2;
 }
@@ -165,16 +192,29 @@ static void add_values(const oracle_scratch *scratch, row_sums *sums, fv_oracle_
     }
 }
 
+/* Half a step of the dtype at 1: by how much rounding moves a number at most, relative. */
+static double half_step(fv_dtype dtype)
+{
+    return dtype == FV_DTYPE_BF16 ? 0x1p-8 : dtype == FV_DTYPE_F16 ? 0x1p-11 : unit_roundoff;
+}
+
 /* Rounding moves m 2^e, 1 <= m < 2, by up to half a step u of the dtype at 1, uniformly: by u / (m sqrt(3)) of it in
  * root mean square, and by u / sqrt(8 ln 2) where the logarithms of the numbers are spread evenly. */
-double fv_oracle_rounding(fv_dtype dtype)
+double fv_oracle_rounding(fv_dtype dtype) { return half_step(dtype) / sqrt(8 * log(2)); }
+
+/* How large the sum of the two largest parts may be, each with the sign that makes it larger, squared. */
+static double largest_sum2(const row_sums *sums, int32_t size)
 {
-    const double half_step = dtype == FV_DTYPE_BF16 ? 0x1p-8 : dtype == FV_DTYPE_F16 ? 0x1p-11 : unit_roundoff;
-    return half_step / sqrt(8 * log(2));
+    const rounded_part *a = &sums->largest[0], *b = &sums->largest[1];
+    double dot = 0;
+    if (b->norm2 > 0)
+        for (int32_t d = 0; d < size; d++) dot += a->values[d] * b->values[d];
+    return a->norm2 + b->norm2 + 2 * fabs(dot);
 }
 
 /* The larger of the ideal's error and the expected one. The roundings of different keys are independent, so their
- * squares add. */
+ * squares add. Where one or two have most of it that says little: they count with half of what they can be at worst,
+ * which the rule doubles. */
 static double rounding_error(const fv_oracle_row *row, const row_sums *sums, double denominator,
                              const fv_attend_params *params)
 {
@@ -186,7 +226,9 @@ static double rounding_error(const fv_oracle_row *row, const row_sums *sums, dou
         out2 += out * out;
     }
     const double rounding = fv_oracle_rounding(params->q_dtype) / denominator;
-    return sqrt(fmax(ideal2, rounding * rounding * sums->rounded2 + out2));
+    const double worst = half_step(params->q_dtype) / 2 / denominator;
+    return sqrt(fmax(ideal2, rounding * rounding * sums->rounded2 +
+                                 worst * worst * largest_sum2(sums, params->v_head_size) + out2));
 }
 
 /* Divides by the denominator, sink included, and turns the sums into the floors. */
@@ -228,6 +270,8 @@ void fv_oracle_attend(fv_oracle_row *rows, int32_t num_rows, const fv_attend_par
     const oracle_scratch cut = cut_scratch(scratch, params, keys.end - keys.first);
     for (int32_t r = 0; r < num_rows; r++) {
         sums[r] = (row_sums){.max = -INFINITY};
+        for (int32_t i = 0; i < NUM_LARGEST; i++)
+            sums[r].largest[i].values = cut.largest + (r * NUM_LARGEST + i) * params->v_head_size;
         for (int32_t d = 0; d < params->v_head_size; d++) rows[r].exact[d] = rows[r].ideal[d] = 0;
     }
     load_queries(cut.q, rows, num_rows, params);

@@ -5,7 +5,8 @@
  *   exact     sum_j p_j v_j / (sum_j p_j + sink),  p_j = e^(s_j - max s), all in double
  *   ideal     the same with p_j rounded to q_dtype in the numerator, and the result to out_dtype
  *   expected  the root mean square of |ideal - exact| over all p_j that would be rounded so: what a kernel
- *             that meets the keys in another order, and so rounds other numbers, may be off by as well
+ *             that meets the keys in another order, and so rounds other numbers, may be off by as well; the
+ *             two largest of what is rounded count with half of their worst
  *   floors    what rounding in scores, exponentials and sums may move the result by, all in fp32
  *
  * A row passes when  |out - exact| <= 2 max(|ideal - exact|, expected) + out_floor  (2-norms over the row)

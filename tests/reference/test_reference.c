@@ -186,15 +186,18 @@ static void test_oracle_matches_reference(void **state)
     scene_destroy(s);
 }
 
-/* Two keys with p = 1 and 1/2, which bf16 holds: the ideal errs by nothing, a kernel that rounds 1/2 at another
- * maximum by r / 2 of a value. */
+/* Keys with p = 1, 1/2, 1/4 and 1/8, which bf16 holds: the ideal errs by nothing, a kernel that rounds them at another
+ * maximum by up to u of each, of the two largest to the same side, and r in root mean square of the third. */
 static void test_oracle_expects_more_than_luck(void **state)
 {
     (void)state;
-    enum { SIZE = 32 };
-    const uint16_t q[SIZE] = {0x3f80};                                /* 1 in bf16 */
-    float cache[2][2][SIZE] = {{{0}, {-0.69314718f}}, {{1}, {0, 1}}}; /* k, then v: [slot, element] */
-    const int32_t query_start[2] = {0, 1}, seq_len = 2, table = 0;
+    enum { SIZE = 32, KEYS = 4 };
+    const uint16_t q[SIZE] = {0x3f80}; /* 1 in bf16 */
+    float cache[2][KEYS][SIZE] = {
+        {{0}, {-0.69314718f}, {-1.38629436f}, {-2.07944154f}}, /* k: [slot, element] */
+        {{1}, {0, 1}, {0, -1}, {0, 0, 1}},                     /* v */
+    };
+    const int32_t query_start[2] = {0, 1}, seq_len = KEYS, table = 0;
     fv_attend_params params = {
         .q = q,
         .q_dtype = FV_DTYPE_BF16,
@@ -212,18 +215,19 @@ static void test_oracle_expects_more_than_luck(void **state)
         .block_table_stride = 1,
         .block_table_width = 1,
     };
-    assert_int_equal(fv_kv_view_init(&params.cache, cache, FV_KV_LAYOUT_NB_2_BS_H_D, FV_DTYPE_F32, 1, 2, 1, SIZE),
+    assert_int_equal(fv_kv_view_init(&params.cache, cache, FV_KV_LAYOUT_NB_2_BS_H_D, FV_DTYPE_F32, 1, KEYS, 1, SIZE),
                      FV_OK);
     const fv_kv_reader reader = fv_kv_reader_of(&params);
     double exact[SIZE], ideal[SIZE];
-    double *scratch = malloc(fv_oracle_scratch_doubles(&params, 2) * sizeof(double));
+    double *scratch = malloc(fv_oracle_scratch_doubles(&params, KEYS) * sizeof(double));
     assert_non_null(scratch);
     fv_oracle_row row = {.row = fv_attend_row_of(&params, 0, 0, 0), .exact = exact, .ideal = ideal};
     fv_oracle_attend(&row, 1, &params, &reader, 0, scratch);
-    assert_near(exact[0], 2.0 / 3, 1e-7);
+    assert_near(exact[0], 8.0 / 15, 1e-7);
     assert_near(ideal[1], exact[1], 1e-7);
     assert_near(fv_oracle_rounding(FV_DTYPE_BF16), 0x1p-8 / sqrt(8 * log(2)), 1e-12);
-    assert_near(row.error, fv_oracle_rounding(FV_DTYPE_BF16) * 0.5 / 1.5, 1e-6);
+    const double worst = 0x1p-8 / 2 * 0.75 / 1.875, likely = fv_oracle_rounding(FV_DTYPE_BF16) * 0.125 / 1.875;
+    assert_near(row.error, sqrt(worst * worst + likely * likely), 1e-6);
     free(scratch);
 }
 
