@@ -140,11 +140,10 @@ static void pair_work_begin(fv_pair_work *work, const fv_many_item *many, int32_
         pair->weights[i] = fv_tile_weights(item, 2 * p + own);
     }
     fv_pair_find_steps(pair, &many->keys->block);
-    /* Rows that see few keys: the largest weight is then 1, which is held as it is. */
+    /* Rows that see few keys, wherever these lie: the largest weight is then 1, which is held as it is. */
     for (int32_t i = 0; i < pair->num; i++) {
-        const fv_row_strip *rows = &pair->strips[i]->rows;
-        const int32_t ends = rows->some.end - many->keys->block.first_key <= FEW_KEYS;
-        if (ends && !fv_strip_has_reference(rows)) work->is_exact = 1;
+        const fv_key_range *some = &pair->strips[i]->rows.some;
+        if (some->end - some->first <= FEW_KEYS) work->is_exact = 1;
     }
 }
 

@@ -13,8 +13,8 @@
  *
  * So scores are gone before the maximum of their block is known, as in attend_many_tiles.c: weights are taken against a
  * reference, the maximum of the first keys that a row saw. Where the weights of a block add up to more than LIMIT (or to
- * no number), or the sums follow their maxima in another way (tile_scale.h), the pair's scores of the block are kept and
- * its maxima found first. */
+ * no number), rows of a finer output see few keys, or the sums follow their maxima in another way (tile_scale.h), the pair's scores of the
+ * block are kept and its maxima found first. */
 #include "kernels/cpu/amx/attend_shared_tiles.h"
 
 #include "kernels/cpu/amx/tile_products.h"
@@ -23,8 +23,9 @@ enum {
     MAX_PAIRS = FV_TILE_SHARED_STRIPS / 2,
     MIN_STRIPS = 2,
     MIN_V_SIZE = 256,
-    COLUMNS = 32, /* of sums that are in tiles at a time */
-    WEIGHED = 16, /* the times four products that have weights between them */
+    FEW_KEYS = FV_TILE_MANY_KEYS, /* up to here weights are exact */
+    COLUMNS = 32,                 /* of sums that are in tiles at a time */
+    WEIGHED = 16,                 /* the times four products that have weights between them */
     MOST_SLICES = 4,
     TILE_FLOATS = FV_TILE_ROWS * FV_TILE_COLUMNS,
     STEP_PAIRS_BYTES = FV_STEP_KEYS * COLUMNS * FV_BF16_BYTES,
@@ -633,7 +634,14 @@ static pair_work pair_work_of(const shared_item *shared, int32_t p, const fv_key
         pair->weights[i] = fv_tile_weights(item, 2 * p + i);
     }
     fv_pair_find_steps(pair, keys);
-    work.is_exact = work.has_scores = !shared->is_plain;
+    work.is_exact = !shared->is_plain;
+    /* Rows that see few keys, where nothing rounds them but their weights: the largest is then 1, which is held as it is. */
+    const int32_t is_finer = item->job->params->out_dtype != FV_DTYPE_BF16;
+    for (int32_t i = 0; i < pair->num && is_finer; i++) {
+        const fv_key_range *some = &pair->strips[i]->rows.some;
+        if (some->end - some->first <= FEW_KEYS) work.is_exact = 1;
+    }
+    work.has_scores = work.is_exact;
     return work;
 }
 
