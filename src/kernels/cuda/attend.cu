@@ -334,10 +334,10 @@ static dim3 grid_of(attend_args *args, const fv_cuda_attend_kernel *kernel, int3
         return dim3((uint32_t)params->num_q_blocks * parts, (uint32_t)params->num_kv_heads,
                     (uint32_t)params->num_segments);
     }
-    const int32_t num_jobs = count_jobs(params) / fv_max_i32(1, kernel->heads);
+    const int32_t num_jobs = count_jobs(params) / fv_max_i32(1, kernel->heads) * (int32_t)parts;
     const int32_t stays = takes_workers_alone(args, num_workers) ? 1 : kernel->stays;
     args->num_jobs = !params->items && params->whole_queries ? -1 : num_jobs;
-    return dim3((uint32_t)(kernel->stays ? fv_min_i32(num_jobs, stays * num_workers) : num_jobs) * parts);
+    return dim3((uint32_t)(kernel->stays ? fv_min_i32(num_jobs, stays * num_workers) : num_jobs));
 }
 
 /* The grid of a list whose last items have two blocks for each block of rows, or of cells that all have. */
@@ -396,6 +396,7 @@ fv_status fv_cuda_attend_launch(const fv_launch *launch, const fv_attend_params 
                                 "%s: attention over heads of %d needs %d bytes of shared memory; the GPU has %d",
                                 launch->device->name, params->head_size, kernel.shared_bytes, state->max_shared);
     }
+    if (kernel.map_tile > 0) fv_cuda_map_planes(&args, state, kernel.map_tile);
     if (kernel.takes_row_parts)
         args.row_parts = index_divisor_of((int32_t)fv_ceil_div(most_rows(params), kernel.block_m));
     if (kernel.heads > 1) args.kv_heads = index_divisor_of(params->num_kv_heads / kernel.heads);

@@ -23,6 +23,7 @@ typedef struct fv_cuda_attend_kernel {
     int32_t stays;        /* blocks of threads on a multiprocessor that take one job after the other; 0: one job each */
     int32_t heads;        /* KV heads of a job; 0: one */
     int32_t splits_items; /* 1: two of its blocks can share an item's keys */
+    int32_t map_tile;         /* keys of a tile that may come by maps of keys and values (fv_cuda_map_planes); 0: none does */
     int32_t narrows_partials; /* 1: its partial results are of 16 bits where narrow_partial.cuh allows it */
 } fv_cuda_attend_kernel;
 
@@ -63,6 +64,10 @@ size_t fv_cuda_attend_f32_bytes(const fv_attend_params *params);
 /* Sets key_map and map_rows of a call over latents where tiles of 64 are whole pages, parts of one, or made of some:
  * pages of multiples of 64 tokens, or of 16 or 32. Else leaves map_rows 0. */
 void fv_cuda_map_keys(attend_args *args, const fv_cuda_state *state);
+
+/* The same, and maps[1], of keys and values of heads, for tiles of `tile` keys: pages of multiples of 16 tokens, whose heads lie
+ * side by side or one behind the other. */
+void fv_cuda_map_planes(attend_args *args, const fv_cuda_state *state, int32_t tile);
 
 /* Launches the kernel that serves the call best: of blocks of block_m rows, or of fewer; Hopper's own only where
  * may_be_hopper. */

@@ -65,8 +65,11 @@ typedef struct attend_args {
     float inverse_soft_cap;
     int32_t q_vectors; /* 1: rows of q can be read 16 bytes at a time */
     fv_rescaling rescaling;
-    int32_t map_rows;      /* slots of a box of key_map, of one page; 0: there is no map */
-    fv_tensor_map key_map; /* the cache as [block][slot][element] */
+    /* Maps of a cache's keys and values, as [block][slot][element]; element d of head h, block b is at x = d + h map_head_x,
+     * z = b map_block_z + h map_head_z. Of latents [0] alone, at x = d, z = b. */
+    int32_t map_rows; /* slots of a box, of one page; 0: there are no maps */
+    int32_t map_head_x, map_head_z, map_block_z;
+    fv_tensor_map maps[2];
 } attend_args;
 
 /* One row of a block, in shared memory. */

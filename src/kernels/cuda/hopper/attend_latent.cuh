@@ -90,12 +90,6 @@ static __device__ __forceinline__ void release_latents(latent_memory *memory, in
     if (arrives_for_warp()) ptx_mbarrier_arrive(&memory->empty[buffer][part]);
 }
 
-/* What a row's sums are relative to after a tile whose largest score is `max`. */
-static __device__ __forceinline__ float choose_latent_max(float before, float max)
-{
-    return max > before + FV_MAX_SLACK ? max : before;
-}
-
 /* What has to be added to the output's bits when a row's maximum changes. */
 static __device__ __forceinline__ int32_t move_latent_scale(float *scale, float max, float before,
                                                             const attend_args *args)
@@ -165,42 +159,6 @@ static __device__ __forceinline__ void move_latent_sums(float (&out)[LATENT_VALU
     rescale_latent_values<F>(out, &move, args);
 }
 
-/* The largest of the thread's own products of each of its rows. */
-static __device__ __forceinline__ void find_own_maxima(float (&max)[2], const float (&s)[LATENT_TILE / 2])
-{
-    float largest[LATENT_TILE / 4];
-#pragma unroll
-    for (int i = 0; i < LATENT_TILE / 4; i++) largest[i] = fmaxf(s[2 * i], s[2 * i + 1]);
-#pragma unroll
-    for (int i = 0; i < 8; i++) largest[i] = fmaxf(largest[i], largest[i + 8]);
-#pragma unroll
-    for (int i = 0; i < 4; i++) largest[i] = fmaxf(largest[i], largest[i + 4]);
-#pragma unroll
-    for (int i = 0; i < 2; i++) largest[i] = fmaxf(largest[i], largest[i + 2]);
-    max[0] = largest[0];
-    max[1] = largest[1];
-}
-
-/* What the rows' sums are relative to after a tile of which the thread's own largest products are `own`. It seldom
- * changes, so a vote comes first, and four shuffles behind it. */
-static __device__ __forceinline__ void choose_latent_maxima(float (&max)[2], const float (&own)[2],
-                                                            const latent_state *state, float factor)
-{
-    bool passes = false;
-#pragma unroll
-    for (int half = 0; half < 2; half++) {
-        max[half] = state->sums.max[half];
-        passes = passes || own[half] * factor > max[half] + FV_MAX_SLACK;
-    }
-    if (!__any_sync(~0u, passes)) return;
-#pragma unroll
-    for (int half = 0; half < 2; half++) {
-        float largest = fmaxf(own[half], __shfl_xor_sync(~0u, own[half], 1));
-        largest = fmaxf(largest, __shfl_xor_sync(~0u, largest, 2));
-        max[half] = choose_latent_max(max[half], largest * factor);
-    }
-}
-
 /* Do all rows see all keys of a tile? Asked before S is there: it takes a trip to shared memory. */
 static __device__ __forceinline__ bool is_latent_tile_seen(const latent_memory *memory, int32_t tile_first)
 {
@@ -225,7 +183,7 @@ static __device__ __forceinline__ void weigh_latent_keys(float (&out)[LATENT_VAL
     row_sums of_tile = {};
     float own[2];
     find_own_maxima(own, s);
-    choose_latent_maxima(of_tile.max, own, state, factor);
+    choose_row_maxima(of_tile.max, own, &state->sums, factor);
     const bool moves = has_moved<F>(state, of_tile.max);
     exponentiate_products(s, &of_tile, factor);
     latent_move move;
@@ -361,7 +319,7 @@ static __global__ void __launch_bounds__(LATENT_THREADS, 1)
     latent_memory *memory = (latent_memory *)shared;
     fv_work_item item;
     attend_keys keys;
-    if (args.map_rows > 0 && threadIdx.x == LATENT_CONSUMERS) ptx_prefetch_map(&args.key_map);
+    if (args.map_rows > 0 && threadIdx.x == LATENT_CONSUMERS) ptx_prefetch_map(&args.maps[0]);
     if (!find_latent_item(&item, memory, &args)) return;
     const bool is_early = threadIdx.x >= LATENT_CONSUMERS &&
                           find_early_keys(&keys, &args, &item, first_latent_row(&args));

@@ -1,192 +1,259 @@
-/* Attention of many rows on Hopper (wgmma): 128 rows x tiles of keys, a warpgroup for each 64 rows.
- *
- *   tile t      K, V in shared memory   t + 1 the same   t + 2 on its way (cp.async)
+/* Attention of many rows on Hopper (wgmma): 128 rows x tiles of 128 keys, a warpgroup for each 64 rows, and two that
+ * bring what they need (rows_copy.cuh).
  *
  *   S(t + 1) = Q K(t + 1)       issued, then
  *   O += P(t) V(t)              issued; while it runs:
  *   softmax of S(t + 1)         maxima, exponentials, in the registers of S
- *   O to the new maxima, P(t + 1)
+ *   P(t + 1), and where maxima moved far O to the new ones
  *
- * P stays in registers: the layout of a sum is that of an operand. One barrier for each tile. After the design of
- * FlashAttention-3 (arXiv 2407.08608, section 3.2, algorithm 2), without its roles of warps. */
+ * P stays in registers: the layout of a sum is that of an operand. The two warpgroups wait for tiles, not for each other, and
+ * fall into turns by themselves. After the design of FlashAttention-3 (arXiv 2407.08608, section 3.2, algorithm 2). */
 #ifndef FV_KERNELS_CUDA_HOPPER_ATTEND_ROWS_CUH
 #define FV_KERNELS_CUDA_HOPPER_ATTEND_ROWS_CUH
 
 #include "kernels/cuda/attend.cuh"
-#include "kernels/cuda/hopper/panel.cuh"
+#include "kernels/cuda/hopper/rows_copy.cuh"
+#include "kernels/cuda/hopper/rows_end.cuh"
 
-/* 16-bit dtype, head sizes of keys and values, keys of a tile. */
-template <class Element, int HEAD_, int VALUE_, int TILE_> struct rows_shape {
-    using T = Element;
-    static constexpr int HEAD = HEAD_, VALUE = VALUE_, TILE = TILE_, STAGES = 3, THREADS = 256, BLOCK_M = 128;
-    static constexpr int K_BYTES = TILE * HEAD * 2, V_BYTES = TILE * VALUE * 2;
-    static_assert(HEAD % 64 == 0 && VALUE % 64 == 0 && TILE % 16 == 0, "whole panels and instructions");
-};
+/* What a warpgroup knows of a job's tiles. */
+typedef struct rows_walk {
+    const rows_slot *slot;
+    const char *q; /* of its rows */
+    int32_t row;   /* the thread's first one in the block; the other is 8 further on */
+    int32_t origin, num_tiles;
+    int32_t dense_from;
+    float scale;     /* of a dot product, in base 2 */
+    bool needs_sums; /* of P before it is rounded: for more than the output */
+} rows_walk;
 
-template <class S> struct rows_memory {
-    alignas(1024) char q[S::BLOCK_M * S::HEAD * 2];
-    alignas(1024) char k[S::STAGES][S::K_BYTES];
-    alignas(1024) char v[S::STAGES][S::V_BYTES];
-    tile_places<S::TILE> places[2]; /* of tiles t + 2 and t + 3, in turn */
-    attend_row rows[S::BLOCK_M];
-    attend_keys keys;
-    int32_t has_item;
-    attend_job job;
-};
-
-template <class S>
-static __device__ __forceinline__ void load_rows_tile(rows_memory<S> *memory, const attend_args *args, int32_t tile)
+/* A tile is there. What came row by row is seen by products behind a fence. */
+static __device__ __forceinline__ void await_rows_tile(rows_barriers *barriers, int32_t parity, const attend_args *args,
+                                                       const rows_walk *walk, int32_t tile)
 {
-    const int32_t stage = tile % S::STAGES;
-    const tile_places<S::TILE> *places = &memory->places[tile % 2];
-    copy_to_panels<S::TILE, S::HEAD, S::THREADS>(memory->k[stage], places->k, args->params.q, args->params.head_size);
-    copy_to_panels<S::TILE, S::VALUE, S::THREADS>(memory->v[stage], places->v, args->params.q,
-                                                  args->params.v_head_size);
+    ptx_mbarrier_wait(&barriers->full, parity);
+    if (!comes_in_row_boxes(args, &walk->slot->keys, walk->dense_from, walk->origin + tile * ROWS_TILE))
+        ptx_fence_proxy_async();
 }
 
 /* S = Q K of a tile, for a warpgroup's rows: issued. */
 template <class S>
-static __device__ __forceinline__ void multiply_rows_keys(float (&s)[S::TILE / 2], const rows_memory<S> *memory,
-                                                          int32_t stage, int32_t group)
+static __device__ __forceinline__ void multiply_rows_keys(float (&s)[ROWS_TILE / 2], const char *q, const char *keys)
 {
     using T = typename S::T;
-    const uint64_t q_at = ptx_matrix_descriptor(memory->q + group * 64 * FV_PANEL_ROW_BYTES, 16, 1024);
-    const uint64_t k_at = ptx_matrix_descriptor(memory->k[stage], 16, 1024);
+    const uint64_t q_at = ptx_matrix_descriptor(q, 16, 1024), k_at = ptx_matrix_descriptor(keys, 16, 1024);
     ptx_wgmma_fence();
 #pragma unroll
     for (int d = 0; d < S::HEAD; d += 16) {
-        const uint64_t q = ptx_descriptor_at(q_at, d / 64 * S::BLOCK_M * FV_PANEL_ROW_BYTES + d % 64 * 2);
-        const uint64_t k = ptx_descriptor_at(k_at, d / 64 * S::TILE * FV_PANEL_ROW_BYTES + d % 64 * 2);
-        if constexpr (S::TILE == 96) ptx_wgmma_m64n96k16_ss<T>(s, q, k, d > 0);
-        if constexpr (S::TILE == 128) ptx_wgmma_m64n128k16_ss<T>(s, q, k, d > 0);
+        const int32_t panel = d / FV_PANEL_COLUMNS * FV_PANEL_ROW_BYTES, column = d % FV_PANEL_COLUMNS * 2;
+        const uint64_t a = ptx_descriptor_at(q_at, panel * ROWS_BLOCK_M + column);
+        const uint64_t b = ptx_descriptor_at(k_at, panel * ROWS_TILE + column);
+        ptx_wgmma_m64n128k16_ss<T>(s, a, b, d > 0);
     }
     ptx_wgmma_commit();
 }
 
 /* O += P V: issued. */
 template <class S>
-static __device__ __forceinline__ void multiply_rows_values(float (&out)[S::VALUE / 2],
-                                                            const uint32_t (&p)[S::TILE / 4],
-                                                            const rows_memory<S> *memory, int32_t stage)
+static __device__ __forceinline__ void multiply_rows_values(float (&out)[S::HEAD / 2],
+                                                            const uint32_t (&p)[ROWS_TILE / 4], const char *values)
 {
     using T = typename S::T;
-    const uint64_t v_at = ptx_matrix_descriptor(memory->v[stage], S::TILE * FV_PANEL_ROW_BYTES, 1024);
+    const uint64_t v_at = ptx_matrix_descriptor(values, ROWS_TILE * FV_PANEL_ROW_BYTES, 1024);
     ptx_wgmma_fence();
 #pragma unroll
-    for (int key = 0; key < S::TILE; key += 16) {
+    for (int key = 0; key < ROWS_TILE; key += 16) {
         const uint32_t a[4] = {p[key / 4], p[key / 4 + 1], p[key / 4 + 2], p[key / 4 + 3]};
         const uint64_t v = ptx_descriptor_at(v_at, key * FV_PANEL_ROW_BYTES);
-        if constexpr (S::VALUE == 64) ptx_wgmma_m64n64k16_rs_nt<T>(out, a, v, 1);
-        if constexpr (S::VALUE == 128) ptx_wgmma_m64n128k16_rs_nt<T>(out, a, v, 1);
+        if constexpr (S::HEAD == 64) ptx_wgmma_m64n64k16_rs_nt<T>(out, a, v, 1);
+        if constexpr (S::HEAD == 128) ptx_wgmma_m64n128k16_rs_nt<T>(out, a, v, 1);
     }
     ptx_wgmma_commit();
 }
 
-/* Waits for the tiles on their way; what every thread wrote is then seen by wgmma. */
-static __device__ __forceinline__ void wait_for_tiles(void)
+/* The sums of P go over to new maxima; `factor` is what the values' sums have to be multiplied by. */
+static __device__ __forceinline__ void move_row_maxima(float (&factor)[2], row_sums *sums, const float (&max)[2])
 {
-    ptx_cp_async_wait<0>();
-    ptx_fence_proxy_async();
-    __syncthreads();
-}
-
-template <class S>
-static __device__ __forceinline__ void attend_rows_tiles(float (&out)[S::VALUE / 2], row_sums *sums,
-                                                         rows_memory<S> *memory, const attend_args *args)
-{
-    using T = typename S::T;
-    const attend_job *job = &memory->job;
-    const int32_t group = warpgroup_of_thread(), row = threadIdx.x / 32 * 16 + threadIdx.x % 32 / 4;
-    const float scale = args->params.scale * job->k_head_scale * FV_LOG2E;
-    const int32_t first_key = memory->keys.first;
-    const int32_t num_tiles = uniform((memory->keys.end - first_key + S::TILE - 1) / S::TILE);
-
-    for (int32_t tile = 0; tile < 2; tile++)
-        find_places<S::TILE>(&memory->places[tile], args, job, &memory->keys, first_key + tile * S::TILE);
-    __syncthreads();
-    load_rows_tile<S>(memory, args, 0);
-    ptx_cp_async_commit();
-    wait_for_tiles();
-    find_places<S::TILE>(&memory->places[0], args, job, &memory->keys, first_key + 2 * S::TILE);
-    if (num_tiles > 1) load_rows_tile<S>(memory, args, 1);
-    ptx_cp_async_commit();
-
-    float s[S::TILE / 2], max[2], factor[2];
-    uint32_t p[S::TILE / 4];
-    multiply_rows_keys<S>(s, memory, 0, group);
-    ptx_wgmma_wait<0>();
-    ptx_wgmma_settle(s);
-    score_keys(s, memory->rows, &memory->keys, row, 0, first_key, S::TILE, scale);
-    find_row_maxima(max, s);
-    raise_row_maxima(factor, sums, max);
-    exponentiate_keys(s, sums);
-    narrow_keys<T>(p, s, sums);
-
-#pragma unroll 1
-    for (int32_t tile = 0; tile + 1 < num_tiles; tile++) {
-        wait_for_tiles(); /* tile + 1 is there; tile - 1 is done with by all */
-        if (tile + 2 < num_tiles) load_rows_tile<S>(memory, args, tile + 2);
-        ptx_cp_async_commit();
-        find_places<S::TILE>(&memory->places[(tile + 3) % 2], args, job, &memory->keys,
-                             first_key + (tile + 3) * S::TILE);
-        multiply_rows_keys<S>(s, memory, (tile + 1) % S::STAGES, group);
-        multiply_rows_values<S>(out, p, memory, tile % S::STAGES);
-        ptx_wgmma_wait<1>();
-        ptx_wgmma_settle(s);
-        score_keys(s, memory->rows, &memory->keys, row, 0, first_key + (tile + 1) * S::TILE, S::TILE, scale);
-        find_row_maxima(max, s);
-        const bool changes = raise_row_maxima(factor, sums, max);
-        exponentiate_keys(s, sums);
-        ptx_wgmma_wait<0>();
-        ptx_wgmma_settle(out);
-        narrow_keys<T>(p, s, sums); /* not before: the registers of P were an operand */
-        if (changes) rescale_values(out, factor);
-    }
-    multiply_rows_values<S>(out, p, memory, (num_tiles - 1) % S::STAGES);
-    ptx_wgmma_wait<0>();
-    ptx_wgmma_settle(out);
-    ptx_cp_async_wait<0>();
-}
-
-template <class S>
-static __device__ __forceinline__ void attend_rows_block(rows_memory<S> *memory, const attend_args *args, int32_t row0)
-{
-    const attend_job *job = &memory->job;
-    const int32_t num_rows = fv_min_i32(S::BLOCK_M, job->num_rows - row0);
-    find_rows<S::BLOCK_M>(memory->rows, &memory->keys, args, job, row0);
-    load_query_panels<typename S::T, S::BLOCK_M, S::HEAD, S::THREADS>(memory->q, memory->rows, args, num_rows);
-    float out[S::VALUE / 2];
-#pragma unroll
-    for (int i = 0; i < S::VALUE / 2; i++) out[i] = 0;
-    row_sums sums;
-    clear_row_sums(&sums);
-    if (memory->keys.first < memory->keys.end) attend_rows_tiles<S>(out, &sums, memory, args);
 #pragma unroll
     for (int half = 0; half < 2; half++) {
-        const int32_t r = threadIdx.x / 32 * 16 + threadIdx.x % 32 / 4 + half * 8;
-        const float sum = sum_of_quad(sums.sum[half]), rounded = sum_of_quad(sums.rounded[half]);
-        if (r < num_rows)
-            store_row(out, half, args, job, &memory->rows[r], sums.max[half], sum, factor_of_values(job, sum, rounded),
-                      0, true);
+        factor[half] = max[half] == sums->max[half] ? 1.0f : ptx_ex2(sums->max[half] - max[half]);
+        sums->max[half] = max[half];
+        sums->sum[half] *= factor[half];
+        sums->rounded[half] *= factor[half];
     }
-    __syncthreads(); /* rows are read to the end */
+}
+
+/* P of a tile in place of its dot products, relative to maxima that stay as long as no score passes them by far, and its
+ * sums; to the end of all products under way. */
+template <class S>
+static __device__ __forceinline__ void weigh_rows_keys(float (&out)[S::HEAD / 2], float (&s)[ROWS_TILE / 2],
+                                                       row_sums *sums, const rows_walk *walk, int32_t tile)
+{
+    const attend_keys *keys = &walk->slot->keys;
+    const int32_t tile_first = walk->origin + tile * ROWS_TILE;
+    const bool is_seen = tile_first >= keys->full_first && tile_first + ROWS_TILE <= keys->full_end;
+    const bool keeps_order = walk->scale > 0; /* of products and scores */
+    if (!is_seen || !keeps_order) {
+#pragma unroll
+        for (int i = 0; i < ROWS_TILE / 2 && !keeps_order; i++) s[i] *= walk->scale;
+        mask_keys(s, walk->slot->rows, walk->row, tile_first);
+    }
+    const float scale = keeps_order ? walk->scale : 1.0f;
+    float own[2], factor[2];
+    row_sums of_tile = {};
+    find_own_maxima(own, s);
+    choose_row_maxima(of_tile.max, own, sums, scale);
+    const bool moves = __any_sync(~0u, of_tile.max[0] != sums->max[0] || of_tile.max[1] != sums->max[1]);
+    const float least[2] = {of_tile.max[0] == -INFINITY ? 0.0f : of_tile.max[0],
+                            of_tile.max[1] == -INFINITY ? 0.0f : of_tile.max[1]};
+#pragma unroll
+    for (int i = 0; i < ROWS_TILE / 2; i++) s[i] = ptx_ex2(fmaf(s[i], scale, -least[i / 2 % 2]));
+    if (walk->needs_sums) {
+#pragma unroll
+        for (int i = 0; i < ROWS_TILE / 2; i++) of_tile.sum[i / 2 % 2] += s[i];
+    }
+    ptx_wgmma_settle(s);
+    if (moves) move_row_maxima(factor, sums, of_tile.max); /* a branch, which P does not sink behind */
+    ptx_wgmma_wait<0>();
+    ptx_wgmma_settle(out);
+    if (moves) rescale_values(out, factor);
+#pragma unroll
+    for (int half = 0; half < 2; half++) sums->sum[half] += of_tile.sum[half];
+}
+
+/* P as T holds it (narrow_keys), and its sums, of whole rows: by products with ones, where adding up would take as many instructions as
+ * the exponentials. */
+template <class T, int N>
+static __device__ __forceinline__ void narrow_rows_keys(uint32_t (&p)[N / 2], const float (&s)[N], row_sums *sums)
+{
+    const uint32_t ones = fv_narrow_pair<T>(1.0f, 1.0f);
+    float even[4] = {sums->rounded[0], 0, sums->rounded[1], 0}, odd[4] = {};
+#pragma unroll
+    for (int i = 0; i < N / 2; i += 4) {
+#pragma unroll
+        for (int j = i; j < i + 4; j++) p[j] = fv_narrow_pair<T>(s[2 * j], s[2 * j + 1]);
+        const uint32_t a[4] = {p[i], p[i + 1], p[i + 2], p[i + 3]};
+        ptx_mma_m16n8k16<T>(i / 4 % 2 == 0 ? even : odd, a, ones, ones);
+    }
+    sums->rounded[0] = even[0] + odd[0];
+    sums->rounded[1] = even[2] + odd[2];
+}
+
+/* Where tiles of keys, and of values, come from next. */
+template <class S> struct rows_turns {
+    rows_turn<S::STAGES> keys, values;
+};
+
+/* Tile by tile: its scores, beside the values of the one before. */
+template <class S>
+static __device__ __forceinline__ void attend_rows_tiles(float (&out)[S::HEAD / 2], row_sums *sums,
+                                                         rows_memory<S> *memory, rows_turns<S> *turns,
+                                                         const attend_args *args, const rows_walk *walk)
+{
+    using T = typename S::T;
+    const int32_t num_tiles = walk->num_tiles;
+    float s[ROWS_TILE / 2];
+    uint32_t p[ROWS_TILE / 4];
+#pragma unroll 1
+    for (int32_t tile = 0; tile < num_tiles; tile++, turns->keys.step()) {
+        rows_barriers *of_keys = &memory->of_tiles[0][turns->keys.place];
+        rows_barriers *of_values = &memory->of_tiles[1][turns->values.place];
+        await_rows_tile(of_keys, turns->keys.parity, args, walk, tile);
+        multiply_rows_keys<S>(s, walk->q, memory->tiles[0][turns->keys.place]);
+        if (tile > 0) {
+            await_rows_tile(of_values, turns->values.parity, args, walk, tile - 1);
+            multiply_rows_values<S>(out, p, memory->tiles[1][turns->values.place]);
+            ptx_wgmma_wait<1>();
+        } else {
+            ptx_wgmma_wait<0>();
+        }
+        ptx_wgmma_settle(s);
+        release_rows(&of_keys->empty);
+        weigh_rows_keys<S>(out, s, sums, walk, tile);
+        if (tile > 0) {
+            release_rows(&of_values->empty);
+            turns->values.step();
+        }
+        narrow_rows_keys<T>(p, s, sums); /* not before: the registers of P were an operand */
+    }
+    if (num_tiles == 0) return;
+    rows_barriers *of_values = &memory->of_tiles[1][turns->values.place];
+    await_rows_tile(of_values, turns->values.parity, args, walk, num_tiles - 1);
+    multiply_rows_values<S>(out, p, memory->tiles[1][turns->values.place]);
+    ptx_wgmma_wait<0>();
+    ptx_wgmma_settle(out);
+    release_rows(&of_values->empty);
+    turns->values.step();
+}
+
+/* All jobs of the block. */
+template <class S> static __device__ __forceinline__ void consume_rows(rows_memory<S> *memory, const attend_args *args)
+{
+    const int32_t group = warpgroup_of_thread();
+    rows_turns<S> turns = {};
+#pragma unroll 1
+    for (rows_turn<2> of_slots = {};; of_slots.step()) {
+        rows_slot *slot = &memory->slots[of_slots.place];
+        ptx_mbarrier_wait(&slot->is_written, of_slots.parity);
+        if (slot->num_rows == 0) return;
+        char *q = memory->q[of_slots.place];
+        const rows_walk walk = {
+            .slot = slot,
+            .q = q + group * 64 * FV_PANEL_ROW_BYTES,
+            .row = (int32_t)threadIdx.x / 32 * 16 + (int32_t)threadIdx.x % 32 / 4,
+            .origin = first_rows_key(args, &slot->keys),
+            .num_tiles = count_rows_tiles(args, &slot->keys),
+            .dense_from = uniform(slot->job.dense_from),
+            .scale = args->params.scale * slot->job.k_head_scale * FV_LOG2E,
+            .needs_sums = args->params.lse || args->params.sinks || slot->job.item.partial >= 0,
+        };
+        float out[S::HEAD / 2];
+#pragma unroll
+        for (int i = 0; i < S::HEAD / 2; i++) out[i] = 0;
+        row_sums sums;
+        clear_row_sums(&sums);
+        ptx_mbarrier_wait(&slot->has_queries, of_slots.parity);
+        ptx_fence_proxy_async();
+        attend_rows_tiles<S>(out, &sums, memory, &turns, args, &walk);
+#pragma unroll
+        for (int half = 0; half < 2; half++)
+            sums.sum[half] = walk.needs_sums ? sum_of_quad(sums.sum[half]) : sums.rounded[half];
+        store_rows<S>(out, &sums, q, slot, args);
+        __syncwarp();
+        release_rows(&slot->is_free);
+    }
 }
 
 template <class S>
-static __global__ void __launch_bounds__(S::THREADS, 1) wgmma_rows_kernel(const __grid_constant__ attend_args args)
+static __global__ void __launch_bounds__(ROWS_THREADS, 1) wgmma_rows_kernel(const __grid_constant__ attend_args args)
 {
     PTX_DYNAMIC_SHARED(1024, shared);
     rows_memory<S> *memory = (rows_memory<S> *)shared;
+    if (threadIdx.x == 0) init_rows_memory<S>(memory);
     overlap_begin();
-    if (threadIdx.x == 0) memory->has_item = find_job(&memory->job, &args);
     __syncthreads();
-    if (!memory->has_item) return;
-    for (int32_t row0 = 0; row0 < memory->job.num_rows; row0 += S::BLOCK_M) attend_rows_block<S>(memory, &args, row0);
+    if (threadIdx.x >= ROWS_CONSUMERS + ROWS_LOADERS) {
+        ptx_give_registers<ROWS_SCOUT_REGISTERS>();
+        scout_rows<S>(memory, &args);
+    } else if (threadIdx.x >= ROWS_CONSUMERS) {
+        ptx_give_registers<ROWS_LOADER_REGISTERS>();
+        load_rows<S>(memory, &args);
+    } else {
+        ptx_take_registers<ROWS_CONSUMER_REGISTERS>();
+        consume_rows<S>(memory, &args);
+    }
 }
 
 template <class S> constexpr fv_cuda_attend_kernel wgmma_rows_of(void)
 {
-    return {wgmma_rows_kernel<S>, (int32_t)sizeof(rows_memory<S>), S::THREADS, S::BLOCK_M, 0};
+    return {
+        .kernel = wgmma_rows_kernel<S>,
+        .shared_bytes = (int32_t)sizeof(rows_memory<S>),
+        .num_threads = ROWS_THREADS,
+        .block_m = ROWS_BLOCK_M,
+        .takes_row_parts = 1,
+        .stays = 1,
+        .map_tile = ROWS_TILE,
+    };
 }
 
 #endif

@@ -60,7 +60,7 @@ static __device__ __forceinline__ void load_box_panels(latent_memory *memory, co
         if (ptx_elect()) {
 #pragma unroll
             for (int i = FIRST; i < END; i++)
-                ptx_tensor_copy(memory->tiles[buffer][panel_in_turn(i)] + offset, &args->key_map, panel_in_turn(i) * 64,
+                ptx_tensor_copy(memory->tiles[buffer][panel_in_turn(i)] + offset, &args->maps[0], panel_in_turn(i) * 64,
                                 of_box.slot, of_box.page, &memory->full[buffer][panel_in_turn(i)]);
         }
         of_box = slot_of_box(args, at, box + 1);

@@ -1,5 +1,4 @@
-/* What Hopper's attention kernels share: panels of shared memory (wgmma.cuh), where a tile's keys lie, and the scores
- * of a warpgroup. They serve caches and dense rows of the queries' own 16-bit dtype whose rows lie together, without
+/* What Hopper's attention kernels share: panels of shared memory (wgmma.cuh), and the scores of a warpgroup. They serve caches and dense rows of the queries' own 16-bit dtype whose rows lie together, without
  * scales of single keys, and scores that need no more than scale and mask; attend.cu sends everything else to the
  * portable kernels. */
 #ifndef FV_KERNELS_CUDA_HOPPER_PANEL_CUH
@@ -19,66 +18,6 @@ static __device__ __forceinline__ int32_t warpgroup_of_thread(void) { return uni
 static __device__ __forceinline__ int32_t panel_offset(int32_t rows, int32_t row, int32_t chunk)
 {
     return chunk / 8 * rows * FV_PANEL_ROW_BYTES + row * FV_PANEL_ROW_BYTES + (((chunk ^ row) & 7) << 4);
-}
-
-/* Rows of keys and values, or latents: NULL where no row of the block sees the key, zeros stand for it. */
-template <int TILE> struct tile_places {
-    const char *k[TILE];
-    const char *v[TILE];
-};
-
-/* The keys first_key .. first_key + TILE - 1, a thread for each. */
-template <int TILE>
-static __device__ __forceinline__ void find_places(tile_places<TILE> *tile, const attend_args *args,
-                                                   const attend_job *job, const attend_keys *keys, int32_t first_key)
-{
-    for (int32_t i = threadIdx.x; i < TILE; i += blockDim.x) {
-        const int32_t key = first_key + i;
-        const char *k = NULL, *v = NULL;
-        if (key < keys->first || key >= keys->end) { /* nothing */
-        } else if (key >= job->dense_from) {
-            k = dense_row(&args->k[1], job->dense_row + key, job->kv_head);
-            v = dense_row(&args->v[1], job->dense_row + key, job->kv_head);
-        } else {
-            const int2 at = split_key(args, key);
-            const int64_t block = job->table[at.x];
-            k = plain_row(&args->k[0].plane, block, job->kv_head, at.y);
-            v = plain_row(&args->v[0].plane, block, job->kv_head, at.y);
-        }
-        tile->k[i] = k;
-        tile->v[i] = v;
-    }
-}
-
-/* Asynchronous copies of a tile's rows into panels: neighbouring threads take neighbouring chunks of a row. Chunks
- * from `size` on are zeros. */
-template <int TILE, int SIZE, int THREADS>
-static __device__ __forceinline__ void copy_to_panels(char *panels, const char *const *rows, const void *somewhere,
-                                                      int32_t size)
-{
-    constexpr int CHUNKS = SIZE / 8, STEPS = TILE * CHUNKS / THREADS;
-    static_assert(TILE * CHUNKS % THREADS == 0, "whole steps");
-#pragma unroll
-    for (int step = 0; step < STEPS; step++) {
-        const int32_t i = threadIdx.x + step * THREADS, key = i / CHUNKS, chunk = i % CHUNKS;
-        const char *row = rows[key];
-        const bool is_there = row && chunk * 8 < size;
-        ptx_cp_async_16_or_zeros(panels + panel_offset(TILE, key, chunk), is_there ? row + chunk * 16 : somewhere,
-                                 is_there ? 16 : 0);
-    }
-}
-
-/* Queries of a block of rows into panels; zeros for rows from num_rows on. */
-template <class T, int BLOCK_M, int SIZE, int THREADS>
-static __device__ __forceinline__ void load_query_panels(char *panels, const attend_row *rows, const attend_args *args,
-                                                         int32_t num_rows)
-{
-    constexpr int CHUNKS = SIZE / 8;
-#pragma unroll 4
-    for (int32_t i = threadIdx.x; i < BLOCK_M * CHUNKS; i += THREADS) {
-        const int32_t r = i / CHUNKS, chunk = i % CHUNKS;
-        *(uint4 *)(panels + panel_offset(BLOCK_M, r, chunk)) = query_chunk(&args->params, rows, r, num_rows, chunk);
-    }
 }
 
 /* --- scores of a warpgroup: 64 rows x KEYS, in the registers of a wgmma sum ------------------------------------ */
@@ -102,29 +41,24 @@ static __device__ __forceinline__ void mask_keys(float (&s)[N], const attend_row
     }
 }
 
-/* From dot products to scores in base 2. `first_column`: of s in the tile. */
-template <int N>
-static __device__ __forceinline__ void score_keys(float (&s)[N], const attend_row *rows, const attend_keys *keys,
-                                                  int32_t row, int32_t first_column, int32_t tile_first,
-                                                  int32_t tile_keys, float scale)
+/* The largest of the even and of the odd ones of the first COUNT, as a tree, to [0] and [1]. */
+template <int COUNT, int N> static __device__ __forceinline__ void fold_maxima(float (&values)[N])
 {
+    constexpr int REST = COUNT % 4 == 0 ? COUNT / 2 : 2;
 #pragma unroll
-    for (int i = 0; i < N; i++) s[i] *= scale;
-    if (tile_first >= keys->full_first && tile_first + tile_keys <= keys->full_end) return;
-    mask_keys(s, rows, row, tile_first + first_column);
+    for (int i = REST; i < COUNT; i++) values[i % REST] = fmaxf(values[i % REST], values[i]);
+    if constexpr (REST > 2) fold_maxima<REST>(values);
 }
 
-/* The largest of each of the thread's two rows. */
-template <int N> static __device__ __forceinline__ void find_row_maxima(float (&max)[2], const float (&s)[N])
+/* The largest of the thread's own products of each of its rows. */
+template <int N> static __device__ __forceinline__ void find_own_maxima(float (&max)[2], const float (&s)[N])
 {
+    float largest[N / 2];
 #pragma unroll
-    for (int half = 0; half < 2; half++) {
-        float largest = -INFINITY;
-#pragma unroll
-        for (int n = 0; n < N / 4; n++) largest = fmaxf(largest, fmaxf(s[4 * n + 2 * half], s[4 * n + 2 * half + 1]));
-        largest = fmaxf(largest, __shfl_xor_sync(~0u, largest, 1));
-        max[half] = fmaxf(largest, __shfl_xor_sync(~0u, largest, 2));
-    }
+    for (int i = 0; i < N / 2; i++) largest[i] = fmaxf(s[2 * i], s[2 * i + 1]);
+    fold_maxima<N / 2>(largest);
+    max[0] = largest[0];
+    max[1] = largest[1];
 }
 
 /* Maximum, and sums of this thread's keys, of the thread's two rows. */
@@ -143,20 +77,30 @@ static __device__ __forceinline__ void clear_row_sums(row_sums *rows)
     }
 }
 
-/* New maxima; the sums follow them. True where the values' sums have to be multiplied by `factor`. */
-static __device__ __forceinline__ bool raise_row_maxima(float (&factor)[2], row_sums *rows, const float (&max)[2])
+/* What a row's sums are relative to after a tile whose largest score is `max`. */
+static __device__ __forceinline__ float choose_row_max(float before, float max)
 {
-    bool changes = false;
+    return max > before + FV_MAX_SLACK ? max : before;
+}
+
+/* The same of the thread's rows after a tile of which the thread's own largest products are `own`. It seldom changes, so a
+ * vote comes first, and four shuffles behind it. */
+static __device__ __forceinline__ void choose_row_maxima(float (&max)[2], const float (&own)[2], const row_sums *sums,
+                                                         float factor)
+{
+    bool passes = false;
 #pragma unroll
     for (int half = 0; half < 2; half++) {
-        const float larger = fmaxf(rows->max[half], max[half]);
-        factor[half] = larger == rows->max[half] ? 1.0f : ptx_ex2(rows->max[half] - larger);
-        changes = changes || factor[half] != 1.0f;
-        rows->max[half] = larger;
-        rows->sum[half] *= factor[half];
-        rows->rounded[half] *= factor[half];
+        max[half] = sums->max[half];
+        passes = passes || own[half] * factor > max[half] + FV_MAX_SLACK;
     }
-    return __any_sync(~0u, changes);
+    if (!__any_sync(~0u, passes)) return;
+#pragma unroll
+    for (int half = 0; half < 2; half++) {
+        float largest = fmaxf(own[half], __shfl_xor_sync(~0u, own[half], 1));
+        largest = fmaxf(largest, __shfl_xor_sync(~0u, largest, 2));
+        max[half] = choose_row_max(max[half], largest * factor);
+    }
 }
 
 template <int N> static __device__ __forceinline__ void rescale_values(float (&out)[N], const float (&factor)[2])
@@ -175,19 +119,7 @@ template <> __device__ __forceinline__ float2 widen_pair<__half>(uint32_t pair)
     return __half22float2(*(const __half2 *)&pair);
 }
 
-/* P in place of the scores. */
-template <int N> static __device__ __forceinline__ void exponentiate_keys(float (&s)[N], row_sums *rows)
-{
-    const float max[2] = {rows->max[0] == -INFINITY ? 0.0f : rows->max[0],
-                          rows->max[1] == -INFINITY ? 0.0f : rows->max[1]};
-#pragma unroll
-    for (int i = 0; i < N; i++) {
-        s[i] = ptx_ex2(s[i] - max[i / 2 % 2]);
-        rows->sum[i / 2 % 2] += s[i];
-    }
-}
-
-/* The same in place of dot products, which are scores when multiplied by `scale`: an instruction for both. */
+/* P in place of dot products, which are scores when multiplied by `scale`: an instruction for both. */
 template <int N>
 static __device__ __forceinline__ void exponentiate_products(float (&s)[N], row_sums *rows, float scale)
 {

@@ -109,7 +109,6 @@ __device__ __forceinline__ void ptx_fence_proxy_async(void)
     PTX_WGMMA_RS_OF(NAME, __half, "f16", N, REGISTERS, A, B, ADDS, TRANSPOSED)
 
 PTX_WGMMA_SS(ptx_wgmma_m64n64k16_ss, 64, 32, "%32", "%33", "%34", 0)
-PTX_WGMMA_SS(ptx_wgmma_m64n96k16_ss, 96, 48, "%48", "%49", "%50", 0)
 PTX_WGMMA_SS(ptx_wgmma_m64n128k16_ss, 128, 64, "%64", "%65", "%66", 0)
 PTX_WGMMA_SS(ptx_wgmma_m64n192k16_ss, 192, 96, "%96", "%97", "%98", 0)
 PTX_WGMMA_SS(ptx_wgmma_m64n256k16_ss_nt, 256, 128, "%128", "%129", "%130", 1)

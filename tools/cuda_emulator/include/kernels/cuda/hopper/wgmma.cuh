@@ -34,7 +34,6 @@ template <> constexpr matrix_type ptx_matrix_type<__half> = MATRIX_F16;
     }
 
 PTX_WGMMA_SS(ptx_wgmma_m64n64k16_ss, 64, false)
-PTX_WGMMA_SS(ptx_wgmma_m64n96k16_ss, 96, false)
 PTX_WGMMA_SS(ptx_wgmma_m64n128k16_ss, 128, false)
 PTX_WGMMA_SS(ptx_wgmma_m64n192k16_ss, 192, false)
 PTX_WGMMA_SS(ptx_wgmma_m64n256k16_ss_nt, 256, true)

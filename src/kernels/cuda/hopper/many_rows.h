@@ -1,0 +1,11 @@
+/* The kernels of many rows (attend_rows.cuh), as their launcher knows them. */
+#ifndef FV_KERNELS_CUDA_HOPPER_MANY_ROWS_H
+#define FV_KERNELS_CUDA_HOPPER_MANY_ROWS_H
+
+#include "kernels/cuda/attend.cuh"
+
+/* Heads of up to 64, of up to 128: [1] fp16. */
+extern const fv_cuda_attend_kernel fv_hopper_rows_64[2];
+extern const fv_cuda_attend_kernel fv_hopper_rows_128[2];
+
+#endif

@@ -1,0 +1,216 @@
+/* How jobs, queries, keys and values come to the kernel of many rows (attend_rows.cuh), by warpgroups of their own: two
+ * warps bring keys, two values, by boxes of tensor maps, or row by row; four find jobs and bring queries. */
+#ifndef FV_KERNELS_CUDA_HOPPER_ROWS_COPY_CUH
+#define FV_KERNELS_CUDA_HOPPER_ROWS_COPY_CUH
+
+#include "kernels/cuda/hopper/rows_block.cuh"
+
+/* --- keys and values -------------------------------------------------------------------------------------------- */
+
+/* What a warp brings. */
+typedef struct rows_loader {
+    int32_t is_value;
+    int32_t half; /* of a tile */
+} rows_loader;
+
+/* Where the lane's keys of a half of a tile lie, each 32 behind the one before. */
+typedef struct rows_places {
+    int32_t page[ROWS_HALF / 32], slot[ROWS_HALF / 32];
+} rows_places;
+
+/* Of dense rows the page is -1, the slot the row's number behind that of key 0. A key that no row sees is a neighbour's,
+ * which weighs nothing there. */
+static __device__ __forceinline__ rows_places find_rows_places(const attend_args *args, const attend_job *job,
+                                                                  const attend_keys *keys, int32_t first)
+{
+    rows_places places;
+#pragma unroll
+    for (int i = 0; i < ROWS_HALF / 32; i++) {
+        const int32_t key = fv_max_i32(keys->first, fv_min_i32(first + i * 32, keys->end - 1));
+        places.page[i] = -1;
+        places.slot[i] = key;
+        if (key >= job->dense_from) continue;
+        const int2 at = split_key(args, key);
+        places.page[i] = job->table[at.x];
+        places.slot[i] = at.y;
+    }
+    return places;
+}
+
+/* A box of each panel. */
+template <class S>
+static __device__ __forceinline__ void load_row_box(char *to, uint64_t *full, const fv_tensor_map *map, int32_t x,
+                                                    int32_t slot, int32_t z)
+{
+#pragma unroll
+    for (int panel = 0; panel < S::PANELS; panel++)
+        ptx_tensor_copy(to + panel * ROWS_TILE * FV_PANEL_ROW_BYTES, map, x + panel * FV_PANEL_COLUMNS, slot, z, full);
+}
+
+/* Half of a tile as boxes of the map, the first half's one where a box is a tile, by one lane; all arrive, that one with the
+ * bytes. */
+template <class S>
+static __device__ __forceinline__ void load_rows_boxes(char *to, uint64_t *full, const attend_args *args,
+                                                       const attend_job *job, const rows_places *places,
+                                                       rows_loader loader)
+{
+    const int32_t box_rows = args->map_rows, x = job->kv_head * args->map_head_x, z = job->kv_head * args->map_head_z;
+    const int32_t rows = box_rows <= ROWS_HALF ? (int32_t)ROWS_HALF : loader.half ? 0 : box_rows;
+#pragma unroll 1
+    for (int32_t row = 0; row < rows; row += box_rows) {
+        const int32_t page = __shfl_sync(~0u, row < 32 ? places->page[0] : places->page[1], row % 32);
+        const int32_t slot = __shfl_sync(~0u, row < 32 ? places->slot[0] : places->slot[1], row % 32);
+        if (ptx_elect())
+            load_row_box<S>(to + row * FV_PANEL_ROW_BYTES, full, &args->maps[loader.is_value], x, slot,
+                            page * args->map_block_z + z);
+        __syncwarp();
+    }
+    if (ptx_elect())
+        ptx_mbarrier_expect(full, rows * S::HEAD * 2);
+    else
+        ptx_mbarrier_arrive(full);
+    __syncwarp();
+}
+
+static __device__ __forceinline__ uint64_t row_of_place(const attend_source *sources, const attend_job *job,
+                                                        int32_t page, int32_t slot)
+{
+    if (page < 0) return (uint64_t)dense_row(&sources[1], job->dense_row + slot, job->kv_head);
+    return (uint64_t)plain_row(&sources[0].plane, page, job->kv_head, slot);
+}
+
+/* 32 rows of `size` elements, of which each lane has where one lies (0: zeros), to panels of `panel_rows` rows, 16 lanes to
+ * each (8 of heads of 64): asked for. Chunks behind a row's last one are zeros. */
+template <class S>
+static __device__ __forceinline__ void copy_warp_rows(char *to, int32_t panel_rows, uint64_t own, int32_t size,
+                                                      const void *somewhere)
+{
+    constexpr int CHUNKS = S::HEAD / 8, AT_ONCE = 32 / CHUNKS;
+    const int32_t lane = threadIdx.x % 32, chunk = lane % CHUNKS;
+#pragma unroll 4
+    for (int step = 0; step < 32 / AT_ONCE; step++) {
+        const int32_t row = step * AT_ONCE + lane / CHUNKS;
+        const char *from = (const char *)__shfl_sync(~0u, own, row);
+        const bool is_there = from && chunk * 8 < size;
+        ptx_cp_async_16_or_zeros(to + panel_offset(panel_rows, row, chunk), is_there ? from + chunk * 16 : somewhere,
+                                 is_there ? 16 : 0);
+    }
+}
+
+/* Half of a tile row by row: a lane arrives when what it has asked for is there. */
+template <class S>
+static __device__ __forceinline__ void load_rows_singly(char *to, uint64_t *full, const attend_args *args,
+                                                        const attend_job *job, const rows_places *places,
+                                                        rows_loader loader)
+{
+    const int32_t size = loader.is_value ? args->params.v_head_size : args->params.head_size;
+#pragma unroll
+    for (int i = 0; i < ROWS_HALF / 32; i++) {
+        const uint64_t own = loader.is_value ? row_of_place(args->v, job, places->page[i], places->slot[i])
+                                             : row_of_place(args->k, job, places->page[i], places->slot[i]);
+        copy_warp_rows<S>(to + i * 32 * FV_PANEL_ROW_BYTES, ROWS_TILE, own, size, args->params.q);
+    }
+    ptx_cp_async_arrive(full);
+}
+
+/* The warp's part of all tiles of a job. */
+template <class S>
+static __device__ __forceinline__ void load_rows_tiles(rows_memory<S> *memory, rows_turn<S::STAGES> *turn,
+                                                       const attend_args *args, const rows_slot *slot,
+                                                       rows_loader loader)
+{
+    const attend_job *job = &slot->job;
+    const attend_keys keys = slot->keys;
+    const int32_t origin = first_rows_key(args, &keys), num_tiles = count_rows_tiles(args, &keys);
+    if (num_tiles == 0) return;
+    const int32_t first = origin + loader.half * ROWS_HALF + (int32_t)threadIdx.x % 32;
+    rows_places next = find_rows_places(args, job, &keys, first);
+#pragma unroll 1
+    for (int32_t tile = 0; tile < num_tiles; tile++, turn->step()) {
+        const rows_places places = next;
+        next = find_rows_places(args, job, &keys, first + (tile + 1) * ROWS_TILE);
+        rows_barriers *barriers = &memory->of_tiles[loader.is_value][turn->place];
+        char *to = memory->tiles[loader.is_value][turn->place] + loader.half * ROWS_HALF * FV_PANEL_ROW_BYTES;
+        ptx_mbarrier_wait(&barriers->empty, turn->parity ^ 1);
+        if (comes_in_row_boxes(args, &keys, job->dense_from, origin + tile * ROWS_TILE))
+            load_rows_boxes<S>(to, &barriers->full, args, job, &places, loader);
+        else
+            load_rows_singly<S>(to, &barriers->full, args, job, &places, loader);
+    }
+}
+
+/* The third warpgroup: a warp's part of all jobs of the block. */
+template <class S> static __device__ __forceinline__ void load_rows(rows_memory<S> *memory, const attend_args *args)
+{
+    const int32_t warp = uniform((int32_t)threadIdx.x / 32) - ROWS_CONSUMERS / 32;
+    const rows_loader loader = {warp / 2, warp % 2};
+    rows_turn<S::STAGES> of_tiles = {};
+#pragma unroll 1
+    for (rows_turn<2> of_slots = {};; of_slots.step()) {
+        rows_slot *slot = &memory->slots[of_slots.place];
+        ptx_mbarrier_wait(&slot->is_written, of_slots.parity);
+        if (slot->num_rows == 0) return;
+        load_rows_tiles<S>(memory, &of_tiles, args, slot, loader);
+        __syncwarp();
+        release_rows(&slot->is_free);
+    }
+}
+
+/* --- jobs and queries ------------------------------------------------------------------------------------------- */
+
+/* A job to its slot; the scout's row. */
+static __device__ __forceinline__ attend_row fill_rows_slot(rows_slot *slot, const attend_args *args,
+                                                            const attend_job *job, int32_t row0, int32_t scout)
+{
+    const int32_t num_rows = fv_min_i32(ROWS_BLOCK_M, job->num_rows - row0);
+    const attend_row row = row_of(args, job, row0 + scout);
+    slot->rows[scout] = row;
+    if (scout == 0) {
+        slot->job = *job;
+        slot->keys = keys_of_rows(args, job, row0, row0 + num_rows - 1);
+        slot->num_rows = num_rows;
+    }
+    return row;
+}
+
+/* The number of the block's next job, to all scouts. `turn`: 0, 1, 0, ... */
+template <class S>
+static __device__ __forceinline__ int32_t claim_for_scouts(rows_memory<S> *memory, const attend_args *args,
+                                                           int32_t number, int32_t num_jobs, int32_t turn, int32_t scout)
+{
+    if (scout == 0) memory->next[turn] = claim_rows_job(args, number, num_jobs);
+    ptx_bar_sync(ROWS_BARRIER_SCOUTS, ROWS_SCOUTS);
+    return memory->next[turn];
+}
+
+/* The fourth one: finds all jobs of the block, one ahead. None is claimed before there is room for it: blocks that held two
+ * left others without. */
+template <class S> static __device__ __forceinline__ void scout_rows(rows_memory<S> *memory, const attend_args *args)
+{
+    const int32_t scout = (int32_t)threadIdx.x - ROWS_CONSUMERS - ROWS_LOADERS, num_jobs = count_rows_jobs(args);
+    rows_turn<2> of_slots = {};
+    int32_t number = (int32_t)blockIdx.x;
+#pragma unroll 1
+    for (int32_t claims = 0;; claims++) {
+        rows_slot *slot = &memory->slots[of_slots.place];
+        ptx_mbarrier_wait(&slot->is_free, of_slots.parity ^ 1);
+        if (claims > 0) number = claim_for_scouts<S>(memory, args, number, num_jobs, claims % 2, scout);
+        if (number >= num_jobs) break;
+        attend_job job;
+        int32_t part;
+        if (!find_rows_job(&job, &part, args, number)) continue;
+        const int32_t row0 = part * ROWS_BLOCK_M;
+        const attend_row row = fill_rows_slot(slot, args, &job, row0, scout);
+        ptx_mbarrier_arrive(&slot->is_written);
+        const uint64_t own = row0 + scout < job.num_rows ? (uint64_t)query_row(&args->params, &row) : 0;
+        copy_warp_rows<S>(memory->q[of_slots.place] + scout / 32 * 32 * FV_PANEL_ROW_BYTES, ROWS_BLOCK_M, own,
+                          args->params.head_size, args->params.q);
+        ptx_cp_async_arrive(&slot->has_queries);
+        of_slots.step();
+    }
+    rows_slot *slot = &memory->slots[of_slots.place];
+    if (scout == 0) slot->num_rows = 0;
+    ptx_mbarrier_arrive(&slot->is_written);
+}
+
+#endif
