@@ -44,7 +44,10 @@ fp8() { run --stored --kv-cache-dtype fp8_e4m3 --block-size 64 $gqa; }
 
 verify() { run --stored 8q1s8k 8q4s8k 32q1s8k 32q4s8k; }
 
-prefill() { run q1k q4k q16k 4q4k 16q128s8k; }
+prefill() {
+    for block_size in 16 64 1; do run --block-size $block_size q1k q4k q16k 4q4k 16q128s8k; done
+    run --head-size 64 q4k q16k 4q4k
+}
 
 mla() {
     run --stored --mla --heads 128 --block-size 64 96q1s1k 96q1s2k 96q1s3k 96q1s4k 96q1s6k 96q1s16k \
