@@ -43,7 +43,7 @@ static void append_calls(fv_plan *plan, size_t *used)
     };
     static const char *const units[FV_NUM_OPERATIONS] = {
         [FV_OP_ATTEND_PAGED] = "items",  [FV_OP_ATTEND_DENSE] = "items",
-        [FV_OP_KV_GATHER] = "rows",      [FV_OP_REDUCE_SEGMENTS] = "Q blocks",
+        [FV_OP_KV_GATHER] = "rows",      [FV_OP_REDUCE_SEGMENTS] = "runs of tokens",
         [FV_OP_MERGE_STATES] = "tokens", [FV_OP_ABSORB] = "tokens",
         [FV_OP_EXPAND] = "rows",         [FV_OP_PROJECT] = "tokens",
     };

@@ -18,7 +18,7 @@
 
 #define FORCED_SEGMENTS 16     /* of the forced 3D path, as in the Triton attention paper */
 #define INVARIANT_SEGMENTS 8   /* at most, of a sequence at the maximal length */
-#define REDUCE_TOKENS 4        /* of a reduction of a prefix group */
+#define REDUCE_TOKENS 4        /* of a reduction of a prefix group, or of a long query */
 #define SIDE_BY_SIDE_KEYS 4096 /* of a lane, at least, where it takes several heads at once */
 
 static int64_t total_cost(const fv_split_rule *rule, const fv_step *step, const fv_pass *pass)
@@ -123,6 +123,13 @@ static void append_items(fv_work_list *list, const fv_split_rule *rule, const fv
     }
 }
 
+/* Reductions of a block that is cut: long queries' are many, for who reduces takes a reduction's tokens one after the other. */
+static int32_t count_reduces(const fv_split_rule *rule, int32_t num_tokens)
+{
+    const int32_t is_short = fv_query_is_short(rule->problem, num_tokens);
+    return is_short ? 1 : (int32_t)fv_ceil_div(num_tokens, REDUCE_TOKENS);
+}
+
 static fv_status append_block(fv_work_list *list, const fv_split_rule *rule, const fv_step *step,
                               const fv_query_block *block, block_cut cut)
 {
@@ -131,19 +138,24 @@ static fv_status append_block(fv_work_list *list, const fv_split_rule *rule, con
     if (cut.num_segments > 1 && (!has_slots || cut.num_segments - 1 > list->spare_pieces)) {
         cut = (block_cut){1, fv_max_i32(1, block->end_key - block->first_key), cut.head_run};
     }
-    const int32_t has_reduce = cut.num_segments == 1 || list->num_reduces < list->reduce_capacity;
-    if (list->num_items + items_of(rule, cut) > list->item_capacity || !has_reduce) {
+    const int32_t num_reduces = cut.num_segments == 1 ? 0 : count_reduces(rule, block->num_tokens);
+    if (list->num_items + items_of(rule, cut) > list->item_capacity ||
+        list->num_reduces + num_reduces > list->reduce_capacity) {
         return fv_fail(FV_ERR_NO_SPACE, "the work list holds %d items; the step needs more", list->item_capacity);
     }
     append_items(list, rule, step, block, cut, cut.num_segments > 1 ? list->num_slots : -1, block->num_tokens);
     if (cut.num_segments == 1) return FV_OK;
     list->spare_pieces -= cut.num_segments - 1;
-    list->reduces[list->num_reduces++] = (fv_reduce_item){
-        .first_token = step->query_start[block->seq] + block->first_token,
-        .num_tokens = block->num_tokens,
-        .partial = list->num_slots,
-        .num_segments = cut.num_segments,
-    };
+    for (int32_t i = 0; i < num_reduces; i++) {
+        const int32_t token = i * REDUCE_TOKENS;
+        list->reduces[list->num_reduces++] = (fv_reduce_item){
+            .first_token = step->query_start[block->seq] + block->first_token + token,
+            .num_tokens = num_reduces == 1 ? block->num_tokens : fv_min_i32(REDUCE_TOKENS, block->num_tokens - token),
+            .partial = list->num_slots + token,
+            .num_segments = cut.num_segments,
+            .segment_slots = num_reduces == 1 ? 0 : block->num_tokens,
+        };
+    }
     list->num_slots += cut.num_segments * block->num_tokens;
     return FV_OK;
 }
@@ -447,7 +459,9 @@ void fv_work_list_fix(fv_work_list *list, const fv_split_rule *rule, const fv_bo
     const int64_t of_query = are_short ? 1 : fv_ceil_div(bounds->max_query_len, rule->block_q);
     const int32_t num_blocks = (int32_t)fv_min_i64(bounds->max_num_tokens, bounds->max_num_seqs * of_query);
     list->item_capacity = num_blocks + rule->spare_pieces;
-    list->reduce_capacity = fv_min_i32(num_blocks, rule->spare_pieces);
+    const int32_t block_tokens = are_short ? 1 : rule->block_q;
+    const int64_t reduces = (int64_t)fv_min_i32(num_blocks, rule->spare_pieces) * count_reduces(rule, block_tokens);
+    list->reduce_capacity = (int32_t)fv_min_i64(reduces, INT32_MAX / 2);
 }
 
 void fv_work_list_room(fv_work_list *list, const fv_split_rule *rule, const fv_bounds *bounds, size_t slot_bytes,
@@ -477,7 +491,7 @@ void fv_work_list_room(fv_work_list *list, const fv_split_rule *rule, const fv_b
     }
     const int64_t most_slots = rule->path == FV_PATH_2D ? 0 : (int64_t)(slots_limit_bytes / slot_bytes);
     if (is_forced) extra_pieces = fv_min_i64(extra_pieces, fv_min_i64(slots, most_slots)); /* each has a slot or more */
-    int64_t reduces = blocks + 1;
+    int64_t reduces = blocks + 1 + fv_ceil_div(bounds->max_num_tokens, REDUCE_TOKENS);
     list->spare_items = 0;
     if (rule->cascade) {
         slots += short_tokens * 4;

@@ -319,6 +319,22 @@ static void test_short_queries_are_cut_too(void **state)
     }
 }
 
+/* A long query's tokens are reduced a few at a time: who reduces takes them one after the other. */
+static void test_long_queries_are_reduced_in_runs(void **state)
+{
+    (void)state;
+    for (int32_t query_len = 17; query_len <= 64; query_len++) {
+        fixture *f = make(32, 8, 132);
+        allocate(f);
+        add(f, query_len, 16384);
+        build(f);
+        check_cover(f);
+        assert_true(f->list.num_reduces >= query_len / 4);
+        for (int32_t i = 0; i < f->list.num_reduces; i++) assert_in_range(f->list.reduces[i].num_tokens, 1, 4);
+        destroy(f);
+    }
+}
+
 /* No cliff: as a batch grows by one sequence, workers never wait long. */
 static void test_nothing_jumps(void **state)
 {
@@ -837,6 +853,7 @@ int main(void)
         cmocka_unit_test(test_no_more_pieces_than_needed),
         cmocka_unit_test(test_dealt_keys_need_no_spare_pieces),
         cmocka_unit_test(test_short_queries_are_cut_too),
+        cmocka_unit_test(test_long_queries_are_reduced_in_runs),
         cmocka_unit_test(test_nothing_jumps),
         cmocka_unit_test(test_batch_invariant_cuts),
         cmocka_unit_test(test_grid_search),
