@@ -271,8 +271,9 @@ static const fv_cuda_attend_kernel *find_hopper_kernel(const fv_cuda_hopper_kern
         return is_whole ? find_latent_kernel(hopper, args) : NULL;
     }
     const int32_t head_size = fv_max_i32(params->head_size, params->v_head_size);
-    if (block_m <= FV_CUDA_FEW_ROWS || head_size > 128) return NULL;
+    if (block_m <= FV_CUDA_FEW_ROWS || head_size > 256) return NULL;
     const int32_t is_half = params->q_dtype == FV_DTYPE_F16;
+    if (head_size > 128) return &hopper->rows_256[is_half];
     return head_size <= 64 ? &hopper->rows_64[is_half] : &hopper->rows_128[is_half];
 }
 
@@ -427,8 +428,7 @@ static fv_status allow_shared(const fv_device *device, const Kernel *kernel, int
 
 static fv_status allow_hopper(const fv_device *device, const fv_cuda_hopper_kernels *hopper)
 {
-    const fv_cuda_attend_kernel *pairs[] = {hopper->rows_64, hopper->rows_128,  hopper->latent,
-                                            hopper->amla,    hopper->latent_16, hopper->latent_32};
+    const fv_cuda_attend_kernel *pairs[] = {hopper->rows_64, hopper->rows_128, hopper->rows_256, hopper->latent, hopper->amla, hopper->latent_16, hopper->latent_32};
     fv_status status = FV_OK;
     for (const fv_cuda_attend_kernel *kernels : pairs) {
         for (int32_t i = 0; i < 2 && status == FV_OK; i++)

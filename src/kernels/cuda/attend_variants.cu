@@ -63,20 +63,6 @@ static const char *why_not_many(const fv_problem *problem)
     return NULL;
 }
 
-static const char *why_not_64(const fv_problem *problem)
-{
-    const char *reason = why_not_many(problem);
-    if (reason) return reason;
-    return largest_head(problem) > 128 ? NULL : "64 rows are for head sizes above 128";
-}
-
-static const char *why_not_128(const fv_problem *problem)
-{
-    const char *reason = why_not_many(problem);
-    if (reason) return reason;
-    return largest_head(problem) <= 128 ? NULL : "128 rows are for head sizes up to 128";
-}
-
 static const char *why_not_mla(const fv_problem *problem)
 {
     if (problem->kind != FV_ATTENTION_MLA) return "the kernel serves MLA";
@@ -126,6 +112,30 @@ static int32_t takes_mma(const fv_problem *problem)
     return largest_head(problem) > 256 || problem->soft_cap > 0 || problem->alibi != FV_ALIBI_NONE ||
            problem->tree_mask || problem->kv_scaling == FV_KV_SCALING_PER_TOKEN_HEAD ||
            problem->kv_layout == FV_KV_LAYOUT_X_PACKED || problem->kv_layout == FV_KV_LAYOUT_SHUFFLED;
+}
+
+/* Many rows are 128 where the head is short, and where Hopper's own kernel serves a longer one. */
+template <bool IS_HOPPER> static bool takes_128_rows(const fv_problem *problem)
+{
+    const int32_t size = largest_head(problem);
+    return size <= 128 ||
+           (IS_HOPPER && size <= 256 && problem->kv_dtype == problem->q_dtype && !takes_mma(problem));
+}
+
+template <bool IS_HOPPER> static const char *why_not_64(const fv_problem *problem)
+{
+    const char *reason = why_not_many(problem);
+    if (reason) return reason;
+    return takes_128_rows<IS_HOPPER>(problem) ? "64 rows are for heads that 128 rows do not serve" : NULL;
+}
+
+template <bool IS_HOPPER> static const char *why_not_128(const fv_problem *problem)
+{
+    const char *reason = why_not_many(problem);
+    if (reason) return reason;
+    if (takes_128_rows<IS_HOPPER>(problem)) return NULL;
+    return IS_HOPPER ? "128 rows are for head sizes up to 128, and to 256 over plain caches of the queries' dtype"
+                     : "128 rows are for head sizes up to 128";
 }
 
 /* few_shape::BLOCKS for decode of one token, but two where four small ones fit (few_halves); of attend_mma.cuh as many as
@@ -242,13 +252,13 @@ static constexpr fv_attend_variant amla(const char *name, const char *(*reason)(
     };                                                                                               \
     const fv_attend_variant PREFIX##_attend_paged[FV_CUDA_NUM_ATTEND] = {                            \
         paged<FV_CUDA_FEW_ROWS, IS_HOPPER>("rows16_keys64", why_not, few_at_once<IS_HOPPER>),        \
-        paged<FV_CUDA_MANY_ROWS, IS_HOPPER>("rows64_keys64", why_not_64, one_at_once),               \
-        paged<FV_CUDA_MANY_SHORT_ROWS, IS_HOPPER>("rows128_keys64", why_not_128, one_at_once),       \
+        paged<FV_CUDA_MANY_ROWS, IS_HOPPER>("rows64_keys64", why_not_64<IS_HOPPER>, one_at_once),               \
+        paged<FV_CUDA_MANY_SHORT_ROWS, IS_HOPPER>("rows128_keys64", why_not_128<IS_HOPPER>, one_at_once),       \
     };                                                                                               \
     const fv_attend_variant PREFIX##_attend_dense[FV_CUDA_NUM_ATTEND] = {                            \
         dense<FV_CUDA_FEW_ROWS, IS_HOPPER>("rows16_keys64", why_not, few_at_once<IS_HOPPER>),        \
-        dense<FV_CUDA_MANY_ROWS, IS_HOPPER>("rows64_keys64", why_not_64, one_at_once),               \
-        dense<FV_CUDA_MANY_SHORT_ROWS, IS_HOPPER>("rows128_keys64", why_not_128, one_at_once),       \
+        dense<FV_CUDA_MANY_ROWS, IS_HOPPER>("rows64_keys64", why_not_64<IS_HOPPER>, one_at_once),               \
+        dense<FV_CUDA_MANY_SHORT_ROWS, IS_HOPPER>("rows128_keys64", why_not_128<IS_HOPPER>, one_at_once),       \
     };
 
 extern "C" {

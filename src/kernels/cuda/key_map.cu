@@ -58,9 +58,9 @@ void fv_cuda_map_planes(attend_args *args, const fv_cuda_state *state, int32_t t
 {
     const fv_attend_params *params = &args->params;
     const fv_kv_plane *plane = &args->k[0].plane;
-    const int32_t rows = find_box_rows(params->cache.block_size, tile);
+    const int32_t rows = find_box_rows(params->cache.block_size, tile), head = params->head_size;
     if (!state->encode_map || !plane->data || rows == 0 || params->cache.num_blocks < 1 || !args->planes_alike) return;
-    if (params->head_size % PANEL != 0 || params->v_head_size != params->head_size) return;
+    if ((head != 64 && head != 128 && head != 256) || params->v_head_size != head) return; /* whole panels of the kernels */
     fv_cuda_tensor tensor = {.data = plane->data, .dtype = params->q_dtype};
     if (!find_head_places(args, &tensor, plane) || tensor.sizes[2] > INT32_MAX) return;
     tensor.sizes[1] = params->cache.block_size;

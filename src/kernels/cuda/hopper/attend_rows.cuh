@@ -1,10 +1,10 @@
-/* Attention of many rows on Hopper (wgmma): 128 rows x tiles of 128 keys, a warpgroup for each 64 rows, and two that
+/* Attention of many rows on Hopper (wgmma): 128 rows x tiles of 128 keys (64 of heads of 256), a warpgroup for each 64 rows, and two that
  * bring what they need (rows_copy.cuh).
  *
  *   S(t + 1) = Q K(t + 1)       issued, then
  *   O += P(t) V(t)              issued; while it runs:
  *   softmax of S(t + 1)         maxima, exponentials, in the registers of S
- *   P(t + 1), and where maxima moved far O to the new ones
+ *   P(t + 1), and where maxima moved O to the new ones
  *
  * P stays in registers: the layout of a sum is that of an operand. The two warpgroups wait for tiles, not for each other, and
  * fall into turns by themselves. After the design of FlashAttention-3 (arXiv 2407.08608, section 3.2, algorithm 2). */
@@ -27,17 +27,18 @@ typedef struct rows_walk {
 } rows_walk;
 
 /* A tile is there. What came row by row is seen by products behind a fence. */
+template <class S>
 static __device__ __forceinline__ void await_rows_tile(rows_barriers *barriers, int32_t parity, const attend_args *args,
                                                        const rows_walk *walk, int32_t tile)
 {
     ptx_mbarrier_wait(&barriers->full, parity);
-    if (!comes_in_row_boxes(args, &walk->slot->keys, walk->dense_from, walk->origin + tile * ROWS_TILE))
+    if (!comes_in_row_boxes<S>(args, &walk->slot->keys, walk->dense_from, walk->origin + tile * S::TILE))
         ptx_fence_proxy_async();
 }
 
 /* S = Q K of a tile, for a warpgroup's rows: issued. */
 template <class S>
-static __device__ __forceinline__ void multiply_rows_keys(float (&s)[ROWS_TILE / 2], const char *q, const char *keys)
+static __device__ __forceinline__ void multiply_rows_keys(float (&s)[S::TILE / 2], const char *q, const char *keys)
 {
     using T = typename S::T;
     const uint64_t q_at = ptx_matrix_descriptor(q, 16, 1024), k_at = ptx_matrix_descriptor(keys, 16, 1024);
@@ -46,8 +47,9 @@ static __device__ __forceinline__ void multiply_rows_keys(float (&s)[ROWS_TILE /
     for (int d = 0; d < S::HEAD; d += 16) {
         const int32_t panel = d / FV_PANEL_COLUMNS * FV_PANEL_ROW_BYTES, column = d % FV_PANEL_COLUMNS * 2;
         const uint64_t a = ptx_descriptor_at(q_at, panel * ROWS_BLOCK_M + column);
-        const uint64_t b = ptx_descriptor_at(k_at, panel * ROWS_TILE + column);
-        ptx_wgmma_m64n128k16_ss<T>(s, a, b, d > 0);
+        const uint64_t b = ptx_descriptor_at(k_at, panel * S::TILE + column);
+        if constexpr (S::TILE == 64) ptx_wgmma_m64n64k16_ss<T>(s, a, b, d > 0);
+        if constexpr (S::TILE == 128) ptx_wgmma_m64n128k16_ss<T>(s, a, b, d > 0);
     }
     ptx_wgmma_commit();
 }
@@ -55,17 +57,20 @@ static __device__ __forceinline__ void multiply_rows_keys(float (&s)[ROWS_TILE /
 /* O += P V: issued. */
 template <class S>
 static __device__ __forceinline__ void multiply_rows_values(float (&out)[S::HEAD / 2],
-                                                            const uint32_t (&p)[ROWS_TILE / 4], const char *values)
+                                                            const uint32_t (&p)[S::TILE / 4], const char *values)
 {
     using T = typename S::T;
-    const uint64_t v_at = ptx_matrix_descriptor(values, ROWS_TILE * FV_PANEL_ROW_BYTES, 1024);
+    const uint64_t v_at = ptx_matrix_descriptor(values, S::TILE * FV_PANEL_ROW_BYTES, 1024);
     ptx_wgmma_fence();
 #pragma unroll
-    for (int key = 0; key < ROWS_TILE; key += 16) {
+    for (int key = 0; key < S::TILE; key += 16) {
         const uint32_t a[4] = {p[key / 4], p[key / 4 + 1], p[key / 4 + 2], p[key / 4 + 3]};
         const uint64_t v = ptx_descriptor_at(v_at, key * FV_PANEL_ROW_BYTES);
         if constexpr (S::HEAD == 64) ptx_wgmma_m64n64k16_rs_nt<T>(out, a, v, 1);
-        if constexpr (S::HEAD == 128) ptx_wgmma_m64n128k16_rs_nt<T>(out, a, v, 1);
+#pragma unroll
+        for (int d = 0; S::HEAD >= 128 && d < S::HEAD; d += 128) /* of 256 at once a kernel of so many threads has no registers */
+            ptx_wgmma_m64n128k16_rs_nt<T>(*(float (*)[64])&out[d / 2], a,
+                                          ptx_descriptor_at(v, d / FV_PANEL_COLUMNS * S::TILE * FV_PANEL_ROW_BYTES), 1);
     }
     ptx_wgmma_commit();
 }
@@ -82,34 +87,34 @@ static __device__ __forceinline__ void move_row_maxima(float (&factor)[2], row_s
     }
 }
 
-/* P of a tile in place of its dot products, relative to maxima that stay as long as no score passes them by far, and its
- * sums; to the end of all products under way. */
+/* P of a tile in place of its dot products, relative to the rows' own maxima so far, so that the largest weight is 1 and not rounded, and
+ * its sums; to the end of all products under way. */
 template <class S>
-static __device__ __forceinline__ void weigh_rows_keys(float (&out)[S::HEAD / 2], float (&s)[ROWS_TILE / 2],
+static __device__ __forceinline__ void weigh_rows_keys(float (&out)[S::HEAD / 2], float (&s)[S::TILE / 2],
                                                        row_sums *sums, const rows_walk *walk, int32_t tile)
 {
     const attend_keys *keys = &walk->slot->keys;
-    const int32_t tile_first = walk->origin + tile * ROWS_TILE;
-    const bool is_seen = tile_first >= keys->full_first && tile_first + ROWS_TILE <= keys->full_end;
+    const int32_t tile_first = walk->origin + tile * S::TILE;
+    const bool is_seen = tile_first >= keys->full_first && tile_first + S::TILE <= keys->full_end;
     const bool keeps_order = walk->scale > 0; /* of products and scores */
     if (!is_seen || !keeps_order) {
 #pragma unroll
-        for (int i = 0; i < ROWS_TILE / 2 && !keeps_order; i++) s[i] *= walk->scale;
+        for (int i = 0; i < S::TILE / 2 && !keeps_order; i++) s[i] *= walk->scale;
         mask_keys(s, walk->slot->rows, walk->row, tile_first);
     }
     const float scale = keeps_order ? walk->scale : 1.0f;
     float own[2], factor[2];
     row_sums of_tile = {};
     find_own_maxima(own, s);
-    choose_row_maxima(of_tile.max, own, sums, scale);
+    choose_row_maxima(of_tile.max, own, sums, scale, 0);
     const bool moves = __any_sync(~0u, of_tile.max[0] != sums->max[0] || of_tile.max[1] != sums->max[1]);
     const float least[2] = {of_tile.max[0] == -INFINITY ? 0.0f : of_tile.max[0],
                             of_tile.max[1] == -INFINITY ? 0.0f : of_tile.max[1]};
 #pragma unroll
-    for (int i = 0; i < ROWS_TILE / 2; i++) s[i] = ptx_ex2(fmaf(s[i], scale, -least[i / 2 % 2]));
+    for (int i = 0; i < S::TILE / 2; i++) s[i] = ptx_ex2(fmaf(s[i], scale, -least[i / 2 % 2]));
     if (walk->needs_sums) {
 #pragma unroll
-        for (int i = 0; i < ROWS_TILE / 2; i++) of_tile.sum[i / 2 % 2] += s[i];
+        for (int i = 0; i < S::TILE / 2; i++) of_tile.sum[i / 2 % 2] += s[i];
     }
     ptx_wgmma_settle(s);
     if (moves) move_row_maxima(factor, sums, of_tile.max); /* a branch, which P does not sink behind */
@@ -151,16 +156,16 @@ static __device__ __forceinline__ void attend_rows_tiles(float (&out)[S::HEAD / 
 {
     using T = typename S::T;
     const int32_t num_tiles = walk->num_tiles;
-    float s[ROWS_TILE / 2];
-    uint32_t p[ROWS_TILE / 4];
+    float s[S::TILE / 2];
+    uint32_t p[S::TILE / 4];
 #pragma unroll 1
     for (int32_t tile = 0; tile < num_tiles; tile++, turns->keys.step()) {
         rows_barriers *of_keys = &memory->of_tiles[0][turns->keys.place];
         rows_barriers *of_values = &memory->of_tiles[1][turns->values.place];
-        await_rows_tile(of_keys, turns->keys.parity, args, walk, tile);
+        await_rows_tile<S>(of_keys, turns->keys.parity, args, walk, tile);
         multiply_rows_keys<S>(s, walk->q, memory->tiles[0][turns->keys.place]);
         if (tile > 0) {
-            await_rows_tile(of_values, turns->values.parity, args, walk, tile - 1);
+            await_rows_tile<S>(of_values, turns->values.parity, args, walk, tile - 1);
             multiply_rows_values<S>(out, p, memory->tiles[1][turns->values.place]);
             ptx_wgmma_wait<1>();
         } else {
@@ -177,7 +182,7 @@ static __device__ __forceinline__ void attend_rows_tiles(float (&out)[S::HEAD / 
     }
     if (num_tiles == 0) return;
     rows_barriers *of_values = &memory->of_tiles[1][turns->values.place];
-    await_rows_tile(of_values, turns->values.parity, args, walk, num_tiles - 1);
+    await_rows_tile<S>(of_values, turns->values.parity, args, walk, num_tiles - 1);
     multiply_rows_values<S>(out, p, memory->tiles[1][turns->values.place]);
     ptx_wgmma_wait<0>();
     ptx_wgmma_settle(out);
@@ -195,13 +200,13 @@ template <class S> static __device__ __forceinline__ void consume_rows(rows_memo
         rows_slot *slot = &memory->slots[of_slots.place];
         ptx_mbarrier_wait(&slot->is_written, of_slots.parity);
         if (slot->num_rows == 0) return;
-        char *q = memory->q[of_slots.place];
+        char *q = memory->q[of_slots.place % S::QUERIES];
         const rows_walk walk = {
             .slot = slot,
             .q = q + group * 64 * FV_PANEL_ROW_BYTES,
             .row = (int32_t)threadIdx.x / 32 * 16 + (int32_t)threadIdx.x % 32 / 4,
             .origin = first_rows_key(args, &slot->keys),
-            .num_tiles = count_rows_tiles(args, &slot->keys),
+            .num_tiles = count_rows_tiles<S>(args, &slot->keys),
             .dense_from = uniform(slot->job.dense_from),
             .scale = args->params.scale * slot->job.k_head_scale * FV_LOG2E,
             .needs_sums = args->params.lse || args->params.sinks || slot->job.item.partial >= 0,
@@ -252,7 +257,7 @@ template <class S> constexpr fv_cuda_attend_kernel wgmma_rows_of(void)
         .block_m = ROWS_BLOCK_M,
         .takes_row_parts = 1,
         .stays = 1,
-        .map_tile = ROWS_TILE,
+        .map_tile = S::TILE,
     };
 }
 

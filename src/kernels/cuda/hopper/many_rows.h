@@ -4,8 +4,9 @@
 
 #include "kernels/cuda/attend.cuh"
 
-/* Heads of up to 64, of up to 128: [1] fp16. */
+/* Heads of up to 64, 128, 256: [1] fp16. */
 extern const fv_cuda_attend_kernel fv_hopper_rows_64[2];
 extern const fv_cuda_attend_kernel fv_hopper_rows_128[2];
+extern const fv_cuda_attend_kernel fv_hopper_rows_256[2];
 
 #endif

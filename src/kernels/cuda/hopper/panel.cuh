@@ -77,29 +77,23 @@ static __device__ __forceinline__ void clear_row_sums(row_sums *rows)
     }
 }
 
-/* What a row's sums are relative to after a tile whose largest score is `max`. */
-static __device__ __forceinline__ float choose_row_max(float before, float max)
-{
-    return max > before + FV_MAX_SLACK ? max : before;
-}
-
-/* The same of the thread's rows after a tile of which the thread's own largest products are `own`. It seldom changes, so a
- * vote comes first, and four shuffles behind it. */
+/* What the sums of the thread's rows are relative to after a tile of which the thread's own largest products are `own`: what it was, unless
+ * a score passes that by more than `slack`. It seldom does, so a vote comes first, and four shuffles behind it. */
 static __device__ __forceinline__ void choose_row_maxima(float (&max)[2], const float (&own)[2], const row_sums *sums,
-                                                         float factor)
+                                                         float factor, float slack)
 {
     bool passes = false;
 #pragma unroll
     for (int half = 0; half < 2; half++) {
         max[half] = sums->max[half];
-        passes = passes || own[half] * factor > max[half] + FV_MAX_SLACK;
+        passes = passes || own[half] * factor > max[half] + slack;
     }
     if (!__any_sync(~0u, passes)) return;
 #pragma unroll
     for (int half = 0; half < 2; half++) {
         float largest = fmaxf(own[half], __shfl_xor_sync(~0u, own[half], 1));
-        largest = fmaxf(largest, __shfl_xor_sync(~0u, largest, 2));
-        max[half] = choose_row_max(max[half], largest * factor);
+        largest = fmaxf(largest, __shfl_xor_sync(~0u, largest, 2)) * factor;
+        max[half] = largest > max[half] + slack ? largest : max[half];
     }
 }
 

@@ -13,8 +13,6 @@
 enum {
     ROWS_BLOCK_M = 128, /* two warpgroups of 64 rows, the first threads of a block */
     ROWS_CONSUMERS = 256,
-    ROWS_TILE = 128,
-    ROWS_HALF = ROWS_TILE / 2,
     ROWS_LOADERS = 128, /* two warps for keys, two for values, each for half of a tile */
     ROWS_SCOUTS = 128,  /* a row each */
     ROWS_THREADS = ROWS_CONSUMERS + ROWS_LOADERS + ROWS_SCOUTS,
@@ -30,12 +28,14 @@ static_assert(ROWS_CONSUMERS * ROWS_CONSUMER_REGISTERS + ROWS_LOADERS * ROWS_LOA
 
 enum { ROWS_BARRIER_SCOUTS = 1 }; /* of threads; 0 is __syncthreads() */
 
-/* 16-bit dtype, head size of keys and values; tiles of keys, and of values, that there is room for. */
-template <class Element, int HEAD_, int STAGES_> struct rows_shape {
+/* 16-bit dtype, head size of keys and values, keys of a tile; tiles of keys, and of values, and jobs' queries that there is
+ * room for. */
+template <class Element, int HEAD_, int TILE_, int STAGES_, int QUERIES_> struct rows_shape {
     using T = Element;
-    static constexpr int HEAD = HEAD_, STAGES = STAGES_, PANELS = HEAD / FV_PANEL_COLUMNS;
-    static constexpr int TILE_BYTES = ROWS_TILE * HEAD * 2, QUERY_BYTES = ROWS_BLOCK_M * HEAD * 2;
-    static_assert(HEAD == 64 || HEAD == 128, "products that there are");
+    static constexpr int HEAD = HEAD_, TILE = TILE_, STAGES = STAGES_, QUERIES = QUERIES_;
+    static constexpr int HALF = TILE / 2, PANELS = HEAD / FV_PANEL_COLUMNS;
+    static constexpr int TILE_BYTES = TILE * HEAD * 2, QUERY_BYTES = ROWS_BLOCK_M * HEAD * 2;
+    static_assert((HEAD == 64 || HEAD == 128 || HEAD == 256) && (TILE == 64 || TILE == 128), "products that there are");
 };
 
 /* A job as those need it who work on it. */
@@ -53,9 +53,9 @@ typedef struct rows_barriers {
 } rows_barriers;
 
 template <class S> struct rows_memory {
-    alignas(1024) char q[2][S::QUERY_BYTES];
+    alignas(1024) char q[S::QUERIES][S::QUERY_BYTES]; /* of the block's n-th job: n % QUERIES */
     alignas(1024) char tiles[2][S::STAGES][S::TILE_BYTES]; /* keys, values */
-    rows_slot slots[2];                                    /* of the block's n-th job, as q: n % 2 */
+    rows_slot slots[2]; /* n % 2 */
     rows_barriers of_tiles[2][S::STAGES];
     int32_t next[2]; /* numbers of jobs, in turn */
 };
@@ -158,18 +158,20 @@ static __device__ __forceinline__ int32_t first_rows_key(const attend_args *args
     const int32_t step = fv_max_i32(1, args->map_rows); /* a power of two */
     return uniform(keys->first & -step);
 }
+template <class S>
 static __device__ __forceinline__ int32_t count_rows_tiles(const attend_args *args, const attend_keys *keys)
 {
     if (keys->first >= keys->end) return 0;
-    return uniform((keys->end - first_rows_key(args, keys) + ROWS_TILE - 1) / ROWS_TILE);
+    return uniform((keys->end - first_rows_key(args, keys) + S::TILE - 1) / S::TILE);
 }
 
 /* A tile comes as boxes of the maps where there are some, and no box has keys that no row sees, or that are no cache's. */
+template <class S>
 static __device__ __forceinline__ bool comes_in_row_boxes(const attend_args *args, const attend_keys *keys,
                                                           int32_t dense_from, int32_t tile_first)
 {
     return args->map_rows > 0 && tile_first >= keys->first &&
-           tile_first + ROWS_TILE <= fv_min_i32(keys->end, dense_from);
+           tile_first + S::TILE <= fv_min_i32(keys->end, dense_from);
 }
 
 #endif

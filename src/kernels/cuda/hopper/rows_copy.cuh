@@ -14,18 +14,19 @@ typedef struct rows_loader {
 } rows_loader;
 
 /* Where the lane's keys of a half of a tile lie, each 32 behind the one before. */
-typedef struct rows_places {
-    int32_t page[ROWS_HALF / 32], slot[ROWS_HALF / 32];
-} rows_places;
+template <class S> struct rows_places {
+    int32_t page[S::HALF / 32], slot[S::HALF / 32];
+};
 
 /* Of dense rows the page is -1, the slot the row's number behind that of key 0. A key that no row sees is a neighbour's,
  * which weighs nothing there. */
-static __device__ __forceinline__ rows_places find_rows_places(const attend_args *args, const attend_job *job,
+template <class S>
+static __device__ __forceinline__ rows_places<S> find_rows_places(const attend_args *args, const attend_job *job,
                                                                   const attend_keys *keys, int32_t first)
 {
-    rows_places places;
+    rows_places<S> places;
 #pragma unroll
-    for (int i = 0; i < ROWS_HALF / 32; i++) {
+    for (int i = 0; i < S::HALF / 32; i++) {
         const int32_t key = fv_max_i32(keys->first, fv_min_i32(first + i * 32, keys->end - 1));
         places.page[i] = -1;
         places.slot[i] = key;
@@ -44,22 +45,22 @@ static __device__ __forceinline__ void load_row_box(char *to, uint64_t *full, co
 {
 #pragma unroll
     for (int panel = 0; panel < S::PANELS; panel++)
-        ptx_tensor_copy(to + panel * ROWS_TILE * FV_PANEL_ROW_BYTES, map, x + panel * FV_PANEL_COLUMNS, slot, z, full);
+        ptx_tensor_copy(to + panel * S::TILE * FV_PANEL_ROW_BYTES, map, x + panel * FV_PANEL_COLUMNS, slot, z, full);
 }
 
 /* Half of a tile as boxes of the map, the first half's one where a box is a tile, by one lane; all arrive, that one with the
  * bytes. */
 template <class S>
 static __device__ __forceinline__ void load_rows_boxes(char *to, uint64_t *full, const attend_args *args,
-                                                       const attend_job *job, const rows_places *places,
+                                                       const attend_job *job, const rows_places<S> *places,
                                                        rows_loader loader)
 {
     const int32_t box_rows = args->map_rows, x = job->kv_head * args->map_head_x, z = job->kv_head * args->map_head_z;
-    const int32_t rows = box_rows <= ROWS_HALF ? (int32_t)ROWS_HALF : loader.half ? 0 : box_rows;
+    const int32_t rows = box_rows <= S::HALF ? (int32_t)S::HALF : loader.half ? 0 : box_rows;
 #pragma unroll 1
     for (int32_t row = 0; row < rows; row += box_rows) {
-        const int32_t page = __shfl_sync(~0u, row < 32 ? places->page[0] : places->page[1], row % 32);
-        const int32_t slot = __shfl_sync(~0u, row < 32 ? places->slot[0] : places->slot[1], row % 32);
+        const int32_t page = __shfl_sync(~0u, row < 32 ? places->page[0] : places->page[S::HALF / 32 - 1], row % 32);
+        const int32_t slot = __shfl_sync(~0u, row < 32 ? places->slot[0] : places->slot[S::HALF / 32 - 1], row % 32);
         if (ptx_elect())
             load_row_box<S>(to + row * FV_PANEL_ROW_BYTES, full, &args->maps[loader.is_value], x, slot,
                             page * args->map_block_z + z);
@@ -100,15 +101,15 @@ static __device__ __forceinline__ void copy_warp_rows(char *to, int32_t panel_ro
 /* Half of a tile row by row: a lane arrives when what it has asked for is there. */
 template <class S>
 static __device__ __forceinline__ void load_rows_singly(char *to, uint64_t *full, const attend_args *args,
-                                                        const attend_job *job, const rows_places *places,
+                                                        const attend_job *job, const rows_places<S> *places,
                                                         rows_loader loader)
 {
     const int32_t size = loader.is_value ? args->params.v_head_size : args->params.head_size;
 #pragma unroll
-    for (int i = 0; i < ROWS_HALF / 32; i++) {
+    for (int i = 0; i < S::HALF / 32; i++) {
         const uint64_t own = loader.is_value ? row_of_place(args->v, job, places->page[i], places->slot[i])
                                              : row_of_place(args->k, job, places->page[i], places->slot[i]);
-        copy_warp_rows<S>(to + i * 32 * FV_PANEL_ROW_BYTES, ROWS_TILE, own, size, args->params.q);
+        copy_warp_rows<S>(to + i * 32 * FV_PANEL_ROW_BYTES, S::TILE, own, size, args->params.q);
     }
     ptx_cp_async_arrive(full);
 }
@@ -121,18 +122,18 @@ static __device__ __forceinline__ void load_rows_tiles(rows_memory<S> *memory, r
 {
     const attend_job *job = &slot->job;
     const attend_keys keys = slot->keys;
-    const int32_t origin = first_rows_key(args, &keys), num_tiles = count_rows_tiles(args, &keys);
+    const int32_t origin = first_rows_key(args, &keys), num_tiles = count_rows_tiles<S>(args, &keys);
     if (num_tiles == 0) return;
-    const int32_t first = origin + loader.half * ROWS_HALF + (int32_t)threadIdx.x % 32;
-    rows_places next = find_rows_places(args, job, &keys, first);
+    const int32_t first = origin + loader.half * S::HALF + (int32_t)threadIdx.x % 32;
+    rows_places<S> next = find_rows_places<S>(args, job, &keys, first);
 #pragma unroll 1
     for (int32_t tile = 0; tile < num_tiles; tile++, turn->step()) {
-        const rows_places places = next;
-        next = find_rows_places(args, job, &keys, first + (tile + 1) * ROWS_TILE);
+        const rows_places<S> places = next;
+        next = find_rows_places<S>(args, job, &keys, first + (tile + 1) * S::TILE);
         rows_barriers *barriers = &memory->of_tiles[loader.is_value][turn->place];
-        char *to = memory->tiles[loader.is_value][turn->place] + loader.half * ROWS_HALF * FV_PANEL_ROW_BYTES;
+        char *to = memory->tiles[loader.is_value][turn->place] + loader.half * S::HALF * FV_PANEL_ROW_BYTES;
         ptx_mbarrier_wait(&barriers->empty, turn->parity ^ 1);
-        if (comes_in_row_boxes(args, &keys, job->dense_from, origin + tile * ROWS_TILE))
+        if (comes_in_row_boxes<S>(args, &keys, job->dense_from, origin + tile * S::TILE))
             load_rows_boxes<S>(to, &barriers->full, args, job, &places, loader);
         else
             load_rows_singly<S>(to, &barriers->full, args, job, &places, loader);
@@ -189,7 +190,7 @@ template <class S> static __device__ __forceinline__ void scout_rows(rows_memory
 {
     const int32_t scout = (int32_t)threadIdx.x - ROWS_CONSUMERS - ROWS_LOADERS, num_jobs = count_rows_jobs(args);
     rows_turn<2> of_slots = {};
-    int32_t number = (int32_t)blockIdx.x;
+    int32_t number = (int32_t)blockIdx.x, num_found = 0;
 #pragma unroll 1
     for (int32_t claims = 0;; claims++) {
         rows_slot *slot = &memory->slots[of_slots.place];
@@ -202,11 +203,17 @@ template <class S> static __device__ __forceinline__ void scout_rows(rows_memory
         const int32_t row0 = part * ROWS_BLOCK_M;
         const attend_row row = fill_rows_slot(slot, args, &job, row0, scout);
         ptx_mbarrier_arrive(&slot->is_written);
+        if (S::QUERIES == 1 && num_found > 0) { /* the job before is done with its own */
+            const int32_t before = num_found - 1;
+            ptx_mbarrier_wait(&memory->slots[before % 2].is_free, before / 2 % 2);
+        }
+        char *q = memory->q[num_found % S::QUERIES];
         const uint64_t own = row0 + scout < job.num_rows ? (uint64_t)query_row(&args->params, &row) : 0;
-        copy_warp_rows<S>(memory->q[of_slots.place] + scout / 32 * 32 * FV_PANEL_ROW_BYTES, ROWS_BLOCK_M, own,
+        copy_warp_rows<S>(q + scout / 32 * 32 * FV_PANEL_ROW_BYTES, ROWS_BLOCK_M, own,
                           args->params.head_size, args->params.q);
         ptx_cp_async_arrive(&slot->has_queries);
         of_slots.step();
+        num_found++;
     }
     rows_slot *slot = &memory->slots[of_slots.place];
     if (scout == 0) slot->num_rows = 0;
