@@ -47,6 +47,7 @@ verify() { run --stored 8q1s8k 8q4s8k 32q1s8k 32q4s8k; }
 prefill() {
     for block_size in 16 64 1; do run --block-size $block_size q1k q4k q16k 4q4k 16q128s8k; done
     run --head-size 64 q4k q16k 4q4k
+    run --heads 16/8 --head-size 256 q4k q16k 4q4k 16q128s8k
 }
 
 mla() {
