@@ -130,6 +130,24 @@ static int32_t count_reduces(const fv_split_rule *rule, int32_t num_tokens)
     return is_short ? 1 : (int32_t)fv_ceil_div(num_tokens, REDUCE_TOKENS);
 }
 
+/* And these, of tokens from `first` on, whose partial results take the next slots. */
+static void append_reduces(fv_work_list *list, const fv_split_rule *rule, int32_t first, int32_t num_tokens,
+                           int32_t num_segments)
+{
+    const int32_t num_reduces = count_reduces(rule, num_tokens);
+    for (int32_t i = 0; i < num_reduces; i++) {
+        const int32_t token = i * REDUCE_TOKENS;
+        list->reduces[list->num_reduces++] = (fv_reduce_item){
+            .first_token = first + token,
+            .num_tokens = num_reduces == 1 ? num_tokens : fv_min_i32(REDUCE_TOKENS, num_tokens - token),
+            .partial = list->num_slots + token,
+            .num_segments = num_segments,
+            .segment_slots = num_reduces == 1 ? 0 : num_tokens,
+        };
+    }
+    list->num_slots += num_segments * num_tokens;
+}
+
 static fv_status append_block(fv_work_list *list, const fv_split_rule *rule, const fv_step *step,
                               const fv_query_block *block, block_cut cut)
 {
@@ -146,17 +164,7 @@ static fv_status append_block(fv_work_list *list, const fv_split_rule *rule, con
     append_items(list, rule, step, block, cut, cut.num_segments > 1 ? list->num_slots : -1, block->num_tokens);
     if (cut.num_segments == 1) return FV_OK;
     list->spare_pieces -= cut.num_segments - 1;
-    for (int32_t i = 0; i < num_reduces; i++) {
-        const int32_t token = i * REDUCE_TOKENS;
-        list->reduces[list->num_reduces++] = (fv_reduce_item){
-            .first_token = step->query_start[block->seq] + block->first_token + token,
-            .num_tokens = num_reduces == 1 ? block->num_tokens : fv_min_i32(REDUCE_TOKENS, block->num_tokens - token),
-            .partial = list->num_slots + token,
-            .num_segments = cut.num_segments,
-            .segment_slots = num_reduces == 1 ? 0 : block->num_tokens,
-        };
-    }
-    list->num_slots += cut.num_segments * block->num_tokens;
+    append_reduces(list, rule, step->query_start[block->seq] + block->first_token, block->num_tokens, cut.num_segments);
     return FV_OK;
 }
 
@@ -306,7 +314,7 @@ static int32_t append_fill(fv_work_list *list, const fv_split_rule *rule, const 
     for (int32_t i = 0; i < pass->num_runs; i++) {
         if (fill.num_of_run[i] == 1) continue;
         num_slots += fill.num_of_run[i] * pass->runs[i].num_tokens;
-        num_reduces++;
+        num_reduces += count_reduces(rule, pass->runs[i].num_tokens);
     }
     if (list->num_items + fill.num_pieces > list->item_capacity ||
         fill.num_pieces - pass->num_runs > list->spare_pieces || num_slots > list->slot_capacity ||
@@ -319,13 +327,7 @@ static int32_t append_fill(fv_work_list *list, const fv_split_rule *rule, const 
         next_key[i] = fv_query_block_at(rule, step, run, run->first_token).first_key;
         next_slot[i] = list->num_slots;
         if (fill.num_of_run[i] == 1) continue;
-        list->reduces[list->num_reduces++] = (fv_reduce_item){
-            .first_token = step->query_start[run->seq] + run->first_token,
-            .num_tokens = run->num_tokens,
-            .partial = list->num_slots,
-            .num_segments = fill.num_of_run[i],
-        };
-        list->num_slots += fill.num_of_run[i] * run->num_tokens;
+        append_reduces(list, rule, step->query_start[run->seq] + run->first_token, run->num_tokens, fill.num_of_run[i]);
     }
     for (int32_t i = 0; i < fill.num_pieces; i++) {
         const fv_lane_piece *piece = &fill.pieces[i];

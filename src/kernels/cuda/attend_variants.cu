@@ -118,8 +118,9 @@ static int32_t takes_mma(const fv_problem *problem)
 template <bool IS_HOPPER> static bool takes_128_rows(const fv_problem *problem)
 {
     const int32_t size = largest_head(problem);
-    return size <= 128 ||
-           (IS_HOPPER && size <= 256 && problem->kv_dtype == problem->q_dtype && !takes_mma(problem));
+    if (size <= 128) return true;
+    if (!IS_HOPPER || size > 256 || fv_kv_layout_is_latent(problem->kv_layout)) return false; /* expanded keys share an end */
+    return problem->kv_dtype == problem->q_dtype && !takes_mma(problem);
 }
 
 template <bool IS_HOPPER> static const char *why_not_64(const fv_problem *problem)
@@ -134,7 +135,7 @@ template <bool IS_HOPPER> static const char *why_not_128(const fv_problem *probl
     const char *reason = why_not_many(problem);
     if (reason) return reason;
     if (takes_128_rows<IS_HOPPER>(problem)) return NULL;
-    return IS_HOPPER ? "128 rows are for head sizes up to 128, and to 256 over plain caches of the queries' dtype"
+    return IS_HOPPER ? "128 rows are for head sizes up to 128, and to 256 over plain keys of the queries' dtype"
                      : "128 rows are for head sizes up to 128";
 }
 

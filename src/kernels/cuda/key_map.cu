@@ -1,4 +1,4 @@
-/* The cache of latents as a tensor map of Hopper's copy engine. */
+/* The cache as tensor maps of Hopper's copy engine: latents, or keys and values of heads. */
 #include "kernels/cuda/attend.cuh"
 #include "kernels/cuda/tensor_map.cuh"
 

@@ -75,6 +75,9 @@ static __device__ __forceinline__ void multiply_rows_values(float (&out)[S::HEAD
     ptx_wgmma_commit();
 }
 
+/* From here on, in base 2, what a product loses to rounding counts as an exponent: scores are rounded first, as their maxima are. */
+#define ROWS_LARGE_SCORE 0x1p16f
+
 /* The sums of P go over to new maxima; `factor` is what the values' sums have to be multiplied by. */
 static __device__ __forceinline__ void move_row_maxima(float (&factor)[2], row_sums *sums, const float (&max)[2])
 {
@@ -87,7 +90,7 @@ static __device__ __forceinline__ void move_row_maxima(float (&factor)[2], row_s
     }
 }
 
-/* P of a tile in place of its dot products, relative to the rows' own maxima so far, so that the largest weight is 1 and not rounded, and
+/* P of a tile in place of its dot products, relative to the rows' own maxima so far, so that the largest weight is 1 but for what the product loses to rounding, and
  * its sums; to the end of all products under way. */
 template <class S>
 static __device__ __forceinline__ void weigh_rows_keys(float (&out)[S::HEAD / 2], float (&s)[S::TILE / 2],
@@ -102,12 +105,16 @@ static __device__ __forceinline__ void weigh_rows_keys(float (&out)[S::HEAD / 2]
         for (int i = 0; i < S::TILE / 2 && !keeps_order; i++) s[i] *= walk->scale;
         mask_keys(s, walk->slot->rows, walk->row, tile_first);
     }
-    const float scale = keeps_order ? walk->scale : 1.0f;
-    float own[2], factor[2];
+    float own[2], factor[2], scale = keeps_order ? walk->scale : 1.0f;
     row_sums of_tile = {};
     find_own_maxima(own, s);
     choose_row_maxima(of_tile.max, own, sums, scale, 0);
     const bool moves = __any_sync(~0u, of_tile.max[0] != sums->max[0] || of_tile.max[1] != sums->max[1]);
+    if (__any_sync(~0u, fmaxf(fabsf(of_tile.max[0]), fabsf(of_tile.max[1])) >= ROWS_LARGE_SCORE)) {
+#pragma unroll
+        for (int i = 0; i < S::TILE / 2; i++) s[i] *= scale;
+        scale = 1;
+    }
     const float least[2] = {of_tile.max[0] == -INFINITY ? 0.0f : of_tile.max[0],
                             of_tile.max[1] == -INFINITY ? 0.0f : of_tile.max[1]};
 #pragma unroll

@@ -126,14 +126,15 @@ static __device__ __forceinline__ bool find_rows_job(attend_job *job, int32_t *p
     return *part * ROWS_BLOCK_M < job->num_rows;
 }
 
-/* The keys of rows first .. last of a job: later rows see what begins and ends later. */
+/* The keys of rows first .. last of a job: later rows see what begins and ends later. A last row without keys lies where its window
+ * begins, which may be behind the item's keys. */
 static __device__ __forceinline__ attend_keys keys_of_rows(const attend_args *args, const attend_job *job,
                                                            int32_t first_row, int32_t last_row)
 {
     const attend_row first = row_of(args, job, first_row), last = row_of(args, job, last_row);
     attend_keys keys;
     keys.first = first.first;
-    keys.end = last.end;
+    keys.end = fv_min_i32(last.end, job->item.end_key);
     keys.full_first = last.first;
     keys.full_end = first.end;
     return keys;
