@@ -87,8 +87,12 @@ static fv_status open_plan(plan_run *run, check_scene *scene, const check_lane *
     const fv_problem *problem = &scene->test->problem;
     if (scene->test->tight_workspace) options.max_workspace_bytes = least_workspace(lane, problem, &bounds, options);
     const fv_status status = fv_plan_create(&run->plan, lane->context, problem, &bounds, &options);
-    if (status == FV_OK) run->workspace = check_arena_alloc_fenced(&scene->arena, fv_plan_workspace_bytes(run->plan));
-    return status;
+    if (status != FV_OK) return status;
+    const size_t bytes = fv_plan_workspace_bytes(run->plan);
+    run->workspace = check_arena_alloc_fenced(&scene->arena, bytes);
+    if (run->workspace)
+        memset(run->workspace, 0xff, bytes); /* NaN in every dtype: what a run has not written counts for nothing */
+    return FV_OK;
 }
 
 static fv_layer layer_of(const check_scene *scene)
