@@ -170,16 +170,6 @@ static __device__ __forceinline__ void fill_few_slot(few_slot *slot, few_scout *
     __syncwarp();
 }
 
-/* The number of the block's next job. The last of all blocks to find none leaves the counter as it was. */
-static __device__ __forceinline__ int32_t claim_few_job(const attend_args *args, int32_t number, int32_t num_jobs)
-{
-    int32_t *claims = args->params.claims;
-    if (!claims) return number + (int32_t)gridDim.x;
-    const int32_t taken = atomicAdd(claims, 1);
-    if (taken == num_jobs - 1) *claims = 0;
-    return taken + (int32_t)gridDim.x;
-}
-
 static __device__ __forceinline__ int32_t load_num_seqs(const fv_attend_params *params)
 {
     return params->num_seqs_at ? *params->num_seqs_at : params->num_seqs;
@@ -325,7 +315,7 @@ static __device__ __forceinline__ void step_few_scout(few_scout *scout, few_jobs
             scout->step = FEW_DONE;
             break;
         }
-        scout->word = lane == 0 ? claim_few_job(args, scout->number, scout->num_jobs) : 0;
+        scout->word = lane == 0 ? claim_job(args, scout->number, scout->num_jobs) : 0;
         scout->step = FEW_ITEM;
         break;
     case FEW_ITEM: {

@@ -109,20 +109,38 @@ static __device__ __forceinline__ int32_t row_part_of_block(const attend_args *a
     return block - divide_index(block, args->row_parts) * (int32_t)args->row_parts.by;
 }
 
+/* One head of an item of the list; false: the item has fewer. */
+static __device__ __forceinline__ bool find_list_item(fv_work_item *item, const attend_args *args, int32_t at,
+                                                      int32_t head)
+{
+    *item = args->params.items[at];
+    if (head >= item->num_kv_heads) return false;
+    item->first_kv_head += head;
+    item->num_kv_heads = 1;
+    return true;
+}
+
 static __device__ __forceinline__ bool find_item(fv_work_item *item, const attend_args *args)
 {
     const fv_attend_params *params = &args->params;
     const int32_t block = divide_index((int32_t)blockIdx.x, args->row_parts);
     if (params->items) { /* heads of an item side by side */
-        const int32_t at = divide_index(block, args->kv_heads), head = block - at * params->num_kv_heads;
-        *item = params->items[at];
-        if (head >= item->num_kv_heads) return false;
-        item->first_kv_head += head;
-        item->num_kv_heads = 1;
-        return true;
+        const int32_t at = divide_index(block, args->kv_heads);
+        return find_list_item(item, args, at, block - at * params->num_kv_heads);
     }
     /* Last Q blocks first: causal ones have the most keys. */
     return find_grid_item(item, params, params->num_q_blocks - 1 - block, (int32_t)blockIdx.y, (int32_t)blockIdx.z);
+}
+
+/* The number of the next job of a block that stays and had number `number`. The last of all blocks to find none leaves the
+ * counter as it was. */
+static __device__ __forceinline__ int32_t claim_job(const attend_args *args, int32_t number, int32_t num_jobs)
+{
+    int32_t *claims = args->params.claims;
+    if (!claims) return number + (int32_t)gridDim.x;
+    const int32_t taken = atomicAdd(claims, 1);
+    if (taken == num_jobs - 1) *claims = 0;
+    return taken + (int32_t)gridDim.x;
 }
 
 /* What the batch says of a sequence, and the scales of a head. */
@@ -243,14 +261,6 @@ static __device__ __forceinline__ void find_rows(attend_row *rows, attend_keys *
 static __device__ __forceinline__ const char *query_row(const fv_attend_params *params, const attend_row *row)
 {
     return (const char *)params->q + row->token * params->q_token_stride + row->head * params->q_head_stride;
-}
-
-/* Eight 16-bit elements of a row of q, where rows can be read so (q_vectors); zeros past the rows and the head. */
-static __device__ __forceinline__ uint4 query_chunk(const fv_attend_params *params, const attend_row *rows, int32_t r,
-                                                    int32_t num_rows, int32_t chunk)
-{
-    if (r >= num_rows || chunk * 8 >= params->head_size) return make_uint4(0, 0, 0, 0);
-    return *(const uint4 *)(query_row(params, &rows[r]) + chunk * 16);
 }
 
 /* --- keys ---------------------------------------------------------------------------------------------- */

@@ -1,6 +1,6 @@
-/* What Hopper's attention kernels share: panels of shared memory (wgmma.cuh), and the scores of a warpgroup. They serve caches and dense rows of the queries' own 16-bit dtype whose rows lie together, without
- * scales of single keys, and scores that need no more than scale and mask; attend.cu sends everything else to the
- * portable kernels. */
+/* What Hopper's attention kernels share: panels of shared memory (wgmma.cuh), and the scores of a warpgroup. They serve
+ * caches and dense rows of the queries' own 16-bit dtype whose rows lie together, without scales of single keys, and
+ * scores that need no more than scale and mask; attend.cu sends everything else to the portable kernels. */
 #ifndef FV_KERNELS_CUDA_HOPPER_PANEL_CUH
 #define FV_KERNELS_CUDA_HOPPER_PANEL_CUH
 
@@ -41,13 +41,13 @@ static __device__ __forceinline__ void mask_keys(float (&s)[N], const attend_row
     }
 }
 
-/* The largest of the even and of the odd ones of the first COUNT, as a tree, to [0] and [1]. */
+/* The largest of the even and of the odd ones of the first COUNT, a power of two, as a tree, to [0] and [1]. */
 template <int COUNT, int N> static __device__ __forceinline__ void fold_maxima(float (&values)[N])
 {
-    constexpr int REST = COUNT % 4 == 0 ? COUNT / 2 : 2;
+    static_assert(COUNT >= 2 && (COUNT & (COUNT - 1)) == 0, "halves");
 #pragma unroll
-    for (int i = REST; i < COUNT; i++) values[i % REST] = fmaxf(values[i % REST], values[i]);
-    if constexpr (REST > 2) fold_maxima<REST>(values);
+    for (int i = 0; i < COUNT / 2; i++) values[i] = fmaxf(values[i], values[COUNT / 2 + i]);
+    if constexpr (COUNT > 4) fold_maxima<COUNT / 2>(values);
 }
 
 /* The largest of the thread's own products of each of its rows. */
@@ -77,8 +77,9 @@ static __device__ __forceinline__ void clear_row_sums(row_sums *rows)
     }
 }
 
-/* What the sums of the thread's rows are relative to after a tile of which the thread's own largest products are `own`: what it was, unless
- * a score passes that by more than `slack`. It seldom does, so a vote comes first, and four shuffles behind it. */
+/* What the sums of the thread's rows are relative to after a tile of which the thread's own largest products are `own`:
+ * what it was, unless a score passes that by more than `slack`. It seldom does, so a vote comes first, and four shuffles
+ * behind it. */
 static __device__ __forceinline__ void choose_row_maxima(float (&max)[2], const float (&own)[2], const row_sums *sums,
                                                          float factor, float slack)
 {

@@ -114,10 +114,7 @@ static __device__ __forceinline__ bool find_rows_job(attend_job *job, int32_t *p
     fv_work_item item;
     *part = number - block * (int32_t)args->row_parts.by;
     if (params->items) {
-        item = params->items[at];
-        if (head >= item.num_kv_heads) return false;
-        item.first_kv_head += head;
-        item.num_kv_heads = 1;
+        if (!find_list_item(&item, args, at, head)) return false;
     } else {
         const int32_t segment = at / params->num_q_blocks, q_block = at - segment * params->num_q_blocks;
         if (!find_grid_item(&item, params, params->num_q_blocks - 1 - q_block, head, segment)) return false;
@@ -138,17 +135,6 @@ static __device__ __forceinline__ attend_keys keys_of_rows(const attend_args *ar
     keys.full_first = last.first;
     keys.full_end = first.end;
     return keys;
-}
-
-/* The number of the block's next job. The last of all blocks to find none leaves the counter as it was. */
-static __device__ __forceinline__ int32_t claim_rows_job(const attend_args *args, int32_t number, int32_t num_jobs)
-{
-    int32_t *claims = args->params.claims;
-    if (num_jobs <= (int32_t)gridDim.x) return num_jobs; /* each block has one */
-    if (!claims) return number + (int32_t)gridDim.x;
-    const int32_t taken = atomicAdd(claims, 1);
-    if (taken == num_jobs - 1) *claims = 0;
-    return taken + (int32_t)gridDim.x;
 }
 
 /* --- tiles ------------------------------------------------------------------------------------------------------ */

@@ -179,7 +179,8 @@ template <class S>
 static __device__ __forceinline__ int32_t claim_for_scouts(rows_memory<S> *memory, const attend_args *args,
                                                            int32_t number, int32_t num_jobs, int32_t turn, int32_t scout)
 {
-    if (scout == 0) memory->next[turn] = claim_rows_job(args, number, num_jobs);
+    if (num_jobs <= (int32_t)gridDim.x) return num_jobs; /* each block has one */
+    if (scout == 0) memory->next[turn] = claim_job(args, number, num_jobs);
     ptx_bar_sync(ROWS_BARRIER_SCOUTS, ROWS_SCOUTS);
     return memory->next[turn];
 }
