@@ -56,12 +56,10 @@ size_t fv_mla_workspace_bytes(const fv_plan *plan, int32_t q_lora_rank)
 static fv_status check_plan(const fv_plan *plan, const fv_mla_layer *layer, const void *workspace)
 {
     if (!plan || !layer || !workspace) return fv_fail(FV_ERR_INVALID, "plan, layer or workspace is NULL");
-    const fv_status status = fv_plan_check_workspace(workspace);
+    fv_status status = fv_plan_check_workspace(workspace);
     if (status != FV_OK) return status;
-    if (layer->struct_size != sizeof(*layer)) {
-        return fv_fail(FV_ERR_INVALID, "fv_mla_layer.struct_size is %u; this library knows %zu", layer->struct_size,
-                       sizeof(*layer));
-    }
+    status = fv_check_struct_size("fv_mla_layer", layer->struct_size, sizeof(*layer));
+    if (status != FV_OK) return status;
     const fv_problem *problem = &plan->problem;
     if (problem->kind != FV_ATTENTION_MLA || problem->mla.absorbed) {
         return fv_fail(FV_ERR_INVALID, "the plan's problem is %s; accepted: MLA that is not absorbed",

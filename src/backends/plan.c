@@ -10,10 +10,8 @@
 static fv_status check_bounds(fv_bounds *out, const fv_bounds *bounds)
 {
     if (!bounds) return fv_fail(FV_ERR_INVALID, "bounds is NULL");
-    if (bounds->struct_size != sizeof(*bounds)) {
-        return fv_fail(FV_ERR_INVALID, "fv_bounds.struct_size is %u; this library knows %zu", bounds->struct_size,
-                       sizeof(*bounds));
-    }
+    const fv_status status = fv_check_struct_size("fv_bounds", bounds->struct_size, sizeof(*bounds));
+    if (status != FV_OK) return status;
     *out = *bounds;
     if (out->max_query_len == 0) out->max_query_len = out->max_num_tokens;
     const struct {
@@ -33,10 +31,8 @@ static fv_status check_bounds(fv_bounds *out, const fv_bounds *bounds)
 
 static fv_status check_options(const fv_plan_options *options)
 {
-    if (options->struct_size != sizeof(*options)) {
-        return fv_fail(FV_ERR_INVALID, "fv_plan_options.struct_size is %u; this library knows %zu",
-                       options->struct_size, sizeof(*options));
-    }
+    const fv_status status = fv_check_struct_size("fv_plan_options", options->struct_size, sizeof(*options));
+    if (status != FV_OK) return status;
     if (options->path < FV_PATH_AUTO || options->path > FV_PATH_3D) {
         return fv_fail(FV_ERR_INVALID, "path is %d; accepted: 0 (auto), 1 (2D), 2 (3D)", (int)options->path);
     }

@@ -67,10 +67,8 @@ static fv_status choose_isa(fv_isa *isa, const char *asked)
 
 static fv_status check_options(const fv_context_options *options)
 {
-    if (options->struct_size != sizeof(fv_context_options)) {
-        return fv_fail(FV_ERR_INVALID, "fv_context_options.struct_size is %u; this library knows %zu",
-                       options->struct_size, sizeof(fv_context_options));
-    }
+    const fv_status status = fv_check_struct_size("fv_context_options", options->struct_size, sizeof(*options));
+    if (status != FV_OK) return status;
     if (options->num_threads < 0 || options->num_threads > 4096) {
         return fv_fail(FV_ERR_INVALID, "num_threads is %d; accepted: 0 (all CPUs) to 4096", options->num_threads);
     }

@@ -148,10 +148,8 @@ fv_status fv_device_gemm(void *device, const fv_gemm *gemm, fv_stream stream)
 {
     fv_device *on = device;
     if (!on || !gemm) return fv_fail(FV_ERR_INVALID, "device or gemm is NULL");
-    if (gemm->struct_size != sizeof(*gemm)) {
-        return fv_fail(FV_ERR_INVALID, "fv_gemm.struct_size is %u; this library knows %zu", gemm->struct_size,
-                       sizeof(*gemm));
-    }
+    const fv_status status = fv_check_struct_size("fv_gemm", gemm->struct_size, sizeof(*gemm));
+    if (status != FV_OK) return status;
     if (!on->ops->gemm) return fv_fail(FV_ERR_UNSUPPORTED, "device %s has no GEMM of its own", on->name);
     if (gemm->num_matrices == 0 || gemm->m == 0 || gemm->n == 0 || gemm->k == 0) return FV_OK;
     return on->ops->gemm(on, gemm, stream);

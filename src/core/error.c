@@ -25,6 +25,12 @@ fv_status fv_fail(fv_status status, const char *format, ...)
     return status;
 }
 
+fv_status fv_check_struct_size(const char *name, uint32_t given, size_t known)
+{
+    if (given == known) return FV_OK;
+    return fv_fail(FV_ERR_INVALID, "%s.struct_size is %u; this library knows %zu", name, given, known);
+}
+
 const char *fv_last_error(void) { return last_error; }
 
 const char *fv_status_name(fv_status status)

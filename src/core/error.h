@@ -13,4 +13,7 @@ enum { FV_ERROR_BYTES = 2048 }; /* of the text of a failure, with the zero at it
  * Exported, because libfovea-engine reports the same way. */
 FV_API fv_status fv_fail(fv_status status, const char *format, ...) FV_PRINTF(2, 3);
 
+/* FV_ERR_INVALID unless the caller's struct `name` is of the size that this library was built with. */
+FV_API fv_status fv_check_struct_size(const char *name, uint32_t given, size_t known);
+
 #endif

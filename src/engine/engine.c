@@ -55,10 +55,8 @@ fv_status fv_engine_create(fv_engine **engine, const char *path, const fv_engine
     const fv_engine_options defaults = {.struct_size = sizeof(defaults)};
     if (engine) *engine = NULL;
     if (!options) options = &defaults;
-    if (options->struct_size != sizeof(*options)) {
-        return fv_fail(FV_ERR_INVALID, "fv_engine_options.struct_size is %u; this library knows %zu",
-                       options->struct_size, sizeof(*options));
-    }
+    fv_status status = fv_check_struct_size("fv_engine_options", options->struct_size, sizeof(*options));
+    if (status != FV_OK) return status;
     if (!engine || (!path && !options->random_weights)) return fv_fail(FV_ERR_INVALID, "engine or path is NULL");
     const fv_context_options context_options = {
         .struct_size = sizeof(context_options),
@@ -70,7 +68,7 @@ fv_status fv_engine_create(fv_engine **engine, const char *path, const fv_engine
     const double start = fv_clock_seconds();
     fv_engine *made = calloc(1, sizeof(*made));
     if (!made) return fv_fail(FV_ERR_NO_MEMORY, "no memory for an engine");
-    fv_status status = open_model(made, path, options);
+    status = open_model(made, path, options);
     if (status == FV_OK) status = fv_context_create(&made->context, &context_options);
     if (status == FV_OK) status = fv_engine_open_device(made, options, path);
     if (status == FV_OK) status = load_model(made, options);

@@ -17,11 +17,11 @@ enum {
 static fv_status apply_defaults(fv_session_options *out, const fv_session_options *options, const fv_engine *engine)
 {
     memset(out, 0, sizeof(*out));
-    if (options && options->struct_size != sizeof(*options)) {
-        return fv_fail(FV_ERR_INVALID, "fv_session_options.struct_size is %u; this library knows %zu",
-                       options->struct_size, sizeof(*options));
+    if (options) {
+        const fv_status status = fv_check_struct_size("fv_session_options", options->struct_size, sizeof(*options));
+        if (status != FV_OK) return status;
+        *out = *options;
     }
-    if (options) *out = *options;
     const struct {
         const char *name;
         int32_t *value;

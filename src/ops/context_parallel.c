@@ -84,10 +84,8 @@ fv_status fv_context_parallel_slots(int64_t *slot_mapping, const fv_batch *batch
     fv_status status = normalize(&normal, cp);
     if (status != FV_OK) return status;
     if (!batch) return fv_fail(FV_ERR_INVALID, "the batch is NULL");
-    if (batch->struct_size != sizeof(*batch)) {
-        return fv_fail(FV_ERR_INVALID, "fv_batch.struct_size is %u; this library knows %zu", batch->struct_size,
-                       sizeof(*batch));
-    }
+    status = fv_check_struct_size("fv_batch", batch->struct_size, sizeof(*batch));
+    if (status != FV_OK) return status;
     if (batch->num_seqs < 0 || block_size < 1) {
         return fv_fail(FV_ERR_INVALID, "num_seqs is %d and block_size is %d; accepted: 0 or more and 1 or more",
                        batch->num_seqs, block_size);

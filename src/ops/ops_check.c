@@ -81,10 +81,8 @@ static fv_status check_latents(const fv_kv_view *cache)
 fv_status fv_ops_check_cache(const fv_kv_view *cache)
 {
     if (!cache) return fv_fail(FV_ERR_INVALID, "the KV cache view is NULL");
-    if (cache->struct_size != sizeof(*cache)) {
-        return fv_fail(FV_ERR_INVALID, "fv_kv_view.struct_size is %u; this library knows %zu", cache->struct_size,
-                       sizeof(*cache));
-    }
+    const fv_status status = fv_check_struct_size("fv_kv_view", cache->struct_size, sizeof(*cache));
+    if (status != FV_OK) return status;
     if (!cache->k.data || !cache->v.data) return fv_fail(FV_ERR_INVALID, "the KV cache has no data");
     if (fv_dtype_bytes(cache->dtype) == 0) {
         return fv_fail(FV_ERR_INVALID, "the KV cache has dtype %d; accepted: the values of fv_dtype but 0 (none)",
@@ -174,10 +172,8 @@ fv_status fv_ops_check_gather(const fv_device *device, const fv_kv_view *cache, 
                               const int32_t *key_start, const int32_t *out_start, int32_t num_rows)
 {
     if (!batch) return fv_fail(FV_ERR_INVALID, "the batch is NULL");
-    if (batch->struct_size != sizeof(*batch)) {
-        return fv_fail(FV_ERR_INVALID, "fv_batch.struct_size is %u; this library knows %zu", batch->struct_size,
-                       sizeof(*batch));
-    }
+    fv_status status = fv_check_struct_size("fv_batch", batch->struct_size, sizeof(*batch));
+    if (status != FV_OK) return status;
     if (batch->num_seqs < 0 || batch->block_table_width < 0 || batch->block_table_stride < batch->block_table_width) {
         return fv_fail(FV_ERR_INVALID,
                        "%d sequences, block_table_stride %lld and width %d; accepted: 0 or more, 0 <= width <= stride",
@@ -198,7 +194,7 @@ fv_status fv_ops_check_gather(const fv_device *device, const fv_kv_view *cache, 
                            out_start[seq + 1], out_start[seq]);
         }
         const int64_t first = key_start[seq];
-        const fv_status status = num_keys > 0 ? check_blocks(cache, batch, seq, first, first + num_keys) : FV_OK;
+        status = num_keys > 0 ? check_blocks(cache, batch, seq, first, first + num_keys) : FV_OK;
         if (status != FV_OK) return status;
     }
     return FV_OK;

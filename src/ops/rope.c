@@ -7,10 +7,8 @@
 static fv_status check_tables(const fv_rotation *rotation, int32_t num_tokens)
 {
     if (!rotation) return fv_fail(FV_ERR_INVALID, "the rotation is NULL");
-    if (rotation->struct_size != sizeof(*rotation)) {
-        return fv_fail(FV_ERR_INVALID, "fv_rotation.struct_size is %u; this library knows %zu", rotation->struct_size,
-                       sizeof(*rotation));
-    }
+    const fv_status status = fv_check_struct_size("fv_rotation", rotation->struct_size, sizeof(*rotation));
+    if (status != FV_OK) return status;
     if (rotation->style != FV_ROPE_HALF && rotation->style != FV_ROPE_INTERLEAVED) {
         return fv_fail(FV_ERR_INVALID, "style is %d; accepted: 0 (half), 1 (interleaved)", (int)rotation->style);
     }

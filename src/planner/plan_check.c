@@ -16,10 +16,8 @@ static fv_status needs_plan(const char *what, int64_t value, int64_t bound)
 static fv_status check_counts(const fv_plan *plan, const fv_batch *batch)
 {
     const fv_bounds *bounds = &plan->bounds;
-    if (batch->struct_size != sizeof(*batch)) {
-        return fv_fail(FV_ERR_INVALID, "fv_batch.struct_size is %u; this library knows %zu", batch->struct_size,
-                       sizeof(*batch));
-    }
+    const fv_status status = fv_check_struct_size("fv_batch", batch->struct_size, sizeof(*batch));
+    if (status != FV_OK) return status;
     if (batch->num_seqs < 0 || batch->num_tokens < 0 || batch->max_query_len < 0 || batch->max_seq_len < 0) {
         return fv_fail(FV_ERR_INVALID, "batch of %d sequences, %d tokens, lengths up to %d and %d; accepted: 0 or more",
                        batch->num_seqs, batch->num_tokens, batch->max_query_len, batch->max_seq_len);
@@ -164,10 +162,8 @@ static fv_status check_tensor(const fv_tensor *tensor, const tensor_rule *rule, 
 static fv_status check_cache(const fv_plan *plan, const fv_kv_view *cache, int32_t writes)
 {
     const fv_problem *problem = &plan->problem;
-    if (cache->struct_size != sizeof(*cache)) {
-        return fv_fail(FV_ERR_INVALID, "fv_kv_view.struct_size is %u; this library knows %zu", cache->struct_size,
-                       sizeof(*cache));
-    }
+    fv_status status = fv_check_struct_size("fv_kv_view", cache->struct_size, sizeof(*cache));
+    if (status != FV_OK) return status;
     if (!cache->k.data || !cache->v.data) return fv_fail(FV_ERR_INVALID, "the KV cache has no data");
     if (problem->kv_layout != FV_KV_LAYOUT_STRIDED && cache->layout != problem->kv_layout) {
         return fv_fail(FV_ERR_INVALID, "the KV cache has layout %s; the plan was made for %s",
@@ -192,7 +188,7 @@ static fv_status check_cache(const fv_plan *plan, const fv_kv_view *cache, int32
         return fv_fail(FV_ERR_INVALID, "the problem has scales of tokens and heads; the KV cache has no scale planes");
     }
     if (writes) {
-        const fv_status status = fv_ops_check_scale_planes(cache);
+        status = fv_ops_check_scale_planes(cache);
         if (status != FV_OK) return status;
     }
     if (plan->max_block >= cache->num_blocks) {
@@ -258,10 +254,8 @@ static fv_status check_mla(const fv_plan *plan, const fv_layer *layer)
 
 fv_status fv_plan_check_layer(const fv_plan *plan, const fv_layer *layer)
 {
-    if (layer->struct_size != sizeof(*layer)) {
-        return fv_fail(FV_ERR_INVALID, "fv_layer.struct_size is %u; this library knows %zu", layer->struct_size,
-                       sizeof(*layer));
-    }
+    fv_status status = fv_check_struct_size("fv_layer", layer->struct_size, sizeof(*layer));
+    if (status != FV_OK) return status;
     const fv_problem *problem = &plan->problem;
     const fv_mha_shape *mha = &problem->mha;
     const int32_t is_encoder = problem->type == FV_ATTENTION_ENCODER;
@@ -283,13 +277,13 @@ fv_status fv_plan_check_layer(const fv_plan *plan, const fv_layer *layer)
     for (int32_t i = 0; i < FV_ARRAY_LEN(tensors); i++) {
         if (!tensors[i].tensor->data && tensors[i].optional) continue;
         if (!tensors[i].tensor->data) return fv_fail(FV_ERR_INVALID, "%s has no data", tensors[i].rule.name);
-        const fv_status status = check_tensor(tensors[i].tensor, &tensors[i].rule, num_tokens);
+        status = check_tensor(tensors[i].tensor, &tensors[i].rule, num_tokens);
         if (status != FV_OK) return status;
     }
     if (problem->type == FV_ATTENTION_CROSS && layer->k.data) {
         return fv_fail(FV_ERR_INVALID, "k is given; cross attention reads keys that are in the cache already");
     }
-    fv_status status = is_encoder ? FV_OK : check_cache(plan, &layer->kv_cache, layer->k.data != NULL);
+    status = is_encoder ? FV_OK : check_cache(plan, &layer->kv_cache, layer->k.data != NULL);
     if (status == FV_OK && problem->kind == FV_ATTENTION_MLA) status = check_mla(plan, layer);
     return status == FV_OK ? check_pointers(plan, layer) : status;
 }

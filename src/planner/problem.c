@@ -63,12 +63,9 @@ static fv_status check_context_parallel(fv_context_parallel *cp)
 fv_status fv_problem_normalize(fv_problem *out, const fv_problem *problem)
 {
     if (!out || !problem) return fv_fail(FV_ERR_INVALID, "problem is NULL");
-    if (problem->struct_size != sizeof(*problem)) {
-        return fv_fail(FV_ERR_INVALID, "fv_problem.struct_size is %u; this library knows %zu", problem->struct_size,
-                       sizeof(*problem));
-    }
+    fv_status status = fv_check_struct_size("fv_problem", problem->struct_size, sizeof(*problem));
+    if (status != FV_OK) return status;
     fv_problem normal = *problem;
-    fv_status status;
     switch (normal.kind) {
     case FV_ATTENTION_MHA: status = check_mha(&normal.mha); break;
     case FV_ATTENTION_MLA: status = check_mla(&normal.mha, &normal.mla); break;
