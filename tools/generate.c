@@ -9,6 +9,7 @@
 #include "args.h"
 #include "core/error.h"
 #include "generate/options.h"
+#include "generate/progress.h"
 #include "generate/random_run.h"
 #include "generate/replies.h"
 #include "generate/report.h"
@@ -19,36 +20,20 @@ typedef struct generate_run {
     fv_session *session;
     generate_replies replies;
     int32_t num_printed; /* of several prompts */
-    bool shows_progress; /* a progress line is on the terminal */
-    fv_status failure;   /* inside a callback */
+    generate_progress progress;
+    fv_status failure; /* inside a callback */
 } generate_run;
-
-static void erase_progress(generate_run *run)
-{
-    if (run->shows_progress) fprintf(stderr, "\r\033[K");
-    run->shows_progress = false;
-}
-
-static void show_loading(void *user, int32_t done, int32_t total)
-{
-    generate_run *run = user;
-    if (!run->options->progress) return;
-    run->shows_progress = true;
-    fprintf(stderr, "\rloading %d%%", 100 * done / total);
-    if (done == total) erase_progress(run);
-    fflush(stderr);
-}
 
 static void show_prefill(generate_run *run)
 {
     fv_session_stats stats = {.struct_size = sizeof(stats)};
-    if (!run->options->progress || fv_session_get_stats(&stats, run->session) != FV_OK) return;
+    if (!run->progress.is_wanted || fv_session_get_stats(&stats, run->session) != FV_OK) return;
     if (stats.prompt_tokens_done < stats.prompt_tokens_total) {
-        run->shows_progress = true;
+        run->progress.is_shown = true;
         fprintf(stderr, "\rprefill %lld of %lld tokens", (long long)stats.prompt_tokens_done,
                 (long long)stats.prompt_tokens_total);
     } else {
-        erase_progress(run);
+        generate_progress_erase(&run->progress);
     }
     fflush(stderr);
 }
@@ -72,7 +57,7 @@ static void take_token(void *user, const fv_token_event *event)
     const fv_status status = generate_reply_append(reply, event);
     if (status != FV_OK) run->failure = status;
     if (status != FV_OK || run->options->json) return;
-    erase_progress(run);
+    generate_progress_erase(&run->progress);
     if (run->replies.count > 1) {
         print_done(run);
         return;
@@ -158,14 +143,14 @@ static fv_status run_generate(generate_run *run)
     fv_status status = generate_replies_init(&run->replies, run->options);
     if (status != FV_OK) return status;
     fv_engine_options engine_options = run->options->engine;
-    engine_options.progress = show_loading;
-    engine_options.progress_user = run;
+    engine_options.progress = generate_progress_load;
+    engine_options.progress_user = &run->progress;
     status = fv_engine_create(&run->engine, run->options->model, &engine_options);
     if (status == FV_OK) status = fv_session_create(&run->session, run->engine, &run->options->session);
     if (status == FV_OK) status = add_prompts(run);
     if (status == FV_OK) status = write_replies(run);
     if (status == FV_OK) status = report(run);
-    erase_progress(run);
+    generate_progress_erase(&run->progress);
     fv_session_destroy(run->session);
     fv_engine_destroy(run->engine);
     generate_replies_deinit(&run->replies);
@@ -192,7 +177,10 @@ int fv_cmd_generate(int argc, char **argv)
     if (options.backend_is_from_environment) {
         fprintf(stderr, "fovea generate: note: attention backend %s from VLLM_ATTENTION_BACKEND\n", options.backend);
     }
-    generate_run run = {.options = &options};
+    generate_run run = {
+        .options = &options,
+        .progress = {.loads = "loading", .is_wanted = options.progress},
+    };
     const fv_status status = options.engine.random_weights ? generate_random_run(&options) : run_generate(&run);
     if (status != FV_OK) code = fv_run_fail("generate");
 

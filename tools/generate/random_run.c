@@ -7,6 +7,7 @@
 
 #include "core/compiler.h"
 #include "core/error.h"
+#include "generate/progress.h"
 #include "json.h"
 
 /* Context lengths that are reported, and the end; the time is the mean over so many tokens before it. */
@@ -19,7 +20,7 @@ typedef struct random_run {
     fv_session *session;
     double *seconds; /* [max_tokens, at most what the context holds] when each token came */
     int32_t num_tokens;
-    bool shows_progress; /* a progress line is on the terminal */
+    generate_progress progress;
     fv_engine_info info;
     fv_session_stats stats;
     double bytes_per_second; /* 0: not known */
@@ -38,22 +39,6 @@ static double now(void)
     struct timespec time;
     clock_gettime(CLOCK_MONOTONIC, &time);
     return (double)time.tv_sec + 1e-9 * (double)time.tv_nsec;
-}
-
-static void erase_progress(random_run *run)
-{
-    if (run->shows_progress) fprintf(stderr, "\r\033[K");
-    run->shows_progress = false;
-}
-
-static void show_loading(void *user, int32_t done, int32_t total)
-{
-    random_run *run = user;
-    if (!run->options->progress) return;
-    run->shows_progress = true;
-    fprintf(stderr, "\rrandom weights %d%%", 100 * done / total);
-    if (done == total) erase_progress(run);
-    fflush(stderr);
 }
 
 static void take_token(void *user, const fv_token_event *event)
@@ -220,17 +205,21 @@ static fv_status create_session(random_run *run, int32_t num_tokens)
 
 fv_status generate_random_run(const generate_options *options)
 {
-    random_run run = {.options = options, .info = {.struct_size = sizeof(run.info)}};
+    random_run run = {
+        .options = options,
+        .progress = {.loads = "random weights", .is_wanted = options->progress},
+        .info = {.struct_size = sizeof(run.info)},
+    };
     fv_engine_options engine_options = options->engine;
     int32_t num_unfinished = 1;
     const int64_t num_tokens = (int64_t)options->prompt_tokens + options->sampling.max_tokens;
     if (num_tokens > max_tokens)
         return fv_fail(FV_ERR_INVALID, "--prompt-tokens and --max-tokens are %lld together; accepted: up to %d",
                        (long long)num_tokens, max_tokens);
-    engine_options.progress = show_loading;
-    engine_options.progress_user = &run;
+    engine_options.progress = generate_progress_load;
+    engine_options.progress_user = &run.progress;
     fv_status status = fv_engine_create(&run.engine, NULL, &engine_options);
-    erase_progress(&run);
+    generate_progress_erase(&run.progress);
     if (status == FV_OK) status = fv_engine_get_info(&run.info, run.engine);
     if (status == FV_OK) status = create_session(&run, (int32_t)num_tokens);
     if (status == FV_OK) status = add_prompt(&run);
