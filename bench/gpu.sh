@@ -48,6 +48,9 @@ prefill() {
     for block_size in 16 64 1; do run --block-size $block_size q1k q4k q16k 4q4k 16q128s8k; done
     run --head-size 64 q4k q16k 4q4k
     run --heads 16/8 --head-size 256 q4k q16k 4q4k 16q128s8k
+    for block_size in 16 64; do run --kv-cache-dtype fp8_e4m3 --block-size $block_size q1k q4k q16k 4q4k 16q128s8k; done
+    run --kv-cache-dtype fp8_e4m3 --head-size 64 q4k q16k 4q4k
+    run --kv-cache-dtype fp8_e4m3 --heads 16/8 --head-size 256 q4k q16k 4q4k 16q128s8k
 }
 
 mla() {

@@ -265,16 +265,18 @@ static const fv_cuda_attend_kernel *find_hopper_kernel(const fv_cuda_hopper_kern
                                                        int32_t block_m)
 {
     const fv_attend_params *params = &args->params;
-    if (!is_plain_work(args) || (params->cache.k.data && args->k[0].read != FV_READ_COPY)) return NULL;
+    if (!is_plain_work(args)) return NULL;
+    if (params->cache.k.data && args->k[0].read != FV_READ_COPY && !args->is_narrow) return NULL;
     if (args->is_latent) {
+        if (args->is_narrow) return NULL;
         const bool is_whole = params->head_size == 576 && params->v_head_size == 512 && !params->dense.k;
         return is_whole ? find_latent_kernel(hopper, args) : NULL;
     }
     const int32_t head_size = fv_max_i32(params->head_size, params->v_head_size);
     if (block_m <= FV_CUDA_FEW_ROWS || head_size > 256) return NULL;
-    const int32_t is_half = params->q_dtype == FV_DTYPE_F16;
-    if (head_size > 128) return &hopper->rows_256[is_half];
-    return head_size <= 64 ? &hopper->rows_64[is_half] : &hopper->rows_128[is_half];
+    const int32_t of_size = head_size <= 64 ? 0 : head_size <= 128 ? 1 : 2;
+    if (args->is_narrow) return &hopper->narrow_rows[of_size];
+    return &hopper->rows[of_size][params->q_dtype == FV_DTYPE_F16];
 }
 
 /* Do Hopper's kernels of the 656-byte entry serve the call? */
@@ -428,7 +430,8 @@ static fv_status allow_shared(const fv_device *device, const Kernel *kernel, int
 
 static fv_status allow_hopper(const fv_device *device, const fv_cuda_hopper_kernels *hopper)
 {
-    const fv_cuda_attend_kernel *pairs[] = {hopper->rows_64, hopper->rows_128, hopper->rows_256, hopper->latent, hopper->amla, hopper->latent_16, hopper->latent_32};
+    const fv_cuda_attend_kernel *pairs[] = {hopper->rows[0], hopper->rows[1], hopper->rows[2],  hopper->latent,
+                                            hopper->amla,    hopper->latent_16, hopper->latent_32};
     fv_status status = FV_OK;
     for (const fv_cuda_attend_kernel *kernels : pairs) {
         for (int32_t i = 0; i < 2 && status == FV_OK; i++)
@@ -436,6 +439,8 @@ static fv_status allow_hopper(const fv_device *device, const fv_cuda_hopper_kern
     }
     for (const fv_cuda_attend_kernel &kernel : hopper->entries)
         if (status == FV_OK) status = allow_shared(device, &kernel, kernel.shared_bytes);
+    for (int32_t i = 0; i < 3 && status == FV_OK; i++)
+        status = allow_shared(device, &hopper->narrow_rows[i], hopper->narrow_rows[i].shared_bytes);
     for (int32_t i = 0; i < 2 && status == FV_OK; i++)
         status = allow_shared(device, &hopper->few_meeting[i], hopper->few_meeting[i].shared_bytes);
     for (int32_t i = 0; i < 2 && status == FV_OK; i++)

@@ -7,6 +7,8 @@
 
 #include "kernels/cuda/attend.cuh"
 #include "kernels/cuda/attend_few_jobs.cuh"
+#include "kernels/cuda/half_query.cuh"
+#include "kernels/cuda/widen.cuh"
 
 /* IS_NARROW: of entries of one byte. HEADS: KV heads of a job; where they are two, each has half of the rows. */
 template <int HEAD_, bool IS_NARROW_, int ROWS, int WARPS_ = HEAD_ <= 64 ? 4 : 6, int HEADS_ = 1,
@@ -472,16 +474,6 @@ static __device__ __forceinline__ void add_few_values(few_state<S> *state, const
 
 /* --- entries of one byte ---------------------------------------------------------------------------------- */
 
-/* Four elements to fp16, two and two. */
-template <fv_dtype DTYPE> static __device__ __forceinline__ uint2 widen_four(uint32_t four)
-{
-#if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 890
-    if constexpr (DTYPE == FV_DTYPE_F8_E4M3) return ptx_widen_e4m3(four);
-    if constexpr (DTYPE == FV_DTYPE_F8_E5M2) return ptx_widen_e5m2(four);
-#endif
-    return make_uint2(fv_widen_two<__half, DTYPE>((uint16_t)four), fv_widen_two<__half, DTYPE>((uint16_t)(four >> 16)));
-}
-
 /* S^T of 16 keys. A lane takes the elements of a key 16 at a time, chunk 4 i + lane % 4 of them, and they are
  * the elements of four instructions: which of them meet is free, where q is in the same order (store_narrow_query). */
 template <class S, fv_dtype DTYPE>
@@ -496,7 +488,7 @@ static __device__ __forceinline__ void multiply_narrow_keys(float (&s)[S::OCTETS
         for (int i = 0; i < 2; i++) k[i] = ptx_ld_shared_v4((keys ^ n * 64) + i * 8 * S::HEAD);
 #pragma unroll
         for (int step = 0; step < 4; step++) {
-            const uint2 low = widen_four<DTYPE>((&k[0].x)[step]), high = widen_four<DTYPE>((&k[1].x)[step]);
+            const uint2 low = fv_half_four<DTYPE>((&k[0].x)[step]), high = fv_half_four<DTYPE>((&k[1].x)[step]);
             const uint32_t wide[4] = {low.x, high.x, low.y, high.y};
             multiply_few_elements<S, __half>(part[step % S::CHAINS], wide, reads, n * 4 + step);
         }
@@ -520,8 +512,8 @@ static __device__ __forceinline__ void add_narrow_values(few_state<S> *state, co
         ptx_ldmatrix_x4_trans(v, values ^ chunk * 16);
 #pragma unroll
         for (int n = 0; n < 2; n++) {
-            const uint2 low = widen_four<DTYPE>(__byte_perm(v[2 * n], 0, 0x3120));
-            const uint2 high = widen_four<DTYPE>(__byte_perm(v[2 * n + 1], 0, 0x3120));
+            const uint2 low = fv_half_four<DTYPE>(__byte_perm(v[2 * n], 0, 0x3120));
+            const uint2 high = fv_half_four<DTYPE>(__byte_perm(v[2 * n + 1], 0, 0x3120));
             const uint32_t wide[4] = {low.x, low.y, high.x, high.y};
 #pragma unroll
             for (int i = 0; i < S::OCTETS; i++)
@@ -563,31 +555,14 @@ static __device__ __forceinline__ void add_values_of_heads(few_state<S> *state, 
 }
 
 /* A chunk of 8 elements of row r of q, all lanes of a row's chunks together, in the order of multiply_narrow_keys and
- * as fp16: of bf16 times a power of two of the row's own that makes its largest element about 2^13, so that what fp16
- * cannot hold is 2^-37 of that. */
+ * as fp16 (half_query.cuh). */
 template <class S>
 static __device__ __forceinline__ void store_narrow_query(few_memory<S> *memory, fv_dtype dtype, uint4 eight, int32_t r,
                                                           int32_t chunk)
 {
-    constexpr int CHUNKS = S::HEAD / 8;
-    uint32_t pairs[4] = {eight.x, eight.y, eight.z, eight.w};
     float lacks = 1;
-    if (dtype == FV_DTYPE_BF16) { /* all threads or none */
-        float2 reals[4];
-        float largest = 0;
-#pragma unroll
-        for (int i = 0; i < 4; i++) {
-            reals[i] = make_float2(__uint_as_float(pairs[i] << 16), __uint_as_float(pairs[i] & 0xffff0000u));
-            largest = fmaxf(largest, fmaxf(fabsf(reals[i].x), fabsf(reals[i].y)));
-        }
-#pragma unroll
-        for (int step = 1; step < CHUNKS; step *= 2) largest = fmaxf(largest, __shfl_xor_sync(~0u, largest, step));
-        const uint32_t exponent = max(__float_as_uint(largest) >> 23, 40u); /* biased by 127 */
-        const float factor = __uint_as_float((267 - exponent) << 23);
-        lacks = __uint_as_float((exponent - 13) << 23);
-#pragma unroll
-        for (int i = 0; i < 4; i++) pairs[i] = fv_narrow_pair<__half>(reals[i].x * factor, reals[i].y * factor);
-    }
+    if (dtype == FV_DTYPE_BF16) lacks = half_query_of<S::HEAD / 8>(&eight); /* all threads or none */
+    const uint32_t pairs[4] = {eight.x, eight.y, eight.z, eight.w};
     if (chunk == 0) memory->q_factors[r] = lacks;
 #pragma unroll
     for (int i = 0; i < 4; i++) {

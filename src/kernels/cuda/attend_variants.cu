@@ -120,7 +120,9 @@ template <bool IS_HOPPER> static bool takes_128_rows(const fv_problem *problem)
     const int32_t size = largest_head(problem);
     if (size <= 128) return true;
     if (!IS_HOPPER || size > 256 || fv_kv_layout_is_latent(problem->kv_layout)) return false; /* expanded keys share an end */
-    return problem->kv_dtype == problem->q_dtype && !takes_mma(problem);
+    const int32_t is_narrow = fv_dtype_bytes(problem->kv_dtype) == 1 &&
+                              (problem->mha.head_size | problem->mha.v_head_size) % 16 == 0;
+    return (problem->kv_dtype == problem->q_dtype || is_narrow) && !takes_mma(problem);
 }
 
 template <bool IS_HOPPER> static const char *why_not_64(const fv_problem *problem)
@@ -135,7 +137,7 @@ template <bool IS_HOPPER> static const char *why_not_128(const fv_problem *probl
     const char *reason = why_not_many(problem);
     if (reason) return reason;
     if (takes_128_rows<IS_HOPPER>(problem)) return NULL;
-    return IS_HOPPER ? "128 rows are for head sizes up to 128, and to 256 over plain keys of the queries' dtype"
+    return IS_HOPPER ? "128 rows are for head sizes up to 128, and to 256 over plain keys of the queries' dtype or of one byte"
                      : "128 rows are for head sizes up to 128";
 }
 

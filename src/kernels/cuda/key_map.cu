@@ -22,13 +22,13 @@ void fv_cuda_map_keys(attend_args *args, const fv_cuda_state *state)
     if (fv_cuda_map_tensor(&args->maps[0], state, &keys)) args->map_rows = rows;
 }
 
-/* Does the cache's plane, with its heads, make a tensor of three dimensions? */
-static bool find_head_places(attend_args *args, fv_cuda_tensor *tensor, const fv_kv_plane *plane)
+/* Does the cache's plane, with its heads of `head` pairs of bytes, make a tensor of three dimensions? */
+static bool find_head_places(attend_args *args, fv_cuda_tensor *tensor, const fv_kv_plane *plane, int32_t head)
 {
     const fv_attend_params *params = &args->params;
-    const int64_t heads = params->num_kv_heads, head_bytes = params->head_size * 2;
+    const int64_t heads = params->num_kv_heads, head_bytes = head * 2;
     const int64_t page_bytes = params->cache.block_size * plane->slot_stride;
-    tensor->sizes[0] = params->head_size;
+    tensor->sizes[0] = head;
     tensor->sizes[2] = params->cache.num_blocks;
     tensor->strides[1] = plane->block_stride;
     args->map_block_z = 1;
@@ -61,8 +61,10 @@ void fv_cuda_map_planes(attend_args *args, const fv_cuda_state *state, int32_t t
     const int32_t rows = find_box_rows(params->cache.block_size, tile), head = params->head_size;
     if (!state->encode_map || !plane->data || rows == 0 || params->cache.num_blocks < 1 || !args->planes_alike) return;
     if ((head != 64 && head != 128 && head != 256) || params->v_head_size != head) return; /* whole panels of the kernels */
+    const int32_t pairs = args->is_narrow ? head / 2 : head; /* entries of one byte go two by two */
+    if (pairs % PANEL != 0) return;
     fv_cuda_tensor tensor = {.data = plane->data, .dtype = params->q_dtype};
-    if (!find_head_places(args, &tensor, plane) || tensor.sizes[2] > INT32_MAX) return;
+    if (!find_head_places(args, &tensor, plane, pairs) || tensor.sizes[2] > INT32_MAX) return;
     tensor.sizes[1] = params->cache.block_size;
     tensor.strides[0] = plane->slot_stride;
     tensor.box[0] = PANEL;

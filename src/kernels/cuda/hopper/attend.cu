@@ -8,9 +8,8 @@
 #include "kernels/cuda/kernels.h"
 
 const fv_cuda_hopper_kernels fv_cuda_hopper = {
-    fv_hopper_rows_64,
-    fv_hopper_rows_128,
-    fv_hopper_rows_256,
+    {fv_hopper_rows_64, fv_hopper_rows_128, fv_hopper_rows_256},
+    fv_hopper_narrow_rows,
     {wgmma_latent_of<latent_form<__nv_bfloat16, false>>(), wgmma_latent_of<latent_form<__half, false>>()},
     {wgmma_latent_of<latent_form<__nv_bfloat16, true>>(), wgmma_latent_of<latent_form<__half, true>>()},
     {wgmma_few_latent_of<few_latent_form<__nv_bfloat16, 16>>(), wgmma_few_latent_of<few_latent_form<__half, 16>>()},

@@ -7,7 +7,7 @@
 
 /* [0] bf16, [1] fp16. */
 typedef struct fv_cuda_hopper_kernels {
-    const fv_cuda_attend_kernel *rows_64, *rows_128, *rows_256; /* many_rows.h */
+    const fv_cuda_attend_kernel *rows[3], *narrow_rows; /* many_rows.h: heads of up to 64, 128, 256 */
     fv_cuda_attend_kernel latent[2], amla[2];         /* MLA: latents of 512 + 64 */
     fv_cuda_attend_kernel latent_16[2], latent_32[2]; /* the same, items of up to 16 and 32 rows */
     fv_cuda_attend_kernel entries[3];                 /* MLA: the 656-byte entry, queries of bf16; 16, 32, 64 rows */

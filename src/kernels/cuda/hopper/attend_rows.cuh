@@ -23,16 +23,17 @@ typedef struct rows_walk {
     int32_t origin, num_tiles;
     int32_t dense_from;
     float scale;     /* of a dot product, in base 2 */
+    float lacks[2];  /* next to one byte: what those of the thread's rows lack beside */
     bool needs_sums; /* of P before it is rounded: for more than the output */
 } rows_walk;
 
-/* A tile is there. What came row by row is seen by products behind a fence. */
+/* A tile is there. What came row by row is seen by products behind a fence, which who widened it has passed. */
 template <class S>
 static __device__ __forceinline__ void await_rows_tile(rows_barriers *barriers, int32_t parity, const attend_args *args,
                                                        const rows_walk *walk, int32_t tile)
 {
     ptx_mbarrier_wait(&barriers->full, parity);
-    if (!comes_in_row_boxes<S>(args, &walk->slot->keys, walk->dense_from, walk->origin + tile * S::TILE))
+    if (!S::IS_NARROW && !comes_in_row_boxes<S>(args, &walk->slot->keys, walk->dense_from, walk->origin + tile * S::TILE))
         ptx_fence_proxy_async();
 }
 
@@ -90,6 +91,12 @@ static __device__ __forceinline__ void move_row_maxima(float (&factor)[2], row_s
     }
 }
 
+/* Of a dot product of the thread's first row, or of the second. */
+template <class S> static __device__ __forceinline__ float scale_of_rows(const rows_walk *walk, int which)
+{
+    return S::IS_NARROW ? walk->scale * walk->lacks[which] : walk->scale;
+}
+
 /* P of a tile in place of its dot products, relative to the rows' own maxima so far, so that the largest weight is 1 but for what the product loses to rounding, and
  * its sums; to the end of all products under way. */
 template <class S>
@@ -102,23 +109,29 @@ static __device__ __forceinline__ void weigh_rows_keys(float (&out)[S::HEAD / 2]
     const bool keeps_order = walk->scale > 0; /* of products and scores */
     if (!is_seen || !keeps_order) {
 #pragma unroll
-        for (int i = 0; i < S::TILE / 2 && !keeps_order; i++) s[i] *= walk->scale;
+        for (int i = 0; i < S::TILE / 2 && !keeps_order; i++) s[i] *= scale_of_rows<S>(walk, i / 2 % 2);
         mask_keys(s, walk->slot->rows, walk->row, tile_first);
     }
-    float own[2], factor[2], scale = keeps_order ? walk->scale : 1.0f;
+    float own[2], factor[2], scale[2];
+#pragma unroll
+    for (int half = 0; half < 2; half++) scale[half] = keeps_order ? scale_of_rows<S>(walk, half) : 1.0f;
     row_sums of_tile = {};
     find_own_maxima(own, s);
-    choose_row_maxima(of_tile.max, own, sums, scale, 0);
+    if constexpr (S::IS_NARROW) {
+        own[0] *= scale[0];
+        own[1] *= scale[1];
+    }
+    choose_row_maxima(of_tile.max, own, sums, S::IS_NARROW ? 1.0f : scale[0], 0);
     const bool moves = __any_sync(~0u, of_tile.max[0] != sums->max[0] || of_tile.max[1] != sums->max[1]);
     if (__any_sync(~0u, fmaxf(fabsf(of_tile.max[0]), fabsf(of_tile.max[1])) >= ROWS_LARGE_SCORE)) {
 #pragma unroll
-        for (int i = 0; i < S::TILE / 2; i++) s[i] *= scale;
-        scale = 1;
+        for (int i = 0; i < S::TILE / 2; i++) s[i] *= scale[i / 2 % 2];
+        scale[0] = scale[1] = 1;
     }
     const float least[2] = {of_tile.max[0] == -INFINITY ? 0.0f : of_tile.max[0],
                             of_tile.max[1] == -INFINITY ? 0.0f : of_tile.max[1]};
 #pragma unroll
-    for (int i = 0; i < S::TILE / 2; i++) s[i] = ptx_ex2(fmaf(s[i], scale, -least[i / 2 % 2]));
+    for (int i = 0; i < S::TILE / 2; i++) s[i] = ptx_ex2(fmaf(s[i], scale[i / 2 % 2], -least[i / 2 % 2]));
     if (walk->needs_sums) {
 #pragma unroll
         for (int i = 0; i < S::TILE / 2; i++) of_tile.sum[i / 2 % 2] += s[i];
@@ -208,7 +221,7 @@ template <class S> static __device__ __forceinline__ void consume_rows(rows_memo
         ptx_mbarrier_wait(&slot->is_written, of_slots.parity);
         if (slot->num_rows == 0) return;
         char *q = memory->q[of_slots.place % S::QUERIES];
-        const rows_walk walk = {
+        rows_walk walk = {
             .slot = slot,
             .q = q + group * 64 * FV_PANEL_ROW_BYTES,
             .row = (int32_t)threadIdx.x / 32 * 16 + (int32_t)threadIdx.x % 32 / 4,
@@ -225,6 +238,10 @@ template <class S> static __device__ __forceinline__ void consume_rows(rows_memo
         clear_row_sums(&sums);
         ptx_mbarrier_wait(&slot->has_queries, of_slots.parity);
         ptx_fence_proxy_async();
+        if constexpr (S::IS_NARROW) {
+            walk.lacks[0] = slot->lacks[walk.row];
+            walk.lacks[1] = slot->lacks[walk.row + 8];
+        }
         attend_rows_tiles<S>(out, &sums, memory, &turns, args, &walk);
 #pragma unroll
         for (int half = 0; half < 2; half++)
@@ -244,13 +261,13 @@ static __global__ void __launch_bounds__(ROWS_THREADS, 1) wgmma_rows_kernel(cons
     overlap_begin();
     __syncthreads();
     if (threadIdx.x >= ROWS_CONSUMERS + ROWS_LOADERS) {
-        ptx_give_registers<ROWS_SCOUT_REGISTERS>();
+        ptx_give_registers<S::SCOUT_REGISTERS>();
         scout_rows<S>(memory, &args);
     } else if (threadIdx.x >= ROWS_CONSUMERS) {
-        ptx_give_registers<ROWS_LOADER_REGISTERS>();
+        ptx_give_registers<S::LOADER_REGISTERS>();
         load_rows<S>(memory, &args);
     } else {
-        ptx_take_registers<ROWS_CONSUMER_REGISTERS>();
+        ptx_take_registers<S::CONSUMER_REGISTERS>();
         consume_rows<S>(memory, &args);
     }
 }
@@ -264,7 +281,7 @@ template <class S> constexpr fv_cuda_attend_kernel wgmma_rows_of(void)
         .block_m = ROWS_BLOCK_M,
         .takes_row_parts = 1,
         .stays = 1,
-        .map_tile = S::TILE,
+        .map_tile = S::IS_NARROW ? S::HALF : S::TILE, /* what a warp widens it has asked for */
     };
 }
 

@@ -1,6 +1,7 @@
 /* What Hopper's attention kernels share: panels of shared memory (wgmma.cuh), and the scores of a warpgroup. They serve
- * caches and dense rows of the queries' own 16-bit dtype whose rows lie together, without scales of single keys, and
- * scores that need no more than scale and mask; attend.cu sends everything else to the portable kernels. */
+ * caches and dense rows of the queries' own 16-bit dtype, many rows also caches of one byte, whose rows lie together,
+ * without scales of single keys, and scores that need no more than scale and mask; attend.cu sends everything else to the
+ * portable kernels. */
 #ifndef FV_KERNELS_CUDA_HOPPER_PANEL_CUH
 #define FV_KERNELS_CUDA_HOPPER_PANEL_CUH
 

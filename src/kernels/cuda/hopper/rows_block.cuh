@@ -15,32 +15,35 @@ enum {
     ROWS_CONSUMERS = 256,
     ROWS_LOADERS = 128, /* two warps for keys, two for values, each for half of a tile */
     ROWS_SCOUTS = 128,  /* a row each */
-    ROWS_THREADS = ROWS_CONSUMERS + ROWS_LOADERS + ROWS_SCOUTS,
-    ROWS_CONSUMER_REGISTERS = 216,
-    ROWS_LOADER_REGISTERS = 32,
-    ROWS_SCOUT_REGISTERS = 48
+    ROWS_THREADS = ROWS_CONSUMERS + ROWS_LOADERS + ROWS_SCOUTS
 };
 static_assert(ROWS_BLOCK_M == ROWS_SCOUTS, "a row a thread");
-static_assert(ROWS_CONSUMERS * ROWS_CONSUMER_REGISTERS + ROWS_LOADERS * ROWS_LOADER_REGISTERS +
-                      ROWS_SCOUTS * ROWS_SCOUT_REGISTERS <=
-                  65536 / ROWS_THREADS / 8 * 8 * ROWS_THREADS,
-              "as many as a block begins with, or a warpgroup waits for ever");
 
 enum { ROWS_BARRIER_SCOUTS = 1 }; /* of threads; 0 is __syncthreads() */
 
 /* 16-bit dtype, head size of keys and values, keys of a tile; tiles of keys, and of values, and jobs' queries that there is
- * room for. */
-template <class Element, int HEAD_, int TILE_, int STAGES_, int QUERIES_> struct rows_shape {
+ * room for. IS_NARROW: the cache's entries are of one byte and become T, fp16, on their way (rows_widen.cuh), as queries do. */
+template <class Element, int HEAD_, int TILE_, int STAGES_, int QUERIES_, bool IS_NARROW_ = false> struct rows_shape {
     using T = Element;
     static constexpr int HEAD = HEAD_, TILE = TILE_, STAGES = STAGES_, QUERIES = QUERIES_;
+    static constexpr bool IS_NARROW = IS_NARROW_;
     static constexpr int HALF = TILE / 2, PANELS = HEAD / FV_PANEL_COLUMNS;
     static constexpr int TILE_BYTES = TILE * HEAD * 2, QUERY_BYTES = ROWS_BLOCK_M * HEAD * 2;
+    static constexpr int ENTRY_BYTES = IS_NARROW ? 1 : 2; /* of an element in the cache; panels that a row's bytes come to: */
+    static constexpr int FIRST_BYTES_PANEL = IS_NARROW ? PANELS / 2 : 0, BYTES_PANELS = PANELS - FIRST_BYTES_PANEL;
+    static constexpr int WIDENED = HEAD == 256 ? 2 : 4; /* a lane's 16 bytes that it has at once on their way to T */
+    /* Of a thread, as many as four begin with. */
+    static constexpr int CONSUMER_REGISTERS = !IS_NARROW ? 216 : HEAD == 256 ? 208 : 192, SCOUT_REGISTERS = 48;
+    static constexpr int LOADER_REGISTERS = 65536 / 128 - 2 * CONSUMER_REGISTERS - SCOUT_REGISTERS;
     static_assert((HEAD == 64 || HEAD == 128 || HEAD == 256) && (TILE == 64 || TILE == 128), "products that there are");
+    static_assert(ROWS_CONSUMERS == 256 && ROWS_LOADERS == 128 && ROWS_SCOUTS == 128,
+                  "as many registers as a block begins with, or a warpgroup waits for ever");
 };
 
 /* A job as those need it who work on it. */
 typedef struct rows_slot {
     attend_row rows[ROWS_BLOCK_M];
+    float lacks[ROWS_BLOCK_M]; /* next to one byte: what scores of a row lack (half_query.cuh); with its queries */
     attend_keys keys;
     int32_t num_rows; /* 0: there is no job, nor any after it */
     attend_job job;
@@ -57,6 +60,7 @@ template <class S> struct rows_memory {
     alignas(1024) char tiles[2][S::STAGES][S::TILE_BYTES]; /* keys, values */
     rows_slot slots[2]; /* n % 2 */
     rows_barriers of_tiles[2][S::STAGES];
+    uint64_t bytes_there[ROWS_LOADERS / 32]; /* barriers: a loading warp's entries of one byte */
     int32_t next[2]; /* numbers of jobs, in turn */
 };
 
@@ -68,6 +72,7 @@ template <class S> static __device__ __forceinline__ void init_rows_memory(rows_
         ptx_mbarrier_init(&barriers->full, ROWS_LOADERS / 2);
         init_warp_barrier(&barriers->empty, ROWS_CONSUMERS / 32);
     }
+    for (int32_t i = 0; i < ROWS_LOADERS / 32; i++) ptx_mbarrier_init(&memory->bytes_there[i], 1);
     for (int32_t i = 0; i < 2; i++) {
         ptx_mbarrier_init(&memory->slots[i].is_written, ROWS_SCOUTS);
         ptx_mbarrier_init(&memory->slots[i].has_queries, ROWS_SCOUTS);
