@@ -40,7 +40,10 @@ decode() {
 # The same schedule with a graph and without one.
 graphs() { run --static-grid 1q1s512 1q1s1k 2q1s1k 4q1s1k 8q1s1k 16q1s1k; }
 
-fp8() { run --stored --kv-cache-dtype fp8_e4m3 --block-size 64 $gqa; }
+# K and V of a head apart, and side by side.
+fp8() {
+    for layout in any packed_nhd; do run --stored --kv-cache-dtype fp8_e4m3 --block-size 64 --layout $layout $gqa; done
+}
 
 verify() { run --stored 8q1s8k 8q4s8k 32q1s8k 32q4s8k; }
 
