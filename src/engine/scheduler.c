@@ -7,17 +7,19 @@
 
 #include "core/compiler.h"
 
-static void push_back(fv_sequence **list, fv_sequence *sequence)
+static void push_back(fv_sequence_list *list, fv_sequence *sequence)
 {
-    while (*list) list = &(*list)->next;
+    fv_sequence **end = list->last ? &list->last->next : &list->first;
     sequence->next = NULL;
-    *list = sequence;
+    *end = list->last = sequence;
 }
 
-static void take_out(fv_sequence **list, const fv_sequence *sequence)
+static void take_out(fv_sequence_list *list, const fv_sequence *sequence)
 {
-    while (*list != sequence) list = &(*list)->next;
-    *list = sequence->next;
+    fv_sequence *before = NULL, **at = &list->first;
+    for (; *at != sequence; at = &before->next) before = *at;
+    *at = sequence->next;
+    if (list->last == sequence) list->last = before;
 }
 
 int32_t fv_scheduler_blocks_at_once(const fv_scheduler_limits *limits, int32_t window, int32_t max_tokens)
@@ -161,7 +163,7 @@ static void release_before(fv_scheduler_group *group, fv_block_row *row, int32_t
 /* Only the first in line is asked, so that a long prompt is not overtaken for ever by short ones. */
 static bool admit_next(fv_scheduler *scheduler)
 {
-    fv_sequence *sequence = scheduler->waiting;
+    fv_sequence *sequence = scheduler->waiting.first;
     if (!sequence || scheduler->num_running == scheduler->limits.max_num_seqs) return false;
     if (!reserve_blocks(scheduler, sequence)) return false;
     take_out(&scheduler->waiting, sequence);
@@ -201,10 +203,10 @@ int32_t fv_scheduler_next(fv_step_part *parts, fv_scheduler *scheduler)
 
     int32_t budget = scheduler->limits.max_batched_tokens;
     int32_t num_parts = 0;
-    for (fv_sequence *sequence = scheduler->running; sequence; sequence = sequence->next) {
+    for (fv_sequence *sequence = scheduler->running.first; sequence; sequence = sequence->next) {
         if (is_decode(sequence)) budget -= add_part(parts, &num_parts, scheduler, sequence, budget);
     }
-    for (fv_sequence *sequence = scheduler->running; sequence; sequence = sequence->next) {
+    for (fv_sequence *sequence = scheduler->running.first; sequence; sequence = sequence->next) {
         if (!is_decode(sequence)) budget -= add_part(parts, &num_parts, scheduler, sequence, budget);
     }
     return num_parts;

@@ -52,6 +52,11 @@ typedef struct fv_sequence {
     struct fv_sequence *next; /* waiting or running list */
 } fv_sequence;
 
+/* Sequences one behind the other; zeroed there are none. */
+typedef struct fv_sequence_list {
+    fv_sequence *first, *last;
+} fv_sequence_list;
+
 typedef struct fv_scheduler_limits {
     int32_t block_size;
     int32_t max_num_seqs;        /* running at once; more than max_batched_tokens are not used */
@@ -75,8 +80,8 @@ typedef struct fv_scheduler_group {
 typedef struct fv_scheduler {
     fv_scheduler_limits limits;
     fv_scheduler_group groups[FV_MAX_LAYER_GROUPS];
-    fv_sequence *running; /* in order of admission */
-    fv_sequence *waiting; /* in order of arrival */
+    fv_sequence_list running; /* in order of admission */
+    fv_sequence_list waiting; /* in order of arrival */
     int32_t num_running;
     int32_t num_waiting;
 } fv_scheduler;

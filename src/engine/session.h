@@ -81,7 +81,7 @@ struct fv_session {
     fv_forward_profile profile;
     void *sampler_scratch;
     fv_step_arrays step;
-    fv_session_request *requests;
+    fv_session_request *requests, *last_request; /* NULL: there are none */
     int32_t num_unfinished;
     int32_t next_id;
     fv_status failure; /* of a step: the cache is in an unknown state */

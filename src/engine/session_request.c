@@ -109,9 +109,8 @@ fv_status fv_session_add(int32_t *id, fv_session *session, const fv_request *ask
         return status;
     }
     made->id = session->next_id++;
-    fv_session_request **last = &session->requests;
-    while (*last) last = &(*last)->next;
-    *last = made;
+    fv_session_request **end = session->last_request ? &session->last_request->next : &session->requests;
+    *end = session->last_request = made;
     session->num_unfinished++;
     session->stats.prompt_tokens_total += made->num_prompt;
     if (id) *id = made->id;
@@ -120,9 +119,10 @@ fv_status fv_session_add(int32_t *id, fv_session *session, const fv_request *ask
 
 void fv_session_finish_request(fv_session *session, fv_session_request *finished)
 {
-    fv_session_request **at = &session->requests;
-    while (*at != finished) at = &(*at)->next;
+    fv_session_request *before = NULL, **at = &session->requests;
+    for (; *at != finished; at = &before->next) before = *at;
     *at = finished->next;
+    if (session->last_request == finished) session->last_request = before;
     fv_scheduler_finish(&session->scheduler, &finished->sequence);
     destroy_request(finished);
     session->num_unfinished--;

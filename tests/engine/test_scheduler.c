@@ -166,6 +166,40 @@ static void test_a_last_token_of_a_prompt_is_no_decode(void **state)
     fv_scheduler_deinit(&scheduler);
 }
 
+/* Whoever leaves, the first, the last or one between, running or not: the others stay in their order, and who comes is
+ * behind them. */
+static void test_keeps_the_order(void **state)
+{
+    (void)state;
+    enum { num_seqs = 3 };
+    for (int32_t round = 0; round < 2 * num_seqs; round++) {
+        const int32_t leaves = round / 2;
+        fv_scheduler scheduler;
+        fv_sequence sequences[num_seqs + 1];
+        fv_step_part parts[max_parts];
+        init(&scheduler, 16, 100, 8, 64);
+        for (int32_t i = 0; i < num_seqs; i++) {
+            assert_int_equal(fv_scheduler_add(&scheduler, &sequences[i], 2, 9), FV_OK);
+        }
+        if (round % 2 > 0) assert_int_equal(fv_scheduler_next(parts, &scheduler), num_seqs);
+        fv_scheduler_finish(&scheduler, &sequences[leaves]);
+        assert_int_equal(fv_scheduler_add(&scheduler, &sequences[num_seqs], 2, 9), FV_OK);
+        assert_int_equal(fv_scheduler_next(parts, &scheduler), num_seqs);
+        for (int32_t i = 0, expected = 0; i < num_seqs; i++, expected++) {
+            if (expected == leaves) expected++;
+            assert_ptr_equal(parts[i].sequence, &sequences[expected]);
+        }
+        for (int32_t i = num_seqs; i >= 0; i--) {
+            if (i != leaves) fv_scheduler_finish(&scheduler, &sequences[i]);
+        }
+        assert_int_equal(fv_scheduler_add(&scheduler, &sequences[0], 2, 9), FV_OK); /* to an empty line */
+        assert_int_equal(fv_scheduler_next(parts, &scheduler), 1);
+        assert_ptr_equal(parts[0].sequence, &sequences[0]);
+        fv_scheduler_finish(&scheduler, &sequences[0]);
+        fv_scheduler_deinit(&scheduler);
+    }
+}
+
 static void test_waits_for_room_in_order(void **state)
 {
     (void)state;
@@ -339,6 +373,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_cuts_prompts_by_the_budget),
         cmocka_unit_test(test_decodes_come_first),
+        cmocka_unit_test(test_keeps_the_order),
         cmocka_unit_test(test_waits_for_room_in_order),
         cmocka_unit_test(test_window_gives_blocks_back),
         cmocka_unit_test(test_waits_for_room_in_every_group),

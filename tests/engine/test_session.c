@@ -86,6 +86,58 @@ static void test_no_step_inside_a_callback(void **state)
     fv_session_destroy(caller.session);
 }
 
+/* Who was told of a token, in order. */
+typedef struct told_order {
+    int32_t requests[16], count;
+} told_order;
+
+static void note_order(void *user, const fv_token_event *event)
+{
+    told_order *order = user;
+    assert_in_range(order->count, 0, FV_ARRAY_LEN(order->requests) - 1);
+    order->requests[order->count++] = event->request;
+}
+
+static void add_noted(fv_session *session, told_order *order, int32_t max_tokens)
+{
+    static const int32_t prompt[] = {5, 6, 7};
+    const fv_request request = {
+        .struct_size = sizeof(request),
+        .prompt = prompt,
+        .num_prompt_tokens = 3,
+        .max_tokens = max_tokens,
+        .ignore_eos = 1,
+        .on_token = note_order,
+        .user = order,
+    };
+    if (fv_session_add(NULL, session, &request) != FV_OK) fail_msg("%s", fv_last_error());
+}
+
+static void expect_order(const told_order *order, const int32_t *requests, int32_t count)
+{
+    assert_int_equal(order->count, count);
+    for (int32_t i = 0; i < count; i++) assert_int_equal(order->requests[i], requests[i]);
+}
+
+/* The first, the last or one between ends; who comes then is behind those that are left. */
+static void test_keeps_the_order_of_requests(void **state)
+{
+    for (int32_t ends = 0; ends < 3; ends++) {
+        told_order order = {.count = 0};
+        const int32_t expected[] = {0, 1, 2, ends == 0 ? 1 : 0, ends == 2 ? 1 : 2, 3};
+        fv_session *session = create_session(*state, NULL);
+        for (int32_t i = 0; i < 3; i++) add_noted(session, &order, i == ends ? 1 : 2);
+        assert_int_equal(fv_session_step(NULL, session), FV_OK);
+        add_noted(session, &order, 1);
+        run_steps(session);
+        expect_order(&order, expected, FV_ARRAY_LEN(expected));
+        add_noted(session, &order, 1); /* to an empty line */
+        run_steps(session);
+        assert_int_equal(order.count, 7);
+        fv_session_destroy(session);
+    }
+}
+
 /* --- options --------------------------------------------------------------------------------------------- */
 
 /* Texts name the fields that the caller has set, their values and the default. */
@@ -216,6 +268,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_no_step_inside_a_callback),
+        cmocka_unit_test(test_keeps_the_order_of_requests),
         cmocka_unit_test(test_refuses_options),
         cmocka_unit_test(test_refuses_engine_options),
         cmocka_unit_test(test_refuses_null_requests),
