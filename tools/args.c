@@ -111,6 +111,12 @@ fv_status fv_args_refuse_operand(const char *operand, const char *command)
     return fv_fail(FV_ERR_INVALID, "'%s' is not taken; fovea %s --help lists what is accepted", operand, command);
 }
 
+fv_status fv_output_flush(void)
+{
+    if (fflush(stdout) == 0 && !ferror(stdout)) return FV_OK;
+    return fv_fail(FV_ERR_IO, "cannot write to standard output");
+}
+
 int fv_args_fail(const char *command)
 {
     fprintf(stderr, "fovea %s: %s\n", command, fv_last_error());

@@ -30,6 +30,9 @@ fv_status fv_args_refuse(int answer, int argc, char **argv);
 /* An operand where the command takes none. */
 fv_status fv_args_refuse_operand(const char *operand, const char *command);
 
+/* Writes out what standard output still holds. FV_ERR_IO: some of it, now or before, could not be written. */
+fv_status fv_output_flush(void);
+
 /* Prints "fovea COMMAND: TEXT" with the text of the last failure on stderr. Returns 2, the exit code
  * of wrong usage. */
 int fv_args_fail(const char *command);

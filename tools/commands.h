@@ -1,5 +1,5 @@
 /* The subcommands of the fovea program. Each takes its own name as argv[0], prints its result on
- * stdout and at most one line of error on stderr, and returns the program's exit code: 0 success,
+ * stdout, which main() flushes, and at most one line of error on stderr, and returns the program's exit code: 0 success,
  * 1 a failed run or a failed check, 2 wrong usage. */
 #ifndef FV_TOOLS_COMMANDS_H
 #define FV_TOOLS_COMMANDS_H

@@ -131,8 +131,8 @@ static fv_status report(generate_run *run)
     fv_status status = fv_engine_get_info(&summary.engine, run->engine);
     if (status == FV_OK) status = fv_session_get_stats(&summary.session, run->session);
     if (status == FV_OK && run->options->json) generate_print_json(stdout, &summary, &run->replies);
+    if (status == FV_OK) status = fv_output_flush(); /* before what goes to standard error */
     if (status != FV_OK) return status;
-    if (fflush(stdout) != 0 || ferror(stdout)) return fv_fail(FV_ERR_IO, "cannot write to standard output");
     if (!run->options->json) fputc('\n', stderr);
     generate_print_summary(stderr, &summary, run->options->profile);
     return FV_OK;

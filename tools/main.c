@@ -2,6 +2,7 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "args.h"
 #include "commands.h"
 #include "core/compiler.h"
 #include "fovea/status.h"
@@ -47,7 +48,8 @@ static int refuse(const char *name)
     return 2;
 }
 
-int main(int argc, char **argv)
+/* What is no command. */
+static int run_own(int argc, char **argv)
 {
     if (argc < 2) {
         print_help();
@@ -61,6 +63,13 @@ int main(int argc, char **argv)
         printf("fovea %s\n", fv_version());
         return 0;
     }
-    const command *chosen = find_command(argv[1]);
-    return chosen ? chosen->run(argc - 1, argv + 1) : refuse(argv[1]);
+    return refuse(argv[1]);
+}
+
+int main(int argc, char **argv)
+{
+    const command *chosen = argc > 1 ? find_command(argv[1]) : NULL;
+    const int code = chosen ? chosen->run(argc - 1, argv + 1) : run_own(argc, argv);
+    if (fv_output_flush() == FV_OK || code != 0) return code;
+    return fv_run_fail(argv[1]);
 }

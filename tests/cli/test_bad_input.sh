@@ -49,6 +49,15 @@ refuses "blocks is '0'" "$fovea" pipeline --blocks 0 3:2
 refuses "amla.*'2:2'" "$fovea" pipeline --amla 1:1 2:2
 refuses "no-such/plot.svg" "$fovea" pipeline 3:2 --svg "$work/no-such/plot.svg"
 refuses "unknown option|accepted" "$fovea" check --frobnicate
+full() { # full COMMAND...: what cannot be written is an error
+    refuses "cannot write to standard output" bash -c 'exec "$@" >/dev/full' - "$@"
+}
+full "$fovea" info
+full "$fovea" info --help
+full "$fovea" --help
+full "$fovea" --version
+full "$fovea" backends --json
+full "$fovea" check --list --quick
 refuses "isa.*accepted|sse9" env FOVEA_ISA=sse9 "$fovea" bench q1
 
 if [ -n "$model" ]; then

@@ -187,8 +187,7 @@ static fv_status report(random_run *run)
     } else {
         print_table(run, rows, num_rows);
     }
-    if (fflush(stdout) == 0 && !ferror(stdout)) return FV_OK;
-    return fv_fail(FV_ERR_IO, "cannot write to standard output");
+    return FV_OK;
 }
 
 /* Room in the cache and for the times; a text ends where the context does, whatever was asked for. */
