@@ -66,11 +66,11 @@ static fv_status read_options(options *opts, int argc, char **argv)
     if (opts->args.shared_prefix && !opts->batch) {
         return fv_fail(FV_ERR_INVALID, "--shared-prefix without a batch; accepted: with SPEC, e.g. 8q1s4k");
     }
-    return fv_problem_args_finish(&opts->args);
+    return fv_problem_args_finish(&opts->args, opts->device);
 }
 
 /* The default problem as a layer of a kind. */
-static fv_status problem_of_kind(fv_problem *problem, fv_layer_kind kind)
+static fv_status problem_of_kind(fv_problem *problem, fv_layer_kind kind, const char *device)
 {
     fv_problem_args args;
     fv_problem_args_init(&args);
@@ -78,7 +78,7 @@ static fv_status problem_of_kind(fv_problem *problem, fv_layer_kind kind)
     args.problem.window = kind == FV_LAYER_SLIDING_WINDOW ? 1024 : 0;
     if (kind == FV_LAYER_ENCODER) args.problem.type = FV_ATTENTION_ENCODER;
     if (kind == FV_LAYER_CROSS) args.problem.type = FV_ATTENTION_CROSS;
-    const fv_status status = fv_problem_args_finish(&args);
+    const fv_status status = fv_problem_args_finish(&args, device);
     *problem = args.problem;
     return status;
 }
@@ -108,7 +108,7 @@ static fv_status print_overview(const options *opts, fv_device *device)
     for (int32_t kind = FV_LAYER_FULL; kind <= FV_LAYER_CROSS; kind++) {
         fv_problem problem;
         const char *chosen = NULL;
-        fv_status status = problem_of_kind(&problem, (fv_layer_kind)kind);
+        fv_status status = problem_of_kind(&problem, (fv_layer_kind)kind, opts->device);
         if (status == FV_OK) status = find_chosen(&chosen, device, &problem);
         if (status != FV_OK) return status;
         if (!opts->json) {

@@ -166,12 +166,13 @@ fv_status fv_problem_args_set(fv_problem_args *args, int value, const char *text
     case FV_OPTION_SHARED_PREFIX: return fv_args_i32(&args->shared_prefix, "--shared-prefix", text, 0, 1 << 24);
     default:
         args->num_of_problem++;
+        args->has_dtype |= value == FV_OPTION_DTYPE;
         note_heads(args, value, text);
         return set_problem(&args->problem, value, text);
     }
 }
 
-fv_status fv_problem_args_finish(fv_problem_args *args)
+fv_status fv_problem_args_finish(fv_problem_args *args, const char *device)
 {
     fv_problem *problem = &args->problem;
     if ((int)problem->kv_scaling == SCALING_BY_DTYPE) {
@@ -183,6 +184,8 @@ fv_status fv_problem_args_finish(fv_problem_args *args)
         return fv_fail(FV_ERR_INVALID, "%s does not go with --mla; accepted: --heads N, of latents of 512 + 64",
                        args->of_mha);
     if (problem->kind == FV_ATTENTION_MLA) {
+        const int32_t is_of_engine = !problem->mla.absorbed && strcmp(device, "cpu") == 0;
+        if (is_of_engine && !args->has_dtype) problem->q_dtype = FV_DTYPE_F32; /* what its products take */
         problem->mla = (fv_mla_shape){.num_heads = problem->mha.num_heads,
                                       .kv_lora_rank = 512,
                                       .qk_rope_head_dim = 64,

@@ -44,6 +44,7 @@ typedef struct fv_problem_args {
     int32_t shared_prefix;  /* keys that the sequences of a group of a batch share; 0: none */
     int32_t num_of_problem; /* options given that describe the problem */
     const char *of_mha;     /* one of them that MLA has no use for; NULL: none */
+    int32_t has_dtype;      /* 1: --dtype was given */
 } fv_problem_args;
 
 /* For the array of long options. */
@@ -78,7 +79,8 @@ typedef struct fv_problem_args {
     "  --v-head-size D        of V where it differs\n"                                                       \
     "  --block-size N         tokens of a cache block (16)\n"                                                \
     "  --type T               of the layer: decoder, encoder, cross (decoder)\n"                             \
-    "  --dtype T              of Q, K, V and the output: float32, float16, bfloat16 (bfloat16)\n"            \
+    "  --dtype T              of Q, K, V and the output: float32, float16, bfloat16 (bfloat16; with\n"       \
+    "                         --mla=weights on the CPU float32, which the engine's products take)\n"         \
     "  --kv-cache-dtype T     of the cache: as --dtype, or fp8_e4m3, fp8_e5m2, int8\n"                       \
     "  --kv-scaling S         none, tensor, head, token-head (fp8: tensor, int8: token-head)\n"              \
     "  --layout L             any, strided, nb_2_bs_h_d, 2_nb_bs_h_d, x_packed, shuffled,\n"                 \
@@ -90,7 +92,7 @@ typedef struct fv_problem_args {
     "  --not-causal           batches that are not causal\n"                                                 \
     "  --tree-mask            new tokens see their ancestors only, as in speculation\n"                      \
     "  --mla[=FORM]           multi-head latent attention, the shape of DeepSeek-V3: latents (queries and\n" \
-    "                         outputs absorbed by the caller) or weights (multiplied here; float32) (latents)\n"
+    "                         outputs absorbed by the caller) or weights (multiplied here) (latents)\n"
 #define FV_PLAN_HELP                                                                                 \
     "  --cascade C            shared prefixes read once: auto, off, always (auto)\n"                 \
     "  --decode-threshold N   longest query that ROCM_AITER_FA and ROCM_ATTN serve as decode\n"      \
@@ -109,8 +111,9 @@ void fv_problem_args_init(fv_problem_args *args);
 /* Takes option `value` (FV_OPTION_HEADS ...) with getopt's optarg. */
 fv_status fv_problem_args_set(fv_problem_args *args, int value, const char *text);
 
-/* Settles what depends on several options (scales of the cache, MLA's heads) and checks the whole. */
-fv_status fv_problem_args_finish(fv_problem_args *args);
+/* Settles what depends on several options (scales of the cache, MLA's heads) and on the device that is asked for (the dtype
+ * of MLA with weights), and checks the whole. */
+fv_status fv_problem_args_finish(fv_problem_args *args, const char *device);
 
 /* One line: "32/8 heads of 128, bfloat16, cache fp8_e4m3 with tensor scales, blocks of 16, window 1024". */
 void fv_problem_args_describe(char *text, size_t text_bytes, const fv_problem *problem);

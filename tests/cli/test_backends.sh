@@ -72,6 +72,8 @@ why prints '^ +- layout x_packed not supported \(accepted: .*packed_nhd' --layou
 why prints '^ +- head_size not supported \(33, ' --head-size 33
 why prints '^ +- ALiBi not supported with attention type cross' --type cross --alibi
 why prints '^ +- attention type cross not supported' --type cross
+why json_holds "'with weights, float32, cache float32' in d['problem']" --mla=weights --json
+why json_holds "'with weights, bfloat16, cache bfloat16' in d['problem']" --mla=weights --dtype bfloat16 --json
 why prints '^layer kind sliding_window; ' --window 128
 why prints '^layer kind encoder_only_attention; ' --type encoder
 why json_holds "d['layer_kind'] == 'cross_attention'" --type cross --json

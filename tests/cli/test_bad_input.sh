@@ -29,6 +29,10 @@ refuses "no device 'cuda:1023'" "$fovea" bench --device cuda:1023 q1
 refuses "no device 'cuda:1023'" "$fovea" bench mla-layer --device cuda:1023
 refuses "check compares a device.*accepted: cuda" "$fovea" bench mla-layer --check
 refuses "no device 'nope:0'.*libfovea-nope" "$fovea" accuracy --device nope
+refuses "dtype is 'bfloat16' with --mla=weights on cpu; accepted: float32" \
+    "$fovea" bench --mla=weights --dtype bfloat16 q1
+judge "$([ -s "$work/out" ] && echo 'something was printed before')" bench --mla=weights --dtype bfloat16
+refuses "dtype is 'float16' on cpu; accepted: float32" "$fovea" bench mla-layer --dtype float16
 refuses "length is .x.*whole number" "$fovea" bench mla-layer --length 512,x
 refuses "unknown option.*--frobnicate" "$fovea" bench mla-layer --frobnicate
 refuses "unknown option" "$fovea" backends --frobnicate
@@ -61,6 +65,8 @@ full "$fovea" check --list --quick
 refuses "isa.*accepted|sse9" env FOVEA_ISA=sse9 "$fovea" bench q1
 
 if [ -n "$model" ]; then
+    json_holds "'float32, cache float32' in d['problem'] and all('median_us' in r for r in d['rows'])" \
+        "$fovea" bench --mla=weights --heads 4 --min-time 0 --repeat 2 --kernels best --json q1s64 q70s90
     generate() { # generate PATTERN OPTION...
         local pattern=$1
         shift

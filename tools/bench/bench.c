@@ -143,7 +143,10 @@ static fv_status read_options(options *opts, int argc, char **argv)
         if (status != FV_OK) return status;
         fv_batch_spec_deinit(&spec);
     }
-    return fv_problem_args_finish(&opts->args);
+    const fv_status status = fv_problem_args_finish(&opts->args, opts->device);
+    const fv_problem *problem = &opts->args.problem;
+    if (status != FV_OK || problem->kind != FV_ATTENTION_MLA || problem->mla.absorbed) return status;
+    return fv_mla_products_check(problem->q_dtype, opts->device, " with --mla=weights");
 }
 
 typedef struct bench {

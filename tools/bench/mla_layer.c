@@ -132,7 +132,7 @@ static fv_status read_options(options *opts, int argc, char **argv)
     if (optind < argc) return fv_args_refuse_operand(argv[optind], command);
     const int32_t is_cpu = strcmp(opts->device, "cpu") == 0;
     if (!opts->has_dtype && !is_cpu) opts->sizes.dtype = FV_DTYPE_BF16;
-    if (!opts->check || !is_cpu) return FV_OK;
+    if (!opts->check || !is_cpu) return fv_mla_products_check(opts->sizes.dtype, opts->device, "");
     return fv_fail(FV_ERR_INVALID, "--check compares a device with the CPU, and --device is 'cpu'; accepted: cuda");
 }
 

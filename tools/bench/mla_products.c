@@ -1,6 +1,7 @@
 #include "bench/mla_products.h"
 
 #include <stdlib.h>
+#include <string.h>
 
 #include "core/device.h"
 #include "core/error.h"
@@ -42,6 +43,12 @@ fv_status fv_mla_products_create(fv_mla_products **products, fv_gemm_fn *gemm, v
     *gemm = fv_device_gemm;
     *gemm_user = device;
     return FV_OK;
+}
+
+fv_status fv_mla_products_check(fv_dtype dtype, const char *device, const char *where)
+{
+    if (strcmp(device, "cpu") != 0 || dtype == FV_DTYPE_F32) return FV_OK;
+    return fv_fail(FV_ERR_INVALID, "--dtype is '%s'%s on cpu; accepted: float32", fv_dtype_name(dtype), where);
 }
 
 static float plain_element(const fv_gemm *g, int32_t matrix, int32_t row, int32_t column)
