@@ -134,9 +134,8 @@ fv_status fv_gemm_create(fv_gemm_library **gemm, fv_context *context, fv_dtype d
     made->context = context;
     made->kernel = dtype == FV_DTYPE_BF16 ? &fv_gemm_kernel_bf16 : &fv_gemm_kernel_f32;
     const dnnl_version_t *version = dnnl_version();
-    snprintf(made->description, sizeof(made->description), "onednn %d.%d.%d %s%s%s", version->major, version->minor,
-             version->patch, fv_dtype_name(dtype), keeps_stored ? ", weights as stored: " : "",
-             keeps_stored ? fv_stored_find_table(context->isa)->name : "");
+    snprintf(made->description, sizeof(made->description), "onednn %d.%d.%d %s", version->major, version->minor,
+             version->patch, fv_dtype_name(dtype));
     if (keeps_stored) made->stored.table = fv_stored_find_table(context->isa);
     if (made->kernel->create) {
         const fv_status status = made->kernel->create(&made->state, fv_context_num_workers(context));

@@ -46,7 +46,7 @@ void fv_gemm_destroy(fv_gemm_library *gemm); /* takes NULL; the weights go first
 
 fv_dtype fv_gemm_dtype(const fv_gemm_library *gemm);
 
-/* "onednn 2.6.3 fp32". Valid as long as `gemm`. */
+/* "onednn 2.6.3 float32", and ", weights as stored: avx2" once there is such a weight. Valid as long as `gemm`. */
 const char *fv_gemm_describe(const fv_gemm_library *gemm);
 
 /* Reads W [out_features, in_features] in parallel and keeps it in the compute type. Beside the weight

@@ -7,7 +7,9 @@
  *     stripes  ->  floats  ->  (bf16, packed)  ->  blocks of Y
  *
  * Where the kernels are faster than the library even for many rows, there are no panels. */
+#include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
 
 #include "core/compiler.h"
 #include "core/context.h"
@@ -72,6 +74,11 @@ fv_status fv_gemm_stored_prepare(fv_gemm_weight *weight, fv_gemm_library *gemm, 
         weight->bytes += (size_t)fv_round_up((int64_t)bytes_of_part(part), FV_GEMM_ALIGNMENT);
     }
     weight->num_parts = num_parts;
+    if (!stored->is_used) {
+        const size_t used = strlen(gemm->description);
+        snprintf(gemm->description + used, sizeof(gemm->description) - used, ", weights as stored: %s",
+                 stored->table->name);
+    }
     stored->is_used = true;
     stored->max_in_features = fv_max_i64(stored->max_in_features, weight->in_features);
     return FV_OK;

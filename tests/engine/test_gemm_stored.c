@@ -90,6 +90,7 @@ static void set_up(fixture *f, const char *isa, int32_t num_threads, int64_t in_
     f->is_kept = file_bytes < (size_t)(f->num_outputs * in_features) * fv_dtype_bytes(fv_gemm_dtype(f->gemm));
     assert_int_equal(fv_gemm_weight_create_of_rows(&f->weight, f->gemm, in_features, rows, num_parts), FV_OK);
     assert_int_equal(fv_gemm_weight_out_features(f->weight), f->num_outputs);
+    assert_int_equal(f->is_kept, strstr(fv_gemm_describe(f->gemm), ", weights as stored: ") != NULL);
     assert_int_equal(fv_gemm_reserve(f->gemm, max_rows), FV_OK);
 
     f->w = malloc((size_t)(f->num_outputs * in_features) * sizeof(float));
