@@ -38,6 +38,13 @@ static void show_prefill(generate_run *run)
     fflush(stderr);
 }
 
+/* Text that nobody takes is not worth its time: the run ends after the step. */
+static void flush_text(generate_run *run)
+{
+    const fv_status status = fv_output_flush();
+    if (status != FV_OK) run->failure = status;
+}
+
 static void print_done(generate_run *run)
 {
     for (; run->num_printed < run->replies.count; run->num_printed++) {
@@ -46,7 +53,7 @@ static void print_done(generate_run *run)
         printf("[%d] %s\n", run->num_printed + 1, reply->prompt);
         fwrite(reply->text, 1, reply->text_bytes, stdout);
         printf("\n\n");
-        fflush(stdout);
+        flush_text(run);
     }
 }
 
@@ -64,7 +71,7 @@ static void take_token(void *user, const fv_token_event *event)
     }
     if (event->text_bytes > 0) fwrite(event->text, 1, event->text_bytes, stdout);
     if (event->finish != FV_FINISH_NONE) fputc('\n', stdout);
-    fflush(stdout);
+    flush_text(run);
 }
 
 static fv_status encode_prompt(int32_t **tokens, int32_t *num_tokens, const generate_run *run, bool is_chat,

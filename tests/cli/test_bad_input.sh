@@ -111,6 +111,12 @@ if [ -n "$model" ]; then
     generate "unknown option '--max', or the begin of several" --max 3 hello
     generate "top-p is '0'" --top-p 0 hello
     refuses "1073741829 together" "$fovea" generate --random-weights tiny --prompt-tokens 5 --max-tokens 1073741824
+    # Two minutes of text, but for a few of its tokens; several prompts are printed as they end.
+    full "$fovea" generate -m "$model" --max-tokens 8000 --ignore-eos hello
+    printf 'hello\nthere\n' >"$work/two.txt"
+    full "$fovea" generate -m "$model" --max-tokens 2 -f "$work/two.txt"
+    full "$fovea" generate -m "$model" --max-tokens 2 --json hello
+    full "$fovea" generate --random-weights tiny --prompt-tokens 5 --max-tokens 5
     python3 -c "print('word ' * 20000)" >"$work/long.txt"
     generate "context|longer|tokens" -f "$work/long.txt"
     generate "cache.tokens" --cache-tokens -1 hello
