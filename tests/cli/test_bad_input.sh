@@ -53,6 +53,12 @@ refuses "blocks is '0'" "$fovea" pipeline --blocks 0 3:2
 refuses "amla.*'2:2'" "$fovea" pipeline --amla 1:1 2:2
 refuses "no-such/plot.svg" "$fovea" pipeline 3:2 --svg "$work/no-such/plot.svg"
 refuses "unknown option|accepted" "$fovea" check --frobnicate
+refuses "only is 'no_such'; no such case" "$fovea" check --list --json --only no_such
+judge "$([ -s "$work/out" ] && echo 'something was printed before')" check --list --json --only no_such
+json_holds "d[0]['name'] == 'random.7' and 'heads, D ' in d[0]['text'] and len(d) == 1" \
+    "$fovea" check --list --json --only random.7
+json_holds "[c['name'] for c in d] == ['mutants']" "$fovea" check --list --json --only mutants
+json_holds "len(d) > 600 and {'mutants', 'rope'} < {c['name'] for c in d}" "$fovea" check --list --json --quick
 full() { # full COMMAND...: what cannot be written is an error
     refuses "cannot write to standard output" bash -c 'exec "$@" >/dev/full' - "$@"
 }

@@ -35,7 +35,7 @@ void check_options_print_help(void)
         "  --quick           a sample of the grids that takes seconds\n"
         "  --list            name the cases, run none\n"
         "  --threads N       default: all CPUs\n"
-        "  --json            the result as JSON\n"
+        "  --json            the result as JSON; with --list the list, an array of name and text\n"
         "  --help            this text\n",
         DEFAULT_RANDOM, QUICK_RANDOM);
 }

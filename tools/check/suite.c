@@ -367,11 +367,37 @@ out:
     return status;
 }
 
-static void list_case(const check_case *test)
+/* A line, or an object of the list that is open in `json`; NULL: lines are asked for. `text` is "" for a group. */
+static void list_name(fv_json *json, const char *name, const char *text)
+{
+    if (json) {
+        fv_json_begin_row(json);
+        fv_json_string(json, "name", name);
+        fv_json_string(json, "text", text);
+        fv_json_end_object(json);
+    } else if (text[0]) {
+        printf("%-24s %s\n", name, text);
+    } else {
+        printf("%s\n", name);
+    }
+}
+
+static void list_case(fv_json *json, const check_case *test)
 {
     char description[512];
     check_case_describe(description, sizeof(description), test);
-    printf("%-24s %s\n", test->id, description);
+    list_name(json, test->id, description);
+}
+
+/* The groups that have no cases of their own: names[0 .. result). */
+static int32_t select_groups(const char *names[CHECK_NUM_OPERATIONS + 1], const check_options *options)
+{
+    int32_t count = 0;
+    for (int32_t i = -1; i < CHECK_NUM_OPERATIONS; i++) {
+        const char *name = i < 0 ? "mutants" : check_operations[i].name;
+        if (selected(options->only, name)) names[count++] = name;
+    }
+    return count;
 }
 
 fv_status check_suite_list(const check_options *options)
@@ -379,20 +405,23 @@ fv_status check_suite_list(const check_options *options)
     check_suite suite = {.options = options};
     select_grids(&suite);
     select_random(&suite);
-    for (int32_t i = 0; i < suite.grids.num_cases; i++) list_case(&suite.grids.cases[i]);
+    const char *groups[CHECK_NUM_OPERATIONS + 1];
+    const int32_t num_groups = select_groups(groups, options);
+    const int32_t num_listed = suite.grids.num_cases + suite.num_random + num_groups;
+    fv_json writer, *json = options->json && num_listed > 0 ? &writer : NULL;
+    if (json) {
+        fv_json_init(json, stdout);
+        fv_json_begin_array(json, NULL);
+    }
+    for (int32_t i = 0; i < suite.grids.num_cases; i++) list_case(json, &suite.grids.cases[i]);
     for (int32_t i = 0; i < suite.num_random; i++) {
         check_case test;
         check_case_random(&test, (uint64_t)options->seed, suite.first_random + i);
-        list_case(&test);
+        list_case(json, &test);
         check_case_deinit(&test);
     }
-    int32_t num_listed = suite.grids.num_cases + suite.num_random;
-    for (int32_t i = -1; i < CHECK_NUM_OPERATIONS; i++) {
-        const char *name = i < 0 ? "mutants" : check_operations[i].name;
-        if (!selected(options->only, name)) continue;
-        printf("%s\n", name);
-        num_listed++;
-    }
+    for (int32_t i = 0; i < num_groups; i++) list_name(json, groups[i], "");
+    if (json) fv_json_end_array(json);
     close_suite(&suite);
     return num_listed > 0 ? FV_OK : nothing_selected(options);
 }

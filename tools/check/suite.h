@@ -9,7 +9,7 @@
  * with a text; findings are in the report. */
 fv_status check_suite_run(check_report *report, const check_options *options);
 
-/* Prints the ids of what the options select. */
+/* Prints the ids of what the options select, each case with its description; or that as JSON. */
 fv_status check_suite_list(const check_options *options);
 
 #endif
