@@ -23,6 +23,20 @@ refuses "threads is '[+]2'; accepted: a whole number" "$fovea" bench --threads +
 refuses "soft-cap is '0x1p3'; accepted: a number" "$fovea" backends --soft-cap 0x1p3
 refuses "soft-cap is '.3'; accepted: a number" "$fovea" backends --soft-cap $'\t3'
 refuses "no-such.json" "$fovea" bench --compare "$work/no-such.json" q1
+quick=("$fovea" bench --threads 2 --min-time 0 --repeat 2 --kernels best --heads 2 --head-size 64)
+runs "${quick[@]}" --output "$work/old.json" q1s64
+prints " [0-9.]+ x the old speed" "${quick[@]}" --compare "$work/old.json" --output "$work/old.json" q1s64
+json_holds "len(d['rows']) == 1 and d['rows'][0]['times_faster_than_old'] > 0" cat "$work/old.json"
+head -c -3 "$work/old.json" >"$work/cut.json"
+refuses "cut.json', which ends early; accepted" "${quick[@]}" --compare "$work/cut.json" q1s64
+head -c -1 "$work/old.json" >"$work/cut.json" # the end of a line alone
+runs "${quick[@]}" --compare "$work/cut.json" q1s64
+refuses "compare is '$work': Is a directory" "${quick[@]}" --compare "$work" q1s64
+refuses "compare is '$0', which has no rows" "${quick[@]}" --compare "$0" q1s64
+refuses "output is '$work': Is a directory" "${quick[@]}" --output "$work" q1s64
+refuses "output is '$work/no-such/new.json': No such file" "${quick[@]}" --output "$work/no-such/new.json" q1s64
+judge "$([ -s "$work/out" ] && echo 'it ran before')" bench --output "$work/no-such/new.json"
+refuses "output '/dev/full' could not be written" "${quick[@]}" --output /dev/full q1s64
 refuses "no device 'nope:0'.*libfovea-nope" "$fovea" bench --device nope q1
 refuses "no device 'cuda:x'.*accepted.*cuda:1" "$fovea" bench --device cuda:x q1
 refuses "no device 'cuda:1023'" "$fovea" bench --device cuda:1023 q1

@@ -1,8 +1,10 @@
 /* fovea bench: times batches through the public plan API, next to what the machine can do. The rows of a
  * batch are measured in turn (bench/measure.c); the reference kernels, which are slow, once and apart. */
+#include <errno.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 #include "args.h"
 #include "bench/mla_layer.h"
@@ -151,6 +153,7 @@ static fv_status read_options(options *opts, int argc, char **argv)
 
 typedef struct bench {
     const options *opts;
+    FILE *output; /* NULL: none is asked for */
     fv_context *context;
     fv_device *device;
     fv_device_clock *clock; /* NULL on the CPU, as the ceilings */
@@ -358,24 +361,35 @@ static fv_status run_batch(bench *b, const char *spec)
     return status;
 }
 
-static fv_status write_output(const bench *b)
+/* What is in the file stays until there is more to write: it may be the one to compare with. */
+static fv_status open_output(bench *b)
 {
     if (!b->opts->output) return FV_OK;
-    FILE *file = fopen(b->opts->output, "w");
-    if (!file) return fv_fail(FV_ERR_IO, "--output is '%s', which cannot be written", b->opts->output);
-    fv_bench_print_json(file, &b->setting, b->rows, b->num_rows);
-    if (fclose(file) == 0) return FV_OK;
+    b->output = fopen(b->opts->output, "a");
+    return b->output ? FV_OK : fv_fail(FV_ERR_IO, "--output is '%s': %s", b->opts->output, strerror(errno));
+}
+
+static fv_status write_output(const bench *b)
+{
+    if (!b->output) return FV_OK;
+    const int32_t is_empty = ftruncate(fileno(b->output), 0) == 0 || errno == EINVAL; /* a pipe has nothing to cut */
+    if (is_empty) fv_bench_print_json(b->output, &b->setting, b->rows, b->num_rows);
+    if (is_empty && fflush(b->output) == 0 && !ferror(b->output)) return FV_OK;
     return fv_fail(FV_ERR_IO, "--output '%s' could not be written to the end", b->opts->output);
 }
 
-/* The context and the device; where that is not the CPU, what it can do. */
 static fv_status open_device(bench *b)
 {
     const fv_context_options context = {.struct_size = sizeof(context), .num_threads = b->opts->num_threads};
-    fv_status status = fv_context_create(&b->context, &context);
-    if (status == FV_OK) status = fv_device_find(&b->device, b->context, b->opts->device);
-    if (status != FV_OK || b->device->host_is_device) return status;
-    status = fv_device_clock_create(&b->clock, b->device);
+    const fv_status status = fv_context_create(&b->context, &context);
+    return status == FV_OK ? fv_device_find(&b->device, b->context, b->opts->device) : status;
+}
+
+/* What a device other than the CPU can do. */
+static fv_status measure_device(bench *b)
+{
+    if (b->device->host_is_device) return FV_OK;
+    const fv_status status = fv_device_clock_create(&b->clock, b->device);
     return status == FV_OK ? fv_device_ceilings_measure(&b->ceilings, b->clock) : status;
 }
 
@@ -413,19 +427,21 @@ static fv_status run_bench(bench *b)
     char problem[320];
     fv_problem_args_describe(problem, sizeof(problem), &opts->args.problem);
     fv_status status = open_device(b);
+    if (status == FV_OK && opts->compare) status = fv_bench_compare(NULL, 0, problem, opts->compare);
+    if (status == FV_OK) status = open_output(b); /* what is wrong with files is so before the first run */
+    if (status == FV_OK) status = measure_device(b);
     if (status != FV_OK) return status;
     choose_backends(b);
     choose_kernels(b);
     status = alloc_rows(b);
     if (status != FV_OK) return status;
-    if (opts->compare) status = fv_bench_compare(b->rows, 0, problem, opts->compare); /* wrong before the first run */
     b->setting.problem = problem;
     b->setting.shared_prefix = opts->args.shared_prefix;
     b->setting.stored = opts->stored;
     b->setting.num_threads = fv_context_num_workers(b->context);
     b->setting.device = b->device;
     b->setting.ceilings = b->clock ? &b->ceilings : NULL;
-    if (status == FV_OK) print_heading(b);
+    print_heading(b);
     for (int32_t i = 0; i < opts->num_specs && status == FV_OK; i++) status = run_batch(b, opts->specs[i]);
     return status == FV_OK ? print_end(b) : status;
 }
@@ -441,6 +457,7 @@ int fv_cmd_bench(int argc, char **argv)
     }
     bench b = {.opts = &opts, .setting = {.argc = argc, .argv = argv}};
     const int code = run_bench(&b) == FV_OK ? 0 : fv_run_fail("bench");
+    if (b.output) fclose(b.output);
     free(b.rows);
     fv_device_clock_destroy(b.clock);
     fv_context_destroy(b.context);

@@ -265,13 +265,33 @@ static int32_t line_has(const char *line, const char *key, const char *value)
     return strstr(line, member) != NULL;
 }
 
+/* What a JSON text has open at a place. */
+typedef struct json_place {
+    int32_t depth, is_in_string, is_escaped;
+} json_place;
+
+static void walk_json(json_place *place, const char *text)
+{
+    for (; *text; text++) {
+        if (place->is_in_string) {
+            if (*text == '"' && !place->is_escaped) place->is_in_string = 0;
+            place->is_escaped = *text == '\\' && !place->is_escaped;
+        } else {
+            place->is_in_string = *text == '"';
+            place->depth += (*text == '{' || *text == '[') - (*text == '}' || *text == ']');
+        }
+    }
+}
+
 fv_status fv_bench_compare(fv_bench_row *rows, int32_t num_rows, const char *problem, const char *path)
 {
     FILE *file = fopen(path, "r");
     if (!file) return fv_fail(FV_ERR_IO, "--compare is '%s': %s", path, strerror(errno));
     char line[4096]; /* a row of fv_bench_print_json is one line, and the problem one before them */
     int32_t num_found = 0, is_same_problem = 1;
+    json_place end = {0};
     while (fgets(line, sizeof(line), file)) {
+        walk_json(&end, line);
         if (strstr(line, "\"problem\": ")) is_same_problem = line_has(line, "problem", problem);
         const char *at = strstr(line, "\"median_us\": ");
         const double old_us = at ? strtod(at + strlen("\"median_us\": "), NULL) : 0;
@@ -286,8 +306,10 @@ fv_status fv_bench_compare(fv_bench_row *rows, int32_t num_rows, const char *pro
             row->old_ratio = old_us / row->measured.run.median_us;
         }
     }
+    const int error = ferror(file) ? errno : 0; /* a directory can be opened */
     fclose(file);
-    if (num_found > 0) return FV_OK;
-    return fv_fail(FV_ERR_IO, "--compare is '%s', which has no rows; accepted: a file written by fovea bench --json",
-                   path);
+    if (error) return fv_fail(FV_ERR_IO, "--compare is '%s': %s", path, strerror(error));
+    if (num_found > 0 && end.depth == 0 && !end.is_in_string) return FV_OK;
+    return fv_fail(FV_ERR_IO, "--compare is '%s', which %s; accepted: a file written by fovea bench --json", path,
+                   num_found > 0 ? "ends early" : "has no rows");
 }
