@@ -8,6 +8,7 @@
 
 #include "args.h"
 #include "core/error.h"
+#include "engine/engine.h"
 #include "generate/options.h"
 #include "generate/progress.h"
 #include "generate/random_run.h"
@@ -85,10 +86,26 @@ static fv_status encode_prompt(int32_t **tokens, int32_t *num_tokens, const gene
     return fv_engine_encode_chat(tokens, num_tokens, run->engine, messages, num_messages);
 }
 
+/* Says where the model does not see all of a text. */
+static fv_status note_dropped(const generate_run *run, const char *name, const char *text)
+{
+    int64_t num_dropped;
+    const fv_status status = fv_engine_count_dropped(&num_dropped, run->engine, text, strlen(text));
+    if (num_dropped > 0) {
+        fprintf(stderr, "fovea generate: note: bytes of %s that no token stands for, left out: %lld\n", name,
+                (long long)num_dropped);
+    }
+    return status;
+}
+
 static fv_status add_prompt(generate_run *run, bool is_chat, int32_t index)
 {
     int32_t *tokens = NULL, num_tokens = 0;
-    fv_status status = encode_prompt(&tokens, &num_tokens, run, is_chat, run->replies.all[index].prompt);
+    const char *prompt = run->replies.all[index].prompt;
+    char name[32] = "the prompt";
+    if (run->replies.count > 1) snprintf(name, sizeof(name), "prompt %d", index + 1);
+    fv_status status = encode_prompt(&tokens, &num_tokens, run, is_chat, prompt);
+    if (status == FV_OK) status = note_dropped(run, name, prompt);
     if (status == FV_OK && num_tokens == 0) status = fv_fail(FV_ERR_INVALID, "the prompt is empty");
     if (status == FV_OK) {
         fv_request request = run->options->sampling;
@@ -100,7 +117,7 @@ static fv_status add_prompt(generate_run *run, bool is_chat, int32_t index)
     }
     fv_engine_free_tokens(tokens);
     if (status == FV_OK || run->replies.count == 1) return status;
-    return fv_fail(status, "prompt %d: %s", index + 1, fv_last_error());
+    return fv_fail(status, "%s: %s", name, fv_last_error());
 }
 
 static fv_status add_prompts(generate_run *run)
@@ -113,6 +130,7 @@ static fv_status add_prompts(generate_run *run)
         if (run->options->system) return fv_fail(FV_ERR_UNSUPPORTED, "--system: %s", info.chat_why_not);
         fprintf(stderr, "fovea generate: note: no chat, the prompt is continued as it is: %s\n", info.chat_why_not);
     }
+    if (run->options->system) status = note_dropped(run, "the system message", run->options->system);
     for (int32_t i = 0; i < run->replies.count && status == FV_OK; i++) status = add_prompt(run, is_chat, i);
     return status;
 }

@@ -85,8 +85,9 @@ FV_API fv_status fv_engine_get_info(fv_engine_info *info, const fv_engine *engin
 FV_API fv_status fv_engine_measure_read(double *bytes_per_second, fv_engine *engine);
 
 /* The tokens of `bytes` bytes of plain text, after the BOS token if the model wants one. *tokens is
- * freed with fv_engine_free_tokens. Control tokens in the text stay text. FV_ERR_UNSUPPORTED where there is no
- * tokenizer. */
+ * freed with fv_engine_free_tokens. Control tokens in the text stay text. Bytes that no token stands for are left out:
+ * in byte-level vocabularies some control characters and bytes that no UTF-8 text contains, as Hugging Face's tokenizers
+ * do. To SentencePiece the character U+2581 is a space. FV_ERR_UNSUPPORTED where there is no tokenizer. */
 FV_API fv_status fv_engine_encode(int32_t **tokens, int32_t *num_tokens, const fv_engine *engine, const char *text,
                                   size_t bytes);
 
@@ -104,7 +105,7 @@ FV_API void fv_engine_free_tokens(int32_t *tokens); /* takes NULL */
 
 /* The text of some tokens, without control tokens; zero-terminated, freed with fv_engine_free_text. They are taken for
  * the beginning of a document: where fv_engine_encode puts a space before one (SentencePiece), a first space is left
- * out. */
+ * out. So of what fv_engine_encode made it is the text that was encoded, but for the bytes left out there and U+2581. */
 FV_API fv_status fv_engine_decode(char **text, size_t *bytes, const fv_engine *engine, const int32_t *tokens,
                                   int32_t num_tokens);
 FV_API void fv_engine_free_text(char *text); /* takes NULL */

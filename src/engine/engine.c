@@ -156,6 +156,17 @@ fv_status fv_engine_encode(int32_t **tokens, int32_t *num_tokens, const fv_engin
     return hand_over(tokens, num_tokens, &list, status);
 }
 
+fv_status fv_engine_count_dropped(int64_t *num_dropped, const fv_engine *engine, const char *text, size_t bytes)
+{
+    *num_dropped = 0;
+    if (check_tokenizer(engine) != FV_OK) return FV_ERR_UNSUPPORTED;
+    fv_token_list list = {0};
+    const fv_status status = fv_tokenizer_encode(&list, num_dropped, engine->tokenizer, (fv_text){text, bytes},
+                                                 FV_ENCODE_PLAIN);
+    fv_token_list_deinit(&list);
+    return status;
+}
+
 fv_status fv_engine_encode_chat(int32_t **tokens, int32_t *num_tokens, const fv_engine *engine,
                                 const fv_message *messages, int32_t num_messages)
 {

@@ -28,4 +28,8 @@ struct fv_engine {
  * shape would not fit. */
 fv_status fv_engine_open_device(fv_engine *engine, const fv_engine_options *options, const char *path);
 
+/* How many bytes of a text fv_engine_encode, and fv_engine_encode_chat of a message, leave out, as no token stands for
+ * them. FV_ERR_UNSUPPORTED where there is no tokenizer. */
+fv_status fv_engine_count_dropped(int64_t *num_dropped, const fv_engine *engine, const char *text, size_t bytes);
+
 #endif

@@ -131,6 +131,9 @@ if [ -n "$model" ]; then
     generate "unknown option '--max', or the begin of several" --max 3 hello
     generate "top-p is '0'" --top-p 0 hello
     refuses "1073741829 together" "$fovea" generate --random-weights tiny --prompt-tokens 5 --max-tokens 1073741824
+    runs "$fovea" generate -m "$model" --max-tokens 1 $'a\xc0\xffb'
+    judge "$(grep -qx 'fovea generate: note: bytes of the prompt that no token stands for, left out: 2' "$work/err" ||
+        echo 'no note of dropped bytes')" generate $'a\xc0\xffb'
     # Two minutes of text, but for a few of its tokens; several prompts are printed as they end.
     full "$fovea" generate -m "$model" --max-tokens 8000 --ignore-eos hello
     printf 'hello\nthere\n' >"$work/two.txt"
