@@ -134,15 +134,16 @@ FV_API fv_status fv_session_create(fv_session **session, fv_engine *engine, cons
 FV_API void fv_session_destroy(fv_session *session); /* takes NULL; not from inside a callback of the session */
 
 typedef enum fv_finish {
-    FV_FINISH_NONE = 0,   /* goes on */
-    FV_FINISH_STOP = 1,   /* the model ended its text */
-    FV_FINISH_LENGTH = 2, /* max_tokens, or the end of the context */
+    FV_FINISH_NONE = 0,      /* goes on */
+    FV_FINISH_STOP = 1,      /* the model ended its text */
+    FV_FINISH_LENGTH = 2,    /* max_tokens, or the end of the context */
+    FV_FINISH_CANCELLED = 3, /* fv_session_cancel */
 } fv_finish;
 
-/* One token that a request wrote. */
+/* One token that a request wrote, or its end by fv_session_cancel. */
 typedef struct fv_token_event {
     int32_t request;
-    int32_t token;
+    int32_t token;    /* -1 with FV_FINISH_CANCELLED: none */
     const char *text; /* whole UTF-8 characters that are complete now, not terminated; maybe none. Bytes that are no
                          UTF-8 come as they are, and the last event has what is left of an unfinished character */
     size_t text_bytes;
@@ -150,7 +151,8 @@ typedef struct fv_token_event {
 } fv_token_event;
 
 /* Called during fv_session_step, for requests that go on before those whose prompt has just ended, each in the order of the
- * requests. The event is valid during the call. */
+ * requests; behind all of these, or during fv_session_cancel, for requests that are cancelled. The event is valid during
+ * the call. */
 typedef void (*fv_token_fn)(void *user, const fv_token_event *event);
 
 /* Logits [vocabulary_size] that follow position `position` of a request; valid during the call. */
@@ -180,6 +182,14 @@ typedef struct fv_request {
  * FV_ERR_INVALID: a prompt longer than the context, a token outside the vocabulary, sampling options
  * out of range. FV_ERR_NO_SPACE: more tokens than the whole cache holds. */
 FV_API fv_status fv_session_add(int32_t *id, fv_session *session, const fv_request *request);
+
+/* Ends a request that is not done, whether it waits, is in its prompt or writes. Its last event has FV_FINISH_CANCELLED and
+ * what is left of an unfinished character; then its blocks of the cache are free. Between steps all that has happened when
+ * the call returns. From inside a callback of the same session it happens at the end of the call that called back: what a
+ * step writes for the request is told before, and where that ends the request by itself nothing follows. By one thread at
+ * a time, as every call for a session.
+ * FV_ERR_INVALID: an id that this session has not given, or a request that has ended or is cancelled already. */
+FV_API fv_status fv_session_cancel(fv_session *session, int32_t id);
 
 /* Runs one step: the next token of every running request, and a chunk of the prompts that wait.
  * *num_unfinished is how many requests are not done. After a failure the session can only be

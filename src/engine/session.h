@@ -1,7 +1,7 @@
 /* What a session is made of; its functions are in three files:
  *
  *   session.c          cache, plan and buffers: creation and end
- *   session_request.c  requests: checks, creation, end
+ *   session_request.c  requests: checks, creation, cancelling, end
  *   session_step.c     a step: batch, forward pass, logits, tokens
  *
  * The layers are run by a runner (runner.h). */
@@ -25,6 +25,7 @@ typedef struct fv_session_request {
     int32_t *forced;
     int32_t num_forced;
     bool ignore_eos;
+    fv_finish finish; /* other than NONE: its last event is being told, or will be at the end of the step */
     fv_sampler sampler;
     fv_text_stream text;
     fv_token_fn on_token;
@@ -85,7 +86,8 @@ struct fv_session {
     int32_t num_unfinished;
     int32_t next_id;
     fv_status failure; /* of a step: the cache is in an unknown state */
-    bool is_stepping;  /* callbacks see a step that is not done */
+    bool is_stepping;  /* callbacks see a step that is not done, or requests that end */
+    bool has_cancelled;
     fv_session_stats stats;
 };
 
@@ -102,6 +104,9 @@ fv_status fv_session_create_plan(fv_plan **plan, fv_session *session, int32_t gr
 
 /* The captured batch that serves num_seqs decodes: 1, 2, 4, then multiples of 8. */
 int32_t fv_session_graph_seqs(int32_t num_seqs);
+
+/* Tells the last event of all requests whose finish is CANCELLED and takes them out; not while their step runs. */
+void fv_session_end_cancelled(fv_session *session);
 
 /* Takes the request out of the session and frees it. */
 void fv_session_finish_request(fv_session *session, fv_session_request *request);

@@ -117,12 +117,41 @@ fv_status fv_session_add(int32_t *id, fv_session *session, const fv_request *ask
     return FV_OK;
 }
 
+static fv_session_request *find_request(const fv_session *session, int32_t id)
+{
+    fv_session_request *found = session->requests;
+    while (found && found->id != id) found = found->next;
+    return found;
+}
+
+fv_status fv_session_cancel(fv_session *session, int32_t id)
+{
+    if (session->failure != FV_OK) return fv_fail(session->failure, "an earlier step of this session has failed");
+    if (id < 0 || id >= session->next_id) {
+        return fv_fail(FV_ERR_INVALID, "request %d is not known; the session has given %d ids, from 0 on", id,
+                       session->next_id);
+    }
+    fv_session_request *found = find_request(session, id);
+    if (!found || found->finish != FV_FINISH_NONE) {
+        return fv_fail(FV_ERR_INVALID, "request %d has ended or is cancelled already", id);
+    }
+    found->finish = FV_FINISH_CANCELLED;
+    session->has_cancelled = true;
+    if (session->is_stepping) return FV_OK;
+    session->is_stepping = true;
+    fv_session_end_cancelled(session);
+    session->is_stepping = false;
+    return FV_OK;
+}
+
 void fv_session_finish_request(fv_session *session, fv_session_request *finished)
 {
     fv_session_request *before = NULL, **at = &session->requests;
     for (; *at != finished; at = &before->next) before = *at;
     *at = finished->next;
     if (session->last_request == finished) session->last_request = before;
+    /* What a cancelled one leaves of its prompt does not come. */
+    session->stats.prompt_tokens_total -= fv_max_i32(finished->num_prompt - finished->sequence.num_computed, 0);
     fv_scheduler_finish(&session->scheduler, &finished->sequence);
     destroy_request(finished);
     session->num_unfinished--;

@@ -87,6 +87,7 @@ static int32_t list_logit_rows(fv_session *session)
     return count;
 }
 
+/* `is_end`: the token stands for no text. */
 static void tell_token(fv_session_request *of, int32_t token, bool is_end, fv_finish finish)
 {
     const bool has_text = of->text.tokenizer != NULL; /* there is a tokenizer */
@@ -123,6 +124,7 @@ static fv_status write_token(fv_session *session, fv_session_request *to, const 
     fv_finish finish = FV_FINISH_NONE;
     if (to->num_written == to->max_written) finish = FV_FINISH_LENGTH;
     if (is_end && !to->ignore_eos) finish = FV_FINISH_STOP;
+    if (finish != FV_FINISH_NONE) to->finish = finish; /* it may be cancelled, but not any more */
     tell_token(to, token, is_end, finish);
     if (finish == FV_FINISH_NONE) {
         fv_scheduler_append(&to->sequence);
@@ -130,6 +132,20 @@ static fv_status write_token(fv_session *session, fv_session_request *to, const 
         fv_session_finish_request(session, to);
     }
     return FV_OK;
+}
+
+void fv_session_end_cancelled(fv_session *session)
+{
+    while (session->has_cancelled) { /* callbacks may cancel others, before this one too */
+        session->has_cancelled = false;
+        fv_session_request *next;
+        for (fv_session_request *at = session->requests; at; at = next) {
+            const bool is_cancelled = at->finish == FV_FINISH_CANCELLED;
+            if (is_cancelled) tell_token(at, FV_NO_TOKEN, true, FV_FINISH_CANCELLED);
+            next = at->next; /* a callback may have added it */
+            if (is_cancelled) fv_session_finish_request(session, at);
+        }
+    }
 }
 
 /* Logits of the wanted rows, as many at a time as there is room for. */
@@ -198,6 +214,7 @@ fv_status fv_session_step(int32_t *num_unfinished, fv_session *session)
     if (session->failure != FV_OK) return fv_fail(session->failure, "an earlier step of this session has failed");
     session->is_stepping = true;
     session->failure = run_step(session);
+    if (session->failure == FV_OK) fv_session_end_cancelled(session);
     session->is_stepping = false;
     if (session->failure != FV_OK) return session->failure;
     if (num_unfinished) *num_unfinished = session->num_unfinished;

@@ -86,27 +86,39 @@ static void test_no_step_inside_a_callback(void **state)
     fv_session_destroy(caller.session);
 }
 
-/* Who was told of a token, in order. */
+/* Events in order: the request, and how it ends; and what the first of them is answered by. */
 typedef struct told_order {
-    int32_t requests[16], count;
+    fv_session *session;
+    int32_t requests[64], finishes[64], count;
+    void (*answer)(struct told_order *order); /* NULL: nothing */
+    char rest[8];                             /* the text of the last event */
 } told_order;
 
 static void note_order(void *user, const fv_token_event *event)
 {
     told_order *order = user;
     assert_in_range(order->count, 0, FV_ARRAY_LEN(order->requests) - 1);
-    order->requests[order->count++] = event->request;
+    order->requests[order->count] = event->request;
+    order->finishes[order->count++] = (int32_t)event->finish;
+    assert_int_equal(event->token == -1, event->finish == FV_FINISH_CANCELLED);
+    snprintf(order->rest, sizeof(order->rest), "%.*s", (int)event->text_bytes, event->text);
+    void (*const answer)(told_order *) = order->answer;
+    order->answer = NULL;
+    if (answer) answer(order);
 }
 
-static void add_noted(fv_session *session, told_order *order, int32_t max_tokens)
+static void add_noted(fv_session *session, told_order *order, int32_t num_prompt, int32_t max_tokens)
 {
-    static const int32_t prompt[] = {5, 6, 7};
+    static const int32_t prompt[40] = {5, 6, 7};
+    static const int32_t half_a_character = 4 + 0xc3; /* of the tokens of bytes */
     const fv_request request = {
         .struct_size = sizeof(request),
         .prompt = prompt,
-        .num_prompt_tokens = 3,
+        .num_prompt_tokens = num_prompt,
         .max_tokens = max_tokens,
         .ignore_eos = 1,
+        .forced = &half_a_character,
+        .num_forced = 1,
         .on_token = note_order,
         .user = order,
     };
@@ -126,16 +138,140 @@ static void test_keeps_the_order_of_requests(void **state)
         told_order order = {.count = 0};
         const int32_t expected[] = {0, 1, 2, ends == 0 ? 1 : 0, ends == 2 ? 1 : 2, 3};
         fv_session *session = create_session(*state, NULL);
-        for (int32_t i = 0; i < 3; i++) add_noted(session, &order, i == ends ? 1 : 2);
+        for (int32_t i = 0; i < 3; i++) add_noted(session, &order, 3, i == ends ? 1 : 2);
         assert_int_equal(fv_session_step(NULL, session), FV_OK);
-        add_noted(session, &order, 1);
+        add_noted(session, &order, 3, 1);
         run_steps(session);
         expect_order(&order, expected, FV_ARRAY_LEN(expected));
-        add_noted(session, &order, 1); /* to an empty line */
+        add_noted(session, &order, 3, 1); /* to an empty line */
         run_steps(session);
         assert_int_equal(order.count, 7);
         fv_session_destroy(session);
     }
+}
+
+/* --- cancelling ------------------------------------------------------------------------------------------- */
+
+static fv_session_stats stats_of(const fv_session *session)
+{
+    fv_session_stats stats = {.struct_size = sizeof(stats)};
+    assert_int_equal(fv_session_get_stats(&stats, session), FV_OK);
+    return stats;
+}
+
+static void expect_empty(const fv_session *session)
+{
+    const fv_session_stats stats = stats_of(session);
+    for (int32_t i = 0; i < stats.num_groups; i++) assert_int_equal(stats.groups[i].num_used_blocks, 0);
+    assert_int_equal(stats.num_waiting + stats.num_running, 0);
+    assert_int_equal(stats.prompt_tokens_done, stats.prompt_tokens_total);
+}
+
+static void must_cancel(fv_session *session, int32_t id)
+{
+    if (fv_session_cancel(session, id) != FV_OK) fail_msg("%s", fv_last_error());
+}
+
+/* One that writes, one whose prompt has begun, one that waits. */
+static void test_cancels_between_steps(void **state)
+{
+    const fv_session_options options = {.struct_size = sizeof(options), .max_num_seqs = 2, .max_batched_tokens = 8};
+    for (int32_t cancelled = 0; cancelled < 3; cancelled++) {
+        told_order order = {.count = 0};
+        fv_session *session = create_session(*state, &options);
+        add_noted(session, &order, 3, 4);
+        add_noted(session, &order, 40, 4);
+        add_noted(session, &order, 3, 4);
+        assert_int_equal(fv_session_step(NULL, session), FV_OK);
+        const fv_session_stats before = stats_of(session);
+        assert_int_equal(order.count, 1);
+        must_cancel(session, cancelled);
+        const fv_session_stats after = stats_of(session);
+        assert_int_equal(order.count, 2);
+        assert_int_equal(order.requests[1], cancelled);
+        assert_int_equal(order.finishes[1], FV_FINISH_CANCELLED);
+        assert_string_equal(order.rest, cancelled == 0 ? "\xc3" : "");
+        assert_int_equal(before.num_running - after.num_running, cancelled < 2);
+        assert_int_equal(before.num_waiting - after.num_waiting, cancelled == 2);
+        assert_int_equal(before.groups[0].num_used_blocks - after.groups[0].num_used_blocks, cancelled < 2);
+        expect_failure(fv_session_cancel(session, cancelled), FV_ERR_INVALID, "has ended or is cancelled already");
+        add_noted(session, &order, 3, 4);
+        run_steps(session);
+        assert_int_equal(order.count, 2 + 4 + 4 + (cancelled == 0 ? 4 : 3));
+        for (int32_t i = 0; i < order.count; i++) assert_true(i < 2 || order.requests[i] != cancelled);
+        expect_empty(session);
+        fv_session_destroy(session);
+    }
+}
+
+/* All that a step has is told before it ends requests, and who ends in it by itself has no other end. */
+static void cancel_all(told_order *order)
+{
+    for (int32_t id = 3; id >= 0; id--) must_cancel(order->session, id);
+    expect_failure(fv_session_cancel(order->session, 2), FV_ERR_INVALID, "request 2 has ended or is cancelled already");
+}
+
+static void test_cancels_inside_a_callback(void **state)
+{
+    static const int32_t requests[] = {0, 1, 2, 3, 0, 2, 3};
+    told_order order = {.session = create_session(*state, NULL), .answer = cancel_all};
+    for (int32_t i = 0; i < 4; i++) add_noted(order.session, &order, 3, i == 1 ? 1 : 5);
+    int32_t num_unfinished = -1;
+    assert_int_equal(fv_session_step(&num_unfinished, order.session), FV_OK);
+    assert_int_equal(num_unfinished, 0);
+    expect_order(&order, requests, FV_ARRAY_LEN(requests));
+    for (int32_t i = 0; i < order.count; i++) {
+        assert_int_equal(order.finishes[i], i == 1 ? FV_FINISH_LENGTH : i < 4 ? FV_FINISH_NONE : FV_FINISH_CANCELLED);
+    }
+    expect_empty(order.session);
+    fv_session_destroy(order.session);
+}
+
+/* The event of the end by cancelling is a callback as others. */
+static void answer_the_end(told_order *order)
+{
+    int32_t num_unfinished;
+    assert_int_equal(order->finishes[order->count - 1], FV_FINISH_CANCELLED);
+    expect_failure(fv_session_step(&num_unfinished, order->session), FV_ERR_INVALID, "a step from inside a callback");
+    expect_failure(fv_session_cancel(order->session, 1), FV_ERR_INVALID, "request 1 has ended or is cancelled already");
+    add_noted(order->session, order, 3, 1);
+    must_cancel(order->session, 3);
+    must_cancel(order->session, 0);
+    must_cancel(order->session, 2);
+}
+
+static void test_cancels_while_one_ends(void **state)
+{
+    static const int32_t requests[] = {1, 2, 3, 0};
+    told_order order = {.session = create_session(*state, NULL), .answer = answer_the_end};
+    for (int32_t i = 0; i < 3; i++) add_noted(order.session, &order, 3, 5);
+    must_cancel(order.session, 1);
+    expect_order(&order, requests, FV_ARRAY_LEN(requests));
+    expect_empty(order.session);
+    add_noted(order.session, &order, 3, 2);
+    run_steps(order.session);
+    assert_int_equal(order.count, 6);
+    fv_session_destroy(order.session);
+}
+
+/* What ends by itself is not cancelled, from its last event on. */
+static void cancel_the_first(told_order *order)
+{
+    expect_failure(fv_session_cancel(order->session, 0), FV_ERR_INVALID, "request 0 has ended");
+}
+
+static void test_refuses_to_cancel(void **state)
+{
+    told_order order = {.session = create_session(*state, NULL), .answer = cancel_the_first};
+    expect_failure(fv_session_cancel(order.session, 0), FV_ERR_INVALID, "request 0 is not known");
+    add_noted(order.session, &order, 3, 1);
+    expect_failure(fv_session_cancel(order.session, -1), FV_ERR_INVALID, "request -1 is not known");
+    expect_failure(fv_session_cancel(order.session, 1), FV_ERR_INVALID, "request 1 is not known");
+    run_steps(order.session);
+    expect_failure(fv_session_cancel(order.session, 0), FV_ERR_INVALID, "request 0 has ended");
+    assert_int_equal(order.count, 1);
+    assert_int_equal(order.finishes[0], FV_FINISH_LENGTH);
+    fv_session_destroy(order.session);
 }
 
 /* --- options --------------------------------------------------------------------------------------------- */
@@ -269,6 +405,10 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_no_step_inside_a_callback),
         cmocka_unit_test(test_keeps_the_order_of_requests),
+        cmocka_unit_test(test_cancels_between_steps),
+        cmocka_unit_test(test_cancels_inside_a_callback),
+        cmocka_unit_test(test_cancels_while_one_ends),
+        cmocka_unit_test(test_refuses_to_cancel),
         cmocka_unit_test(test_refuses_options),
         cmocka_unit_test(test_refuses_engine_options),
         cmocka_unit_test(test_refuses_null_requests),
