@@ -85,8 +85,9 @@ FV_API size_t fv_plan_buffer_bytes(const fv_plan *plan);
 /* The cache layout that the chosen backend reads and writes. */
 FV_API fv_kv_layout fv_plan_kv_layout(const fv_plan *plan);
 
-/* Which captured graph fits: equal keys = same functions, grid and pointers. A plan with static_grid or static_list keeps its key
- * as long as the batch's arrays stay where they are. */
+/* Which captured graph fits: equal keys = same functions, grid and pointers. No other plan of the process has a key of this
+ * one, nor has one made when it is gone. A plan with static_grid or static_list keeps its key as long as the batch's arrays
+ * stay where they are. */
 FV_API uint64_t fv_plan_graph_key(const fv_plan *plan);
 
 /* One line: backend, kernels, tile sizes, path, the rule that chose, and the last update's schedule.

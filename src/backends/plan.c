@@ -105,6 +105,7 @@ fv_status fv_plan_create(fv_plan **out, fv_context *context, const fv_problem *p
     fv_plan *plan = fv_context_alloc(context, sizeof(*plan));
     if (!plan) return FV_ERR_NO_MEMORY;
     plan->context = context;
+    plan->serial = fv_context_next_serial(context);
     plan->device = options->device ? options->device : context->devices[0];
     plan->options = *options;
     plan->max_block = -1;
@@ -156,7 +157,8 @@ uint64_t fv_plan_graph_key(const fv_plan *plan)
     /* What a captured graph keeps: functions, sizes and pointers. Sizes of a static plan are those of its bounds. */
     const fv_batch *batch = &plan->batch;
     const uint64_t parts[] = {
-        (uint64_t)(uintptr_t)plan,
+        (uint64_t)(uintptr_t)plan->context,
+        plan->serial,
         (uint64_t)(uintptr_t)plan->paged,
         (uint64_t)(uintptr_t)plan->dense,
         (uint64_t)plan->static_grid,

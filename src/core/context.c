@@ -3,9 +3,11 @@
 
 #include <pthread.h>
 #include <stdarg.h>
+#include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <time.h>
 
 #include "core/error.h"
 
@@ -35,6 +37,11 @@ void *fv_context_alloc(fv_context *context, size_t bytes)
 void fv_context_free(fv_context *context, void *memory)
 {
     if (memory) context->allocator.free(context->allocator.user, memory);
+}
+
+uint64_t fv_context_next_serial(fv_context *context)
+{
+    return atomic_fetch_add_explicit(&context->next_serial, 1, memory_order_relaxed);
 }
 
 void fv_log(const fv_context *context, fv_log_level level, const char *format, ...)
@@ -80,6 +87,13 @@ static fv_status check_options(const fv_context_options *options)
                        options->executor.num_workers);
     }
     return FV_OK;
+}
+
+static uint64_t first_serial(void)
+{
+    struct timespec now;
+    clock_gettime(CLOCK_MONOTONIC, &now);
+    return (uint64_t)now.tv_sec * 1000000000u + (uint64_t)now.tv_nsec;
 }
 
 /* The caller's executor. A second loop, of another thread or of a task, runs in its own thread, as with the own pool. */
@@ -136,7 +150,8 @@ fv_status fv_context_create(fv_context **out, const fv_context_options *options)
                             .log = options->log,
                             .log_user = options->log_user,
                             .isa = isa,
-                            .no_plugins = options->no_plugins};
+                            .no_plugins = options->no_plugins,
+                            .next_serial = first_serial()};
 
     const struct fv_kernel_table *const *tables;
     const int32_t num_tables = fv_cpu_tables(&tables, isa);

@@ -21,11 +21,16 @@ struct fv_context {
     fv_device *devices[FV_MAX_DEVICES]; /* devices[0] is the CPU */
     int32_t num_devices;
     void *devices_lock; /* pthread_mutex_t */
+    _Atomic uint64_t next_serial;
 };
 
 /* Zeroed memory from the context's allocator, aligned to 64 bytes; NULL with fv_fail's text. */
 void *fv_context_alloc(fv_context *context, size_t bytes);
 void fv_context_free(fv_context *context, void *memory);
+
+/* Another number for each call. They begin with the time, in ns, at which the context was made, so that a context in the memory
+ * of one that is gone gives others, too. */
+uint64_t fv_context_next_serial(fv_context *context);
 
 /* Sends one line to the context's log callback; nothing where there is none. */
 void fv_log(const fv_context *context, fv_log_level level, const char *format, ...) FV_PRINTF(3, 4);

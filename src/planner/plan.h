@@ -84,6 +84,7 @@ typedef struct fv_workspace_layout {
 
 struct fv_plan {
     fv_context *context;
+    uint64_t serial; /* of fv_context_next_serial: an address may be another plan's later */
     fv_device *device;
     const struct fv_backend *backend;
     const fv_kernel_table *kernels;

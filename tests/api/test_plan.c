@@ -138,6 +138,34 @@ static void test_graph_keys(void **state)
     fv_plan_destroy(plan);
 }
 
+/* A plan where another one was, whose memory it got: its graphs are others. */
+static void test_keys_are_of_one_plan(void **state)
+{
+    fixture *f = *state;
+    enum { ROUNDS = 200 };
+    static uint64_t keys[ROUNDS];
+    const fv_plan_options options = {.struct_size = sizeof(options), .static_grid = 1};
+    f->seq_lens[1] = 20;
+    for (int32_t i = 0; i < ROUNDS; i++) {
+        fv_plan *plan = NULL;
+        if (i % 20 == 19) { /* nor are a context's those of the next one */
+            fv_plan_destroy(f->plan);
+            f->plan = NULL;
+            fv_context_destroy(f->context);
+            const fv_context_options two = {.struct_size = sizeof(two), .num_threads = 2};
+            assert_int_equal(fv_context_create(&f->context, &two), FV_OK);
+        }
+        f->problem.window = i % 2 ? 32 : 0;
+        f->bounds.max_num_seqs = 2 << i % 3;
+        f->bounds.max_num_tokens = TOKENS << i % 3;
+        assert_int_equal(fv_plan_create(&plan, f->context, &f->problem, &f->bounds, &options), FV_OK);
+        assert_int_equal(fv_plan_update(plan, &f->batch, NULL), FV_OK);
+        keys[i] = fv_plan_graph_key(plan);
+        fv_plan_destroy(plan);
+        for (int32_t j = 0; j < i; j++) assert_true(keys[j] != keys[i]);
+    }
+}
+
 static void test_problems_are_refused(void **state)
 {
     fixture *f = *state;
@@ -418,6 +446,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test_setup_teardown(test_a_step_runs, make, destroy),
         cmocka_unit_test_setup_teardown(test_graph_keys, make, destroy),
+        cmocka_unit_test_setup_teardown(test_keys_are_of_one_plan, make, destroy),
         cmocka_unit_test_setup_teardown(test_problems_are_refused, make, destroy),
         cmocka_unit_test_setup_teardown(test_large_bounds_are_refused, make, destroy),
         cmocka_unit_test_setup_teardown(test_batches_are_refused, make, destroy),
