@@ -76,7 +76,7 @@ typedef struct fv_problem {
     int32_t block_size;
     float scale;         /* of the scores; 0 = 1 / sqrt(head_size), MLA: 1 / sqrt(nope + rope) */
     float soft_cap;      /* 0 = none; else cap * tanh(score / cap) */
-    int32_t window;      /* 0 = none; else a query sees its own key and the window - 1 before it */
+    int32_t window;      /* 0 = none; else a query sees its own key, window - 1 before it and, not causal, behind it */
     int32_t not_causal;  /* 1: batches may carry fv_batch.causal flags that are 0 */
     fv_alibi alibi;      /* slopes in fv_layer */
     int32_t sinks;       /* 1: fv_layer.sinks is used */
