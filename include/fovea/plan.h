@@ -87,7 +87,7 @@ FV_API fv_kv_layout fv_plan_kv_layout(const fv_plan *plan);
 
 /* Which captured graph fits: equal keys = same functions, grid and pointers. No other plan of the process has a key of this
  * one, nor has one made when it is gone. A plan with static_grid or static_list keeps its key as long as the batch's arrays
- * stay where they are. */
+ * stay where they are and block_table_stride and block_table_width what they are. */
 FV_API uint64_t fv_plan_graph_key(const fv_plan *plan);
 
 /* One line: backend, kernels, tile sizes, path, the rule that chose, and the last update's schedule.
