@@ -23,7 +23,7 @@ typedef struct fv_batch {
 
     const int32_t *query_start;  /* [R + 1]: sequence r owns tokens query_start[r] .. query_start[r + 1] - 1 */
     const int32_t *seq_lens;     /* [R]: context + query length, global under context parallelism */
-    const int32_t *block_table;  /* [R, block_table_stride]: entries past the used ones may hold anything */
+    const int32_t *block_table;  /* [R, block_table_stride]: from 1 on; entries without a seen key may hold anything */
     int64_t block_table_stride;  /* in elements */
     int32_t block_table_width;   /* entries of a row that may be read */
     const int64_t *slot_mapping; /* [T]: where the new K/V go; -1 = do not write; NULL: nothing is written */

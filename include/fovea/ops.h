@@ -27,8 +27,8 @@ FV_API fv_status fv_kv_write(fv_device *device, const fv_kv_view *cache, const f
 /* Copies cached tokens to dense rows: for each sequence r, key positions key_start[r] .. key_start[r]
  * + (out_start[r + 1] - out_start[r]) - 1 go to rows from out_start[r] of k [N, Hkv, D] and v. fp8 is
  * read back with the scales. Only struct_size, block_table, block_table_stride, block_table_width and
- * num_seqs of the batch are used. FV_ERR_INVALID, on the CPU, for rows that out_start does not fill and for
- * keys and blocks that are not there. */
+ * num_seqs of the batch are used. FV_ERR_INVALID, on the CPU, for rows that out_start does not fill, for
+ * keys and blocks that are not there, and for keys in the null block. */
 FV_API fv_status fv_kv_gather(fv_device *device, const fv_tensor *k, const fv_tensor *v, const fv_kv_view *cache,
                               const fv_batch *batch, const int32_t *key_start, const int32_t *out_start,
                               int32_t num_rows, const float *k_scale, const float *v_scale, int32_t num_scales,

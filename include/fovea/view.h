@@ -71,9 +71,11 @@ typedef struct fv_scale_plane {
     int64_t head_stride;
 } fv_scale_plane;
 
-/* A paged KV cache of one layer. Block 0 is the null block: its contents are never used. For MLA,
- * num_kv_heads is 1, head_size is kv_lora_rank + rope, v_head_size is kv_lora_rank and `v`
- * repeats `k`, whose first v_head_size elements are the values. */
+/* A paged KV cache of one layer. Block 0 is the null block, for table entries in which no key is seen: padding,
+ * and what a window has passed. There its contents are never used. A key that is seen may not lie in it:
+ * FV_ERR_INVALID where the host can read the block table, else it is read as any other. For MLA,
+ * num_kv_heads is 1, head_size is kv_lora_rank + rope, v_head_size is kv_lora_rank and `v` repeats `k`, whose
+ * first v_head_size elements are the values. */
 typedef struct fv_kv_view {
     uint32_t struct_size; /* sizeof(fv_kv_view) */
     fv_kv_layout layout;

@@ -184,8 +184,8 @@ uint64_t fv_plan_graph_key(const fv_plan *plan)
     return hash_bytes(hash, plan->calls, (size_t)plan->num_calls * sizeof(*plan->calls));
 }
 
-/* Largest block id that the step uses: one pass over the used part of the table, on the host. A
- * negative id is reported at once. */
+/* Largest block id that the step uses: one pass over the used part of the table, on the host. The null block
+ * and what is no block are reported at once. */
 static fv_status find_max_block(fv_plan *plan, const fv_step *step)
 {
     plan->max_block = -1;
@@ -202,8 +202,11 @@ static fv_status find_max_block(fv_plan *plan, const fv_step *step)
         int32_t largest = -1;
         const int32_t end = (int32_t)fv_ceil_div(keys.end, plan->problem.block_size);
         for (int32_t i = keys.first / plan->problem.block_size; i < end; i++) {
-            if (row[i] < 0) {
-                return fv_fail(FV_ERR_INVALID, "block_table[%d][%d] is %d; accepted: block ids from 0", seq, i, row[i]);
+            if (row[i] < 1) {
+                return fv_fail(FV_ERR_INVALID,
+                               "block_table[%d][%d] is %d, and keys in it are seen; accepted: from 1 on (0 is the null "
+                               "block)",
+                               seq, i, row[i]);
             }
             largest = fv_max_i32(largest, row[i]);
         }

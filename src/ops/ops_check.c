@@ -161,9 +161,9 @@ static fv_status check_blocks(const fv_kv_view *cache, const fv_batch *batch, in
                        (long long)first, (long long)end, seq, batch->block_table_width, cache->block_size);
     }
     for (int64_t i = first / cache->block_size; i < fv_ceil_div(end, cache->block_size); i++) {
-        if (row[i] >= 0 && row[i] < cache->num_blocks) continue;
-        return fv_fail(FV_ERR_INVALID, "block_table[%d][%lld] is %d; accepted: 0 to %lld", seq, (long long)i, row[i],
-                       (long long)cache->num_blocks - 1);
+        if (row[i] >= 1 && row[i] < cache->num_blocks) continue;
+        return fv_fail(FV_ERR_INVALID, "block_table[%d][%lld] is %d; accepted: 1 to %lld (0 is the null block)", seq,
+                       (long long)i, row[i], (long long)cache->num_blocks - 1);
     }
     return FV_OK;
 }

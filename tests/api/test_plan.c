@@ -277,7 +277,27 @@ static void test_batches_are_refused(void **state)
     REFUSED(f->query_start[0] = 1, FV_ERR_INVALID, "query_start[0] is 1");
     f->query_start[0] = 0;
     REFUSED(f->block_table[WIDTH + 2] = -7, FV_ERR_INVALID, "block_table[1][2] is -7");
+    REFUSED(f->block_table[WIDTH + 2] = 0, FV_ERR_INVALID,
+            "block_table[1][2] is 0, and keys in it are seen; accepted: from 1");
 #undef REFUSED
+}
+
+/* The null block stands where no key is seen: before a window, past the sequence, and in rows without keys. */
+static void test_null_blocks(void **state)
+{
+    fixture *f = *state;
+    fv_plan *plan = NULL;
+    f->problem.window = 2 * BS;
+    assert_int_equal(fv_plan_create(&plan, f->context, &f->problem, &f->bounds, NULL), FV_OK);
+    const int32_t first_seen = (100 - 2 * BS) / BS;
+    for (int32_t i = 0; i < first_seen; i++) f->block_table[WIDTH + i] = 0;
+    for (int32_t i = 1; i < WIDTH; i++) f->block_table[i] = 0;
+    assert_int_equal(fv_plan_update(plan, &f->batch, NULL), FV_OK);
+    f->block_table[WIDTH + first_seen] = 0;
+    assert_refused(fv_plan_update(plan, &f->batch, NULL), FV_ERR_INVALID, "block_table[1][4] is 0");
+    f->seq_lens[1] = 0;
+    assert_int_equal(fv_plan_update(plan, &f->batch, NULL), FV_OK);
+    fv_plan_destroy(plan);
 }
 
 static void test_layers_are_refused(void **state)
@@ -396,7 +416,8 @@ static void test_gathers_are_refused(void **state)
         place = kept;                                   \
     }
     assert_int_equal(GATHER(), FV_OK);
-    REFUSED(f->block_table[0], NB, "block_table[0][0] is 32; accepted: 0 to 31")
+    REFUSED(f->block_table[0], NB, "block_table[0][0] is 32; accepted: 1 to 31")
+    REFUSED(f->block_table[0], 0, "block_table[0][0] is 0; accepted: 1 to 31 (0 is the null block)")
     REFUSED(f->block_table[1], -1, "block_table[0][1] is -1")
     REFUSED(key_start[0], -1, "keys -1 to 3 of sequence 0")
     REFUSED(key_start[0], WIDTH * BS, "in 8 blocks of 16 tokens")
@@ -450,6 +471,7 @@ int main(void)
         cmocka_unit_test_setup_teardown(test_problems_are_refused, make, destroy),
         cmocka_unit_test_setup_teardown(test_large_bounds_are_refused, make, destroy),
         cmocka_unit_test_setup_teardown(test_batches_are_refused, make, destroy),
+        cmocka_unit_test_setup_teardown(test_null_blocks, make, destroy),
         cmocka_unit_test_setup_teardown(test_layers_are_refused, make, destroy),
         cmocka_unit_test_setup_teardown(test_latents_are_of_mla, make, destroy),
         cmocka_unit_test_setup_teardown(test_variants_are_refused, make, destroy),

@@ -60,6 +60,7 @@ static void fill_step(fv_batch *batch, int32_t *query_start, int32_t *seq_lens, 
 static void check_plan(fv_context *context, int32_t is_mla, const fv_bounds *bounds, int32_t is_tight, uint32_t *random)
 {
     static int32_t table[MAX_SEQS * WIDTH], query_start[MAX_SEQS + 1], seq_lens[MAX_SEQS];
+    for (int32_t i = 0; i < MAX_SEQS * WIDTH; i++) table[i] = 1;
     const fv_problem problem = problem_of(is_mla);
     fv_plan_options options = {.struct_size = sizeof(options),
                                .backend = is_mla ? "ROCM_AITER_MLA" : "ROCM_AITER_FA",
