@@ -26,7 +26,7 @@ typedef struct fv_batch {
     const int32_t *block_table;  /* [R, block_table_stride]: from 1 on; entries without a seen key may hold anything */
     int64_t block_table_stride;  /* in elements */
     int32_t block_table_width;   /* entries of a row that may be read */
-    const int64_t *slot_mapping; /* [T]: where the new K/V go; -1 = do not write; NULL: nothing is written */
+    const int64_t *slot_mapping; /* [T]: where the new K/V go; negative = do not write; NULL: nothing is written */
     const uint8_t *causal;       /* [R]: 1 causal, 0 not; NULL: all causal */
     const uint64_t *tree_mask;   /* [T]: bit j of token i: it sees new token j of its sequence, j < 64; NULL: none */
 

@@ -12,7 +12,8 @@ extern "C" {
 #endif
 
 /* Writes num_tokens rows of k [T, Hkv, D] and v [T, Hkv, Dv] to the cache; slot_mapping [T] int64,
- * a negative slot is skipped. fp8: stored = real / scale; k_scale, v_scale [num_scales], num_scales 0
+ * a token with a negative slot is skipped. A slot past the cache: FV_ERR_INVALID where the host can read the
+ * slots, else the token is skipped. fp8: stored = real / scale; k_scale, v_scale [num_scales], num_scales 0
  * (no scales), 1 or Hkv.
  *
  * Where the view has scale planes (int8, fp8_e4m3, fp8_e5m2), the scale of each token and head is
@@ -80,8 +81,8 @@ FV_API fv_status fv_rope(fv_device *device, const fv_tensor *q, const fv_tensor 
                          int32_t num_tokens, fv_stream stream);
 
 /* fv_rope on q and k, then fv_kv_write of the rotated k and of v, in one pass and with the same bits. k is
- * rotated in place as well, since the dense paths of attention read it; q may be absent. Tokens without
- * a slot are rotated and not written. */
+ * rotated in place as well, since the dense paths of attention read it; q may be absent. Tokens that
+ * fv_kv_write skips are rotated and not written. */
 FV_API fv_status fv_rope_kv_write(fv_device *device, const fv_tensor *q, const fv_tensor *k, const fv_tensor *v,
                                   const fv_rotation *rotation, const fv_kv_view *cache, const int64_t *slot_mapping,
                                   int32_t num_tokens, const float *k_scale, const float *v_scale, int32_t num_scales,

@@ -85,9 +85,9 @@ FV_API size_t fv_plan_buffer_bytes(const fv_plan *plan);
 /* The cache layout that the chosen backend reads and writes. */
 FV_API fv_kv_layout fv_plan_kv_layout(const fv_plan *plan);
 
-/* Which captured graph fits: equal keys = same functions, grid and pointers. No other plan of the process has a key of this
- * one, nor has one made when it is gone. A plan with static_grid or static_list keeps its key as long as the batch's arrays
- * stay where they are and block_table_stride and block_table_width what they are. */
+/* Which captured graph fits: equal keys = same functions, grid and pointers. No other plan of the process has a key
+ * of this one, nor has one made when it is gone. A plan with static_grid or static_list keeps its key as long as the
+ * batch's arrays stay where they are and block_table_stride and block_table_width what they are. */
 FV_API uint64_t fv_plan_graph_key(const fv_plan *plan);
 
 /* One line: backend, kernels, tile sizes, path, the rule that chose, and the last update's schedule.
@@ -127,7 +127,8 @@ typedef struct fv_layer {
 } fv_layer;
 
 /* Writes the new K/V to the cache where the batch's slot mapping says, then attends. Arguments of
- * wrong shape or dtype: FV_ERR_INVALID. `workspace` has fv_plan_workspace_bytes(). */
+ * wrong shape or dtype: FV_ERR_INVALID, and so are blocks and slots past the cache where the host can read
+ * them; elsewhere nothing is written to such slots. `workspace` has fv_plan_workspace_bytes(). */
 FV_API fv_status fv_plan_run(fv_plan *plan, const fv_layer *layer, void *workspace, fv_stream stream);
 
 #ifdef __cplusplus

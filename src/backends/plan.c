@@ -108,7 +108,7 @@ fv_status fv_plan_create(fv_plan **out, fv_context *context, const fv_problem *p
     plan->serial = fv_context_next_serial(context);
     plan->device = options->device ? options->device : context->devices[0];
     plan->options = *options;
-    plan->max_block = -1;
+    plan->max_block = plan->max_slot = -1;
     status = check_bounds(&plan->bounds, bounds);
     if (status == FV_OK) status = fv_problem_normalize(&plan->problem, problem);
     if (status == FV_OK) status = choose_backend(plan, options->backend);
@@ -215,6 +215,19 @@ static fv_status find_max_block(fv_plan *plan, const fv_step *step)
     return FV_OK;
 }
 
+/* Largest slot that a new token may be written to, where the host can read them: the cache comes with the layer. */
+static void find_max_slot(fv_plan *plan)
+{
+    const int64_t *slots = plan->batch.slot_mapping;
+    plan->max_slot = -1;
+    if (!slots || !plan->device->host_is_device) return;
+    for (int32_t token = 0; token < plan->batch.num_tokens; token++) {
+        if (slots[token] <= plan->max_slot) continue;
+        plan->max_slot = slots[token];
+        plan->max_slot_token = token;
+    }
+}
+
 fv_status fv_plan_update(fv_plan *plan, const fv_batch *batch, fv_stream stream)
 {
     if (!plan || !batch) return fv_fail(FV_ERR_INVALID, "plan or batch is NULL");
@@ -223,6 +236,7 @@ fv_status fv_plan_update(fv_plan *plan, const fv_batch *batch, fv_stream stream)
     fv_status status = fv_plan_check_batch(&step, plan, batch);
     if (status != FV_OK) return status;
     plan->batch = *batch;
+    find_max_slot(plan);
     status = find_max_block(plan, &step);
     if (status == FV_OK) status = fv_schedule_step(plan, &step, stream);
     plan->updated = status == FV_OK;

@@ -11,7 +11,7 @@ fv_status fv_kv_write(fv_device *device, const fv_kv_view *cache, const fv_tenso
 {
     fv_status status = fv_ops_check_device(device);
     if (status != FV_OK) return status;
-    status = fv_ops_check_write(cache, k, v, slot_mapping, num_tokens, k_scale, v_scale, num_scales);
+    status = fv_ops_check_write(device, cache, k, v, slot_mapping, num_tokens, k_scale, v_scale, num_scales);
     if (status != FV_OK) return status;
     const fv_kv_write_params params = {
         FV_OPS_KV_ROWS(k, v),     .src_dtype = k->dtype, .cache = *cache,    .slot_mapping = slot_mapping,

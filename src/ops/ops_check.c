@@ -142,13 +142,26 @@ fv_status fv_ops_check_scale_planes(const fv_kv_view *cache)
     return status == FV_OK ? check_scale_plane("v_scales", cache, &cache->v_scales) : status;
 }
 
-fv_status fv_ops_check_write(const fv_kv_view *cache, const fv_tensor *k, const fv_tensor *v,
+fv_status fv_ops_check_slot(const fv_kv_view *cache, int64_t slot, int32_t token)
+{
+    const int64_t num_slots = cache->num_blocks * cache->block_size;
+    if (slot < num_slots) return FV_OK;
+    return fv_fail(FV_ERR_INVALID,
+                   "slot_mapping[%d] is %lld; accepted: up to %lld, the KV cache's last slot, or negative "
+                   "(not written)",
+                   token, (long long)slot, (long long)num_slots - 1);
+}
+
+fv_status fv_ops_check_write(const fv_device *device, const fv_kv_view *cache, const fv_tensor *k, const fv_tensor *v,
                              const int64_t *slot_mapping, int32_t num_tokens, const float *k_scale,
                              const float *v_scale, int32_t num_scales)
 {
     fv_status status = fv_ops_check_cache_rows(cache, k, v, num_tokens, k_scale, v_scale, num_scales);
     if (status == FV_OK) status = fv_ops_check_scale_planes(cache);
     if (status == FV_OK && num_tokens > 0 && !slot_mapping) status = fv_fail(FV_ERR_INVALID, "slot_mapping is NULL");
+    for (int32_t token = 0; token < num_tokens && status == FV_OK && device->host_is_device; token++) {
+        status = fv_ops_check_slot(cache, slot_mapping[token], token);
+    }
     return status;
 }
 

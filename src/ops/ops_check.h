@@ -41,8 +41,11 @@ fv_status fv_ops_check_cache_rows(const fv_kv_view *cache, const fv_tensor *k, c
 /* The cache's scale planes, where it has them, can be written. */
 fv_status fv_ops_check_scale_planes(const fv_kv_view *cache);
 
-/* The same for a write. */
-fv_status fv_ops_check_write(const fv_kv_view *cache, const fv_tensor *k, const fv_tensor *v,
+/* The cache has the slot of a token, or the slot is negative. */
+fv_status fv_ops_check_slot(const fv_kv_view *cache, int64_t slot, int32_t token);
+
+/* Rows, scale planes and, where the host can read them, slots of a write. */
+fv_status fv_ops_check_write(const fv_device *device, const fv_kv_view *cache, const fv_tensor *k, const fv_tensor *v,
                              const int64_t *slot_mapping, int32_t num_tokens, const float *k_scale,
                              const float *v_scale, int32_t num_scales);
 

@@ -111,7 +111,7 @@ fv_status fv_rope_kv_write(fv_device *device, const fv_tensor *q, const fv_tenso
     fv_rope_kv_write_params params;
     fv_status status = fv_rope_params_init(&params.rope, device, q, k, rotation, num_tokens);
     if (status == FV_OK) {
-        status = fv_ops_check_write(cache, k, v, slot_mapping, num_tokens, k_scale, v_scale, num_scales);
+        status = fv_ops_check_write(device, cache, k, v, slot_mapping, num_tokens, k_scale, v_scale, num_scales);
     }
     if (status == FV_OK) {
         status = fv_ops_check_kernel(device, "rope_kv_write", fv_ops_kernels(device)->rope_kv_write != NULL);

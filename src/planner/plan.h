@@ -136,6 +136,8 @@ struct fv_plan {
     int32_t num_empty;                   /* items of a static list that are none of the step's */
     int32_t num_rounds, num_chunks;      /* of gathered context */
     int64_t max_block;                   /* largest block id in use; -1 where it was not looked at */
+    int64_t max_slot;                    /* largest slot of a new token; the same */
+    int32_t max_slot_token;              /* which token */
     char text[768];
 };
 

@@ -195,7 +195,7 @@ static fv_status check_cache(const fv_plan *plan, const fv_kv_view *cache, int32
         return fv_fail(FV_ERR_INVALID, "the block table names block %lld; the KV cache has %lld blocks",
                        (long long)plan->max_block, (long long)cache->num_blocks);
     }
-    return FV_OK;
+    return writes ? fv_ops_check_slot(cache, plan->max_slot, plan->max_slot_token) : FV_OK;
 }
 
 static fv_status check_pointers(const fv_plan *plan, const fv_layer *layer)

@@ -321,6 +321,12 @@ static void test_layers_are_refused(void **state)
     REFUSED(kv_cache.num_blocks = 10, "the block table names block");
     REFUSED(kv_cache.k.data = NULL, "the KV cache has no data");
     REFUSED(lse.dtype = FV_DTYPE_F16, "lse is float16");
+    f->slot_mapping[1] = NB * BS;
+    assert_int_equal(fv_plan_update(f->plan, &f->batch, NULL), FV_OK);
+    REFUSED(struct_size = sizeof(layer), "slot_mapping[1] is 512; accepted: up to 511, the KV cache's last slot");
+    layer.k.data = layer.v.data = NULL; /* nothing is written */
+    assert_int_equal(fv_plan_run(f->plan, &layer, f->workspace, NULL), FV_OK);
+    f->slot_mapping[1] = BS + 1;
 #undef REFUSED
     assert_refused(fv_plan_run(f->plan, &f->layer, NULL, NULL), FV_ERR_INVALID, "workspace is NULL");
     assert_refused(fv_plan_run(f->plan, &f->layer, (char *)f->workspace + 16, NULL), FV_ERR_INVALID,

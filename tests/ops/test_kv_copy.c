@@ -229,6 +229,33 @@ static void test_views_are_refused(void **state)
 #undef REFUSED
 }
 
+/* A slot that the cache does not have is no slot to skip. */
+static void test_slots_are_refused(void **state)
+{
+    static char cache[CACHE_BYTES];
+    static float row[2 * 576], table[1];
+    const int32_t positions[2] = {0, 0};
+    const fv_rotation rotation = {.struct_size = sizeof(rotation),
+                                  .rope_dim = 2,
+                                  .cos = table,
+                                  .sin = table,
+                                  .max_position = 1,
+                                  .positions_32 = positions};
+    fv_device *device;
+    fv_kv_view view;
+    must(fv_device_find(&device, *state, "cpu"));
+    make_cache(&view, cache, FV_KV_LAYOUT_PACKED_NHD, FV_DTYPE_NONE, NUM_BLOCKS);
+    const int64_t num_slots = view.num_blocks * view.block_size;
+    const int64_t slots[4] = {num_slots - 1, -5, INT64_MAX, num_slots};
+    const fv_tensor k = fv_tensor_3d(row, FV_DTYPE_F32, 2, view.num_kv_heads, view.head_size);
+    must(fv_kv_write(device, &view, &k, &k, slots, 2, NULL, NULL, 0, NULL));
+    must(fv_rope_kv_write(device, NULL, &k, &k, &rotation, &view, slots, 2, NULL, NULL, 0, NULL));
+    refused(fv_kv_write(device, &view, &k, &k, slots + 1, 2, NULL, NULL, 0, NULL), FV_ERR_INVALID,
+            "slot_mapping[1] is 9223372036854775807; accepted: up to");
+    refused(fv_rope_kv_write(device, NULL, &k, &k, &rotation, &view, slots + 3, 1, NULL, NULL, 0, NULL), FV_ERR_INVALID,
+            "slot_mapping[0] is");
+}
+
 static int open_context(void **state) { return fv_context_create((fv_context **)state, NULL) == FV_OK ? 0 : -1; }
 
 static int close_context(void **state)
@@ -246,6 +273,7 @@ int main(void)
         cmocka_unit_test_setup_teardown(test_copy_on_the_null_device, open_context, close_context),
         cmocka_unit_test_setup_teardown(test_refusals, open_context, close_context),
         cmocka_unit_test_setup_teardown(test_views_are_refused, open_context, close_context),
+        cmocka_unit_test_setup_teardown(test_slots_are_refused, open_context, close_context),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
