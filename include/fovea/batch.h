@@ -13,7 +13,11 @@ extern "C" {
  * lengths are optional, but for plans with a static list: with them the schedule fits the step,
  * without them it fits the bounds. MLA that is not absorbed and has no static grid takes, without them,
  * only as many tokens as its workspace has room for at once; more are FV_ERR_INVALID. On the CPU both are
- * the same memory and the copies need not be given. */
+ * the same memory and the copies need not be given.
+ *
+ * Two kinds of padding: tokens from query_start[R] on are of no sequence, and their rows of outputs are left
+ * untouched, as those past T (fv_layer has the exception); a sequence with seq_lens[r] = 0 has no keys, and
+ * its rows become 0 with an LSE of -inf. New K/V of both go where slot_mapping says. */
 typedef struct fv_batch {
     uint32_t struct_size;  /* sizeof(fv_batch) */
     int32_t num_seqs;      /* R */
@@ -22,7 +26,7 @@ typedef struct fv_batch {
     int32_t max_seq_len;
 
     const int32_t *query_start;  /* [R + 1]: sequence r owns tokens query_start[r] .. query_start[r + 1] - 1 */
-    const int32_t *seq_lens;     /* [R]: context + query length, global under context parallelism */
+    const int32_t *seq_lens;     /* [R]: context + query length, global under context parallelism; or 0 */
     const int32_t *block_table;  /* [R, block_table_stride]: from 1 on; entries without a seen key may hold anything */
     int64_t block_table_stride;  /* in elements */
     int32_t block_table_width;   /* entries of a row that may be read */

@@ -22,7 +22,8 @@ extern "C" {
 
 /* The tensors of one layer. Their last dimension is dense, other strides are free. Weights have the dtypes
  * that the caller's GEMM takes; of a linear layer, row i makes output i. T' >= T rows, those past T are
- * padding and are left untouched; under a static grid on a device they are multiplied as well. */
+ * padding and are left untouched; under a static grid on a device they are multiplied as well. Tokens of no
+ * sequence (fv_batch) always are: their rows of `out` have values of no meaning. */
 typedef struct fv_mla_layer {
     uint32_t struct_size; /* sizeof(fv_mla_layer) */
     float rms_epsilon;    /* of both norms, 0 or more */

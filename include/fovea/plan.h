@@ -101,7 +101,8 @@ FV_API fv_status fv_plan_update(fv_plan *plan, const fv_batch *batch, fv_stream 
 /* The tensors of one layer. Hq, Hkv, D as in the problem; T' >= T rows, those past T are padding and
  * are left untouched. The last dimension of q, k, v and out is dense. With static_grid or static_list on a
  * device other than the CPU T' >= max_num_tokens, for a later step of the captured graph may have as many,
- * and MLA that is not absorbed writes all max_num_tokens rows of out, those past T with values of no meaning.
+ * and MLA that is not absorbed writes all max_num_tokens rows of out, those past T and those of no sequence with
+ * values of no meaning; the latter also without host copies of the lengths.
  *
  * MLA, with L = kv_lora_rank, R = qk_rope_head_dim, P = qk_nope_head_dim, V = v_head_dim: q [T', Hq, P + R]
  * with the last R rotated, k [T', 1, L + R] the new latents (rotated unless the problem rotates at reading),

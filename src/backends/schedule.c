@@ -111,6 +111,9 @@ static fv_status schedule_grid(fv_schedule *schedule)
         const fv_status filled = fv_static_list_fill(schedule);
         if (filled != FV_OK) return filled;
     }
+    /* Tokens of no sequence have no latents. A device projects them all the same: another step's may have. */
+    const int32_t knows_tokens = plan->device->host_is_device && schedule->step->query_start;
+    const int32_t num_projected = knows_tokens ? schedule->step->query_start[schedule->step->num_seqs] : -1;
     const fv_call attend = {
         .operation = is_encoder ? FV_OP_ATTEND_DENSE : FV_OP_ATTEND_PAGED,
         .source = is_encoder ? FV_KEYS_NEW : FV_KEYS_CACHE,
@@ -130,7 +133,7 @@ static fv_status schedule_grid(fv_schedule *schedule)
         {.operation = FV_OP_ABSORB, .num_tokens = -1},
         attend,
         reduce,
-        {.operation = FV_OP_PROJECT, .num_tokens = -1},
+        {.operation = FV_OP_PROJECT, .num_tokens = num_projected},
     };
     const int32_t is_needed[] = {plan->absorbs, 1, plan->num_segments > 1 || is_list, plan->absorbs};
     fv_status status = FV_OK;

@@ -437,6 +437,31 @@ static void test_thresholds_and_grid(void **state)
     }
 }
 
+/* Tokens behind the last sequence are padding, whatever is in the workspace. */
+static void test_tokens_of_no_sequence(void **state)
+{
+    (void)state;
+    const fv_plan_options options[] = {{.decode_threshold = 1}, {.decode_threshold = 100}, {.static_grid = 1}};
+    for (int32_t i = 0; i < FV_ARRAY_LEN(backends) * FV_ARRAY_LEN(options); i++) {
+        const int32_t backend = i / FV_ARRAY_LEN(options);
+        const fv_problem problem = for_backend(backend, &small);
+        scene s;
+        setup_scene(&s, &problem, mixed, FV_ARRAY_LEN(mixed));
+        run(&s, backends[backend], &options[i % FV_ARRAY_LEN(options)]);
+        const size_t row_bytes = (size_t)s.layer.out.stride_bytes[0];
+        memset(s.workspace, 0xff, fv_plan_workspace_bytes(s.plan));
+        memset(s.out, 0x5a, (size_t)s.num_tokens * row_bytes);
+        s.batch.num_seqs = --s.num_seqs;
+        assert_int_equal(fv_plan_update(s.plan, &s.batch, NULL), FV_OK);
+        assert_int_equal(fv_plan_run(s.plan, &s.layer, s.workspace, NULL), FV_OK);
+        check_rows(&s, backends[backend]);
+        for (size_t at = (size_t)s.query_start[s.num_seqs] * row_bytes; at < (size_t)s.num_tokens * row_bytes; at++)
+            assert_int_equal(s.out[at], 0x5a);
+        s.num_seqs++;
+        teardown_scene(&s);
+    }
+}
+
 /* The least workspace: many rounds and chunks, the same numbers. */
 static void test_least_workspace(void **state)
 {
@@ -538,9 +563,13 @@ static void test_refusals(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_mixed_batch),         cmocka_unit_test(test_rotation_at_reading),
-        cmocka_unit_test(test_thresholds_and_grid), cmocka_unit_test(test_least_workspace),
-        cmocka_unit_test(test_context_parallel),    cmocka_unit_test(test_refusals),
+        cmocka_unit_test(test_mixed_batch),
+        cmocka_unit_test(test_rotation_at_reading),
+        cmocka_unit_test(test_thresholds_and_grid),
+        cmocka_unit_test(test_least_workspace),
+        cmocka_unit_test(test_context_parallel),
+        cmocka_unit_test(test_tokens_of_no_sequence),
+        cmocka_unit_test(test_refusals),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

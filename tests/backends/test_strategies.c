@@ -261,6 +261,50 @@ static void test_long_prompt_in_two_steps(void **state)
     }
 }
 
+/* The tokens of the last sequence become tokens of none: their keys are written, their rows left as they are. */
+static void test_tokens_of_no_sequence(void **state)
+{
+    (void)state;
+    for (int32_t i = 0; i < 2 * fv_backend_count(); i++) {
+        const char *backend = fv_backend_name(i / 2);
+        const fv_plan_options options = {.static_grid = i % 2};
+        step_fixture step;
+        init(&step, &llama_like, mixed, FV_ARRAY_LEN(mixed), 0);
+        if (step_fixture_plan(&step, backend, &options) == FV_OK) {
+            step.num_seqs--;
+            const int32_t first = step.query_start[step.num_seqs], num_rows = step.num_tokens - first;
+            const fv_layer layer = step_fixture_layer(&step);
+            const size_t row = (size_t)layer.out.stride_bytes[0], kv_row = (size_t)layer.k.stride_bytes[0];
+            memset(step.out, 0x5a, (size_t)step.num_tokens * row);
+            memset(step.lse, 0x5a, (size_t)step.num_tokens * (size_t)layer.lse.stride_bytes[0]);
+            assert_int_equal(step_fixture_run(&step), FV_OK);
+            check_some_rows(&step, backend);
+            const char *out = (char *)step.out + (size_t)first * row, *lse = (char *)step.lse;
+            for (size_t at = 0; at < (size_t)num_rows * row; at++) assert_int_equal(out[at], 0x5a);
+            for (size_t at = (size_t)first * 8 * 4; at < (size_t)step.num_tokens * 8 * 4; at++)
+                assert_int_equal(lse[at], 0x5a);
+
+            char *k = malloc((size_t)num_rows * kv_row), *v = malloc((size_t)num_rows * kv_row);
+            fv_tensor k_rows = layer.k, v_rows = layer.v;
+            fv_batch batch = step_fixture_batch(&step);
+            const int32_t key_start = 0, out_start[] = {0, num_rows};
+            k_rows.data = k;
+            v_rows.data = v;
+            batch.block_table += step.num_seqs * step.width;
+            batch.num_seqs = 1;
+            assert_int_equal(fv_kv_gather(step.device, &k_rows, &v_rows, &step.view, &batch, &key_start, out_start,
+                                          num_rows, NULL, NULL, 0, NULL),
+                             FV_OK);
+            assert_memory_equal(k, (char *)step.k + (size_t)first * kv_row, (size_t)num_rows * kv_row);
+            assert_memory_equal(v, (char *)step.v + (size_t)first * kv_row, (size_t)num_rows * kv_row);
+            free(k);
+            free(v);
+            step.num_seqs++;
+        }
+        step_fixture_deinit(&step);
+    }
+}
+
 static void test_foreign_layout_is_refused_by_name(void **state)
 {
     (void)state;
@@ -354,6 +398,7 @@ int main(void)
         cmocka_unit_test(test_all_backends_agree),
         cmocka_unit_test(test_small_workspace_makes_more_chunks),
         cmocka_unit_test(test_long_prompt_in_two_steps),
+        cmocka_unit_test(test_tokens_of_no_sequence),
         cmocka_unit_test(test_foreign_layout_is_refused_by_name),
         cmocka_unit_test(test_decode_threshold),
         cmocka_unit_test(test_windowed_extend_gathers_the_window),
