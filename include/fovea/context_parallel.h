@@ -40,9 +40,10 @@ FV_API fv_status fv_context_parallel_local_lens(int32_t *local_lens, const int32
 FV_API fv_status fv_context_parallel_slot(int64_t *slot, int64_t position, const int32_t *block_table, int32_t width,
                                           int32_t block_size, const fv_context_parallel *cp);
 
-/* The slot mapping [T] of a step: the tokens of sequence r are at positions context .. seq_len - 1. Of
- * `batch`, num_seqs, query_start, seq_lens and the block table are used; all arrays are in host memory
- * (host_query_start and host_seq_lens where given), and query_start begins with 0. */
+/* The slot mapping [T] of a step: the tokens of sequence r are at positions context .. seq_len - 1; those of a
+ * sequence without keys (seq_len 0) are padding, -1. Of `batch`, num_seqs, query_start, seq_lens and the block
+ * table are used; all arrays are in host memory (host_query_start and host_seq_lens where given), and
+ * query_start begins with 0. */
 FV_API fv_status fv_context_parallel_slots(int64_t *slot_mapping, const fv_batch *batch, int32_t block_size,
                                            const fv_context_parallel *cp);
 

@@ -14,7 +14,7 @@ extern "C" {
 /* Writes num_tokens rows of k [T, Hkv, D] and v [T, Hkv, Dv] to the cache; slot_mapping [T] int64,
  * a token with a negative slot is skipped. A slot past the cache: FV_ERR_INVALID where the host can read the
  * slots, else the token is skipped. fp8: stored = real / scale; k_scale, v_scale [num_scales], num_scales 0
- * (no scales), 1 or Hkv.
+ * (no scales), 1 or Hkv. Of latent layouts k is the whole entry: v and v_scale may be absent and are not read.
  *
  * Where the view has scale planes (int8, fp8_e4m3, fp8_e5m2), the scale of each token and head is
  * computed and stored there: max(largest magnitude of the row / 127, 448 or 57344, 1e-6), and then
@@ -28,7 +28,9 @@ FV_API fv_status fv_kv_write(fv_device *device, const fv_kv_view *cache, const f
 /* Copies cached tokens to dense rows: for each sequence r, key positions key_start[r] .. key_start[r]
  * + (out_start[r + 1] - out_start[r]) - 1 go to rows from out_start[r] of k [N, Hkv, D] and v. fp8 is
  * read back with the scales. Only struct_size, block_table, block_table_stride, block_table_width and
- * num_seqs of the batch are used. FV_ERR_INVALID, on the CPU, for rows that out_start does not fill, for
+ * num_seqs of the batch are used, and no array where there are neither sequences nor rows. Of latent layouts
+ * k_scale is that of the whole entry, v_scale may be absent, and so may v: it repeats the first elements of k.
+ * FV_ERR_INVALID, on the CPU, for rows that out_start does not fill, for
  * keys and blocks that are not there, and for keys in the null block. */
 FV_API fv_status fv_kv_gather(fv_device *device, const fv_tensor *k, const fv_tensor *v, const fv_kv_view *cache,
                               const fv_batch *batch, const int32_t *key_start, const int32_t *out_start,

@@ -28,8 +28,9 @@ extern const fv_backend fv_rocm_aiter_mla;
 extern const fv_backend fv_rocm_aiter_triton_mla;
 extern const fv_backend fv_amla;
 
-/* The backend called `name`, or NULL with the list of names as the error text. */
-const fv_backend *fv_backend_find(const char *name);
+/* The backend called `name`, or NULL with the list of names as the error text. takes_auto: "auto", which the caller has
+ * looked for before, is one of them. */
+const fv_backend *fv_backend_find(const char *name, int32_t takes_auto);
 
 /* All backends; NULL outside. */
 const fv_backend *fv_backend_at(int32_t index);

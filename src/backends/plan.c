@@ -55,7 +55,7 @@ static fv_status choose_backend(fv_plan *plan, const char *name)
 {
     char text[1024] = "";
     if (name && strcmp(name, "auto") != 0) {
-        plan->backend = fv_backend_find(name);
+        plan->backend = fv_backend_find(name, 1);
         if (!plan->backend) return FV_ERR_INVALID;
         fv_reasons reasons = {text, sizeof(text), 0};
         plan->backend->why_not(&reasons, plan->device, &plan->problem);

@@ -29,14 +29,14 @@ const char *fv_backend_summary(int32_t index)
     return backend ? backend->summary : NULL;
 }
 
-const fv_backend *fv_backend_find(const char *name)
+const fv_backend *fv_backend_find(const char *name, int32_t takes_auto)
 {
-    char names[256] = "auto";
-    size_t used = strlen(names);
+    char names[256] = "";
+    size_t used = takes_auto ? (size_t)snprintf(names, sizeof(names), "auto") : 0;
     for (int32_t i = 0; i < fv_backend_count(); i++) {
         if (strcmp(backends[i]->name, name) == 0) return backends[i];
         if (used < sizeof(names)) {
-            used += (size_t)snprintf(names + used, sizeof(names) - used, ", %s", backends[i]->name);
+            used += (size_t)snprintf(names + used, sizeof(names) - used, "%s%s", used ? ", " : "", backends[i]->name);
         }
     }
     fv_fail(FV_ERR_INVALID, "Unknown attention backend: '%.64s'. Valid options are: %s", name, names);
@@ -50,7 +50,7 @@ fv_status fv_backend_why_not(char *text, size_t text_bytes, const char *name, fv
     fv_problem normal;
     const fv_status status = fv_problem_normalize(&normal, problem);
     if (status != FV_OK) return status;
-    const fv_backend *backend = fv_backend_find(name);
+    const fv_backend *backend = fv_backend_find(name, 0);
     if (!backend) return FV_ERR_INVALID;
     text[0] = 0;
     fv_reasons reasons = {text, text_bytes, 0};

@@ -100,14 +100,18 @@ fv_status fv_context_parallel_slots(int64_t *slot_mapping, const fv_batch *batch
     }
     for (int32_t seq = 0; seq < batch->num_seqs; seq++) {
         const int32_t start = query_start[seq], end = query_start[seq + 1];
-        if (end < start || seq_lens[seq] < end - start) {
-            return fv_fail(FV_ERR_INVALID, "sequence %d has %d tokens, %d of them new; accepted: 0 to all of them", seq,
-                           seq_lens[seq], end - start);
+        const int32_t seq_len = seq_lens[seq];
+        if (end < start || seq_len < 0 || (seq_len > 0 && seq_len < end - start)) {
+            return fv_fail(FV_ERR_INVALID,
+                           "sequence %d has %d tokens, %d of them new; accepted: 0 to all of them, or a length of 0",
+                           seq, seq_len, end - start);
         }
         const int32_t *row = batch->block_table + seq * batch->block_table_stride;
         for (int32_t token = start; token < end; token++) {
-            status = find_slot(&slot_mapping[token], (int64_t)seq_lens[seq] - end + token, row,
-                               batch->block_table_width, block_size, &normal);
+            slot_mapping[token] = -1;
+            if (seq_len == 0) continue; /* padding */
+            status = find_slot(&slot_mapping[token], (int64_t)seq_len - end + token, row, batch->block_table_width,
+                               block_size, &normal);
             if (status != FV_OK) return status;
         }
     }

@@ -14,8 +14,14 @@ fv_status fv_kv_write(fv_device *device, const fv_kv_view *cache, const fv_tenso
     status = fv_ops_check_write(device, cache, k, v, slot_mapping, num_tokens, k_scale, v_scale, num_scales);
     if (status != FV_OK) return status;
     const fv_kv_write_params params = {
-        FV_OPS_KV_ROWS(k, v),     .src_dtype = k->dtype, .cache = *cache,    .slot_mapping = slot_mapping,
-        .num_tokens = num_tokens, .k_scale = k_scale,    .v_scale = v_scale, .num_kv_scales = num_scales,
+        FV_OPS_KV_ROWS(k, fv_ops_or_absent(v)),
+        .src_dtype = k->dtype,
+        .cache = *cache,
+        .slot_mapping = slot_mapping,
+        .num_tokens = num_tokens,
+        .k_scale = k_scale,
+        .v_scale = v_scale,
+        .num_kv_scales = num_scales,
     };
     const fv_launch launch = fv_ops_launch(device, stream);
     return fv_ops_kernels(device)->kv_write(&launch, &params);
@@ -30,9 +36,9 @@ fv_status fv_kv_gather(fv_device *device, const fv_tensor *k, const fv_tensor *v
     status = fv_ops_check_cache_rows(cache, k, v, num_rows, k_scale, v_scale, num_scales);
     if (status != FV_OK) return status;
     status = fv_ops_check_gather(device, cache, batch, key_start, out_start, num_rows);
-    if (status != FV_OK) return status;
+    if (status != FV_OK || num_rows == 0) return status;
     const fv_kv_gather_params params = {
-        FV_OPS_KV_ROWS(k, v),
+        FV_OPS_KV_ROWS(k, fv_ops_or_absent(v)),
         .dst_dtype = k->dtype,
         .cache = *cache,
         .num_seqs = batch->num_seqs,

@@ -109,11 +109,14 @@ fv_status fv_ops_check_cache_rows(const fv_kv_view *cache, const fv_tensor *k, c
         return fv_fail(FV_ERR_INVALID, "num_scales is %d; accepted: 0, 1 or %d (one for each KV head)", num_scales,
                        cache->num_kv_heads);
     }
-    if (num_scales && (!k_scale || !v_scale)) return fv_fail(FV_ERR_INVALID, "k_scale or v_scale is NULL");
+    const int32_t is_latent = fv_kv_layout_is_latent(cache->layout);
+    if (num_scales && (!k_scale || (!v_scale && !is_latent))) {
+        return fv_fail(FV_ERR_INVALID, "k_scale or v_scale is NULL");
+    }
     status = fv_ops_check_compute_dtype("k", k);
     if (status != FV_OK) return status;
     status = fv_ops_check_rows("k", k, k->dtype, num_rows, cache->num_kv_heads, cache->head_size);
-    if (status != FV_OK) return status;
+    if (status != FV_OK || (is_latent && !fv_ops_is_given(v))) return status;
     return fv_ops_check_rows("v", v, k->dtype, num_rows, cache->num_kv_heads, cache->v_head_size);
 }
 
@@ -192,6 +195,7 @@ fv_status fv_ops_check_gather(const fv_device *device, const fv_kv_view *cache, 
                        "%d sequences, block_table_stride %lld and width %d; accepted: 0 or more, 0 <= width <= stride",
                        batch->num_seqs, (long long)batch->block_table_stride, batch->block_table_width);
     }
+    if (batch->num_seqs == 0 && num_rows == 0) return FV_OK;
     if (!batch->block_table || !key_start || !out_start) {
         return fv_fail(FV_ERR_INVALID, "the batch's block_table, key_start or out_start is NULL");
     }

@@ -34,7 +34,7 @@ fv_status fv_ops_check_compute_dtype(const char *name, const fv_tensor *tensor);
 /* A view with data, a struct_size of this library, and a dtype and sizes that kernels serve. */
 fv_status fv_ops_check_cache(const fv_kv_view *cache);
 
-/* k and v rows that go to the cache, or come from it, with their scales. */
+/* k and v rows that go to the cache, or come from it, with their scales. Latents need neither v nor its scale. */
 fv_status fv_ops_check_cache_rows(const fv_kv_view *cache, const fv_tensor *k, const fv_tensor *v, int32_t num_rows,
                                   const float *k_scale, const float *v_scale, int32_t num_scales);
 
@@ -61,5 +61,12 @@ fv_status fv_ops_check_gather(const fv_device *device, const fv_kv_view *cache, 
 
 /* Absent tensors: NULL, or without data. */
 static inline int32_t fv_ops_is_given(const fv_tensor *tensor) { return tensor && tensor->data; }
+
+/* `tensor`, or one without data in its place. */
+static inline const fv_tensor *fv_ops_or_absent(const fv_tensor *tensor)
+{
+    static const fv_tensor absent;
+    return tensor ? tensor : &absent;
+}
 
 #endif

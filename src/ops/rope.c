@@ -119,8 +119,14 @@ fv_status fv_rope_kv_write(fv_device *device, const fv_tensor *q, const fv_tenso
     if (status != FV_OK) return status;
     params.q_copy = (fv_rope_rows){0};
     params.write = (fv_kv_write_params){
-        FV_OPS_KV_ROWS(k, v),     .src_dtype = k->dtype, .cache = *cache,    .slot_mapping = slot_mapping,
-        .num_tokens = num_tokens, .k_scale = k_scale,    .v_scale = v_scale, .num_kv_scales = num_scales,
+        FV_OPS_KV_ROWS(k, fv_ops_or_absent(v)),
+        .src_dtype = k->dtype,
+        .cache = *cache,
+        .slot_mapping = slot_mapping,
+        .num_tokens = num_tokens,
+        .k_scale = k_scale,
+        .v_scale = v_scale,
+        .num_kv_scales = num_scales,
     };
     const fv_launch launch = fv_ops_launch(device, stream);
     return fv_ops_kernels(device)->rope_kv_write(&launch, &params);

@@ -449,7 +449,10 @@ static void test_reasons_are_listed(void **state)
     assert_non_null(strstr(reasons, "layout x_packed not supported"));
     assert_non_null(strstr(reasons, "; head_size not supported"));
     assert_int_equal(fv_backend_why_not(reasons, 10, "TRITON_ATTN", NULL, &problem), FV_ERR_NO_SPACE);
-    assert_int_equal(fv_backend_why_not(reasons, sizeof(reasons), "NOPE", NULL, &problem), FV_ERR_INVALID);
+    assert_refused(fv_backend_why_not(reasons, sizeof(reasons), "NOPE", NULL, &problem), FV_ERR_INVALID,
+                   "Unknown attention backend: 'NOPE'. Valid options are: TRITON_ATTN, ");
+    assert_refused(fv_backend_why_not(reasons, sizeof(reasons), "auto", NULL, &problem), FV_ERR_INVALID,
+                   "Valid options are: TRITON_ATTN, ");
     assert_string_equal(fv_backend_name(0), "TRITON_ATTN");
     assert_null(fv_backend_name(-1));
     assert_null(fv_backend_name(fv_backend_count()));

@@ -350,6 +350,14 @@ static void test_refusals(void **state)
                       .block_table_width = 2};
     must(fv_context_parallel_slots(slots, &batch, 4, &cp)); /* positions 1, 2, 3 */
     assert_true(slots[0] == -1 && slots[1] == 3 * 4 + 1 && slots[2] == -1);
+    const int32_t padded[3] = {0, 1, 4}, padded_lens[2] = {1, 0};
+    batch.num_seqs = 2;
+    batch.query_start = padded;
+    batch.seq_lens = padded_lens;
+    must(fv_context_parallel_slots(slots, &batch, 4, &cp));
+    assert_true(slots[0] == 3 * 4 && slots[1] == -1 && slots[2] == -1 && slots[3] == -1);
+    batch.num_seqs = 1;
+    batch.seq_lens = lens;
     batch.query_start = before;
     refused(fv_context_parallel_slots(slots, &batch, 4, &cp), FV_ERR_INVALID, "query_start[0] is -5; accepted: 0");
     batch.num_seqs = -3;

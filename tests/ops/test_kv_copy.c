@@ -256,6 +256,58 @@ static void test_slots_are_refused(void **state)
             "slot_mapping[0] is");
 }
 
+/* The value of a latent is the start of its key: a write needs no v, a gather gives it where it is asked for. */
+static void test_latents_need_no_values(void **state)
+{
+    static char cache[CACHE_BYTES];
+    static float row[576], read[576], value[576];
+    static const float scale = 1;
+    const int64_t slot[1] = {9};
+    const int32_t key_start[1] = {1}, out_start[2] = {0, 1}, table[1] = {1};
+    const fv_batch batch = {.struct_size = sizeof(batch),
+                            .num_seqs = 1,
+                            .block_table = table,
+                            .block_table_stride = 1,
+                            .block_table_width = 1};
+    fv_device *device;
+    must(fv_device_find(&device, *state, "cpu"));
+    for (int32_t d = 0; d < 576; d++) row[d] = d % 448 == 0 ? 448 : (float)(d % 8);
+    for (fv_kv_layout layout = FV_KV_LAYOUT_LATENT; layout <= FV_KV_LAYOUT_LATENT_FP8_DS; layout++) {
+        fv_kv_view view;
+        make_cache(&view, cache, layout, FV_DTYPE_NONE, NUM_BLOCKS);
+        const fv_tensor k = fv_tensor_3d(row, FV_DTYPE_F32, 1, 1, view.head_size);
+        const fv_tensor to = fv_tensor_3d(read, FV_DTYPE_F32, 1, 1, view.head_size);
+        const fv_tensor v = fv_tensor_3d(value, FV_DTYPE_F32, 1, 1, view.v_head_size);
+        must(fv_kv_write(device, &view, &k, NULL, slot, 1, &scale, NULL, 1, NULL));
+        must(fv_kv_gather(device, &to, NULL, &view, &batch, key_start, out_start, 1, &scale, NULL, 1, NULL));
+        assert_memory_equal(read, row, (size_t)view.head_size * sizeof(float));
+        must(fv_kv_gather(device, &to, &v, &view, &batch, key_start, out_start, 1, NULL, NULL, 0, NULL));
+        assert_memory_equal(value, row, (size_t)view.v_head_size * sizeof(float));
+        refused(fv_kv_write(device, &view, &k, &k, slot, 1, NULL, NULL, 0, NULL), FV_ERR_INVALID,
+                "v is float32 [1, 1,");
+        refused(fv_kv_write(device, &view, &k, NULL, slot, 1, NULL, &scale, 1, NULL), FV_ERR_INVALID, "k_scale or");
+    }
+}
+
+/* No sequences, no rows: nothing to do, and nothing is needed for it. */
+static void test_empty_gathers(void **state)
+{
+    static char cache[CACHE_BYTES];
+    static float row[576];
+    fv_batch batch = {.struct_size = sizeof(batch)};
+    fv_device *device;
+    fv_kv_view view;
+    must(fv_device_find(&device, *state, "cpu"));
+    make_cache(&view, cache, FV_KV_LAYOUT_NB_2_BS_H_D, FV_DTYPE_NONE, NUM_BLOCKS);
+    const fv_tensor k = fv_tensor_3d(row, FV_DTYPE_F32, 1, view.num_kv_heads, view.head_size);
+    must(fv_kv_gather(device, &k, &k, &view, &batch, NULL, NULL, 0, NULL, NULL, 0, NULL));
+    refused(fv_kv_gather(device, &k, &k, &view, &batch, NULL, NULL, 1, NULL, NULL, 0, NULL), FV_ERR_INVALID,
+            "key_start or out_start is NULL");
+    batch.num_seqs = 1;
+    refused(fv_kv_gather(device, &k, &k, &view, &batch, NULL, NULL, 0, NULL, NULL, 0, NULL), FV_ERR_INVALID,
+            "key_start or out_start is NULL");
+}
+
 static int open_context(void **state) { return fv_context_create((fv_context **)state, NULL) == FV_OK ? 0 : -1; }
 
 static int close_context(void **state)
@@ -274,6 +326,8 @@ int main(void)
         cmocka_unit_test_setup_teardown(test_refusals, open_context, close_context),
         cmocka_unit_test_setup_teardown(test_views_are_refused, open_context, close_context),
         cmocka_unit_test_setup_teardown(test_slots_are_refused, open_context, close_context),
+        cmocka_unit_test_setup_teardown(test_latents_need_no_values, open_context, close_context),
+        cmocka_unit_test_setup_teardown(test_empty_gathers, open_context, close_context),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

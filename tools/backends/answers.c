@@ -33,7 +33,7 @@ static fv_status ask(fv_answers *t, const char *name, int32_t rank)
     }
     if (t->num_all == FV_ANSWERS_MAX_BACKENDS) return FV_OK;
     fv_answer *a = &t->all[t->num_all++];
-    const fv_backend *backend = fv_backend_find(name);
+    const fv_backend *backend = fv_backend_find(name, 0);
     *a = (fv_answer){.name = name, .summary = backend->summary, .rank = rank, .layout = layout_name(problem, backend)};
     const fv_status status = fv_backend_why_not(a->text, sizeof(a->text), name, t->device, problem);
     if (status == FV_OK) cut_reasons(a);

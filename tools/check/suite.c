@@ -157,7 +157,7 @@ static int32_t refuses_layout(const char *backend, const fv_problem *problem)
 /* Backends of the other kind say no to the problem as such: that is not worth counting. */
 static int32_t is_of_kind(const char *backend, const fv_problem *problem)
 {
-    const int32_t is_mla = fv_kv_layout_is_latent(fv_backend_find(backend)->layout);
+    const int32_t is_mla = fv_kv_layout_is_latent(fv_backend_find(backend, 0)->layout);
     return is_mla == (problem->kind == FV_ATTENTION_MLA);
 }
 
@@ -178,7 +178,7 @@ static void run_in_own_layout(const check_suite *suite, const check_case *test, 
                               const char *name)
 {
     check_case twin = *test;
-    twin.problem.kv_layout = fv_backend_find(name)->layout;
+    twin.problem.kv_layout = fv_backend_find(name, 0)->layout;
     char reasons[512];
     if (fv_backend_why_not(reasons, sizeof(reasons), name, NULL, &twin.problem) != FV_OK) return;
     if (reasons[0]) { /* not even in its own layout */
