@@ -10,6 +10,7 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "backends/context_room.h"
 #include "backends/static_list.h"
 #include "core/error.h"
 #include "planner/lane_cut.h"
@@ -169,12 +170,6 @@ static fv_dtype exact_gather_dtype(const fv_problem *problem)
     return is_exact && problem->kv_scaling == FV_KV_SCALING_NONE ? problem->q_dtype : FV_DTYPE_F32;
 }
 
-static fv_context_limits least_contexts(const fv_plan *plan)
-{
-    const int32_t block_tokens = fv_max_i32(plan->dense_rule.block_q, fv_short_query_tokens(&plan->dense_problem));
-    return (fv_context_limits){2 * block_tokens, fv_max_i32(64, 2 * plan->problem.block_size), plan->absorbs};
-}
-
 static size_t context_bytes(const fv_plan *plan, fv_context_limits limits)
 {
     return (size_t)limits.state_tokens * state_row_bytes(plan) + (size_t)limits.gather_rows * gather_row_bytes(plan);
@@ -184,7 +179,7 @@ static size_t context_bytes(const fv_plan *plan, fv_context_limits limits)
 static fv_context_limits size_contexts(const fv_plan *plan, size_t surplus)
 {
     const fv_bounds *bounds = &plan->bounds;
-    const fv_context_limits least = least_contexts(plan);
+    const fv_context_limits least = fv_context_room_least(plan);
     const int64_t block_size = plan->problem.block_size;
     const int64_t all_keys = fv_round_up((int64_t)bounds->max_num_seqs * bounds->max_seq_len, block_size);
     const int64_t state_tokens = least.state_tokens + (int64_t)(surplus / 2 / state_row_bytes(plan));
@@ -332,50 +327,8 @@ static void size_static_grid(fv_plan *plan, size_t slots_limit)
 
 /* --- the schedule's host memory ---------------------------------------------------------------------------- */
 
-/* Entries that the gathering of context may take at most, beside those of a plain step. */
-typedef struct context_room {
-    int64_t num_items, num_calls, num_indices;
-} context_room;
-
-/* Queries of a step whose context is gathered: those that are no decodes. */
-static int64_t most_extends(const fv_plan *plan)
-{
-    const fv_bounds *bounds = &plan->bounds;
-    if (bounds->max_query_len <= plan->decode_threshold) return 0;
-    return fv_min_i64(bounds->max_num_seqs, bounds->max_num_tokens / ((int64_t)plan->decode_threshold + 1));
-}
-
-/* Of counts; no more than sums bear. */
-static int64_t saturating_product(int64_t a, int64_t b)
-{
-    const int64_t most = INT64_MAX / 4;
-    return b > 0 && a > most / b ? most : a * b;
-}
-
-/* A round fills at least half of the state buffers, a chunk half of the gather buffers. Rounds and chunks follow each other, so
- * that each ends within one run at most, which has a block and a piece more then. */
-static context_room room_of_contexts(const fv_plan *plan)
-{
-    const int64_t extends = most_extends(plan);
-    if (plan->contexts.state_tokens == 0 || extends == 0) return (context_room){0};
-    const fv_bounds *bounds = &plan->bounds;
-    const int64_t state = plan->contexts.state_tokens, rows = plan->contexts.gather_rows;
-    const int64_t rounds = 2 * fv_ceil_div(bounds->max_num_tokens, state) + 2;
-    const int64_t runs = extends + rounds; /* of all rounds */
-    const int64_t chunks = fv_ceil_div(2 * runs * bounds->max_seq_len, rows) + rounds;
-    const int64_t pieces = runs + chunks;
-    const int64_t span = bounds->max_num_seqs + chunks + rounds;
-    const int64_t blocks = runs + fv_ceil_div(bounds->max_num_tokens, plan->dense_rule.block_q);
-    const int64_t passes = 2 + fv_ceil_div(2 * (int64_t)bounds->max_seq_len, rows) + 1; /* that a Q block is in */
-    return (context_room){
-        .num_items = saturating_product(blocks * passes, plan->dense_problem.mha.num_kv_heads),
-        .num_calls = 3 * rounds + (plan->absorbs ? 5 : 2) * chunks + pieces,
-        .num_indices = 3 * span + chunks,
-    };
-}
-
 /* A step's, at most. */
-static int64_t room_of_calls(const fv_plan *plan, const context_room *contexts)
+static int64_t room_of_calls(const fv_plan *plan, const fv_context_room *contexts)
 {
     const int64_t rounds = plan->bounds.max_num_seqs + 3 * (int64_t)plan->rule.num_passes; /* of decodes */
     return contexts->num_calls + (plan->absorbs && !plan->static_grid ? 2 * rounds : 0) + 16;
@@ -402,7 +355,7 @@ static fv_status allocate_schedule(fv_plan *plan, int64_t num_calls)
     return FV_OK;
 }
 
-static fv_status check_room(const fv_plan *plan, const context_room *contexts, const char *what, int64_t needed,
+static fv_status check_room(const fv_plan *plan, const fv_context_room *contexts, const char *what, int64_t needed,
                             int64_t most)
 {
     if (needed <= most) return FV_OK;
@@ -413,7 +366,7 @@ static fv_status check_room(const fv_plan *plan, const context_room *contexts, c
 
 static fv_status allocate(fv_plan *plan)
 {
-    const context_room contexts = room_of_contexts(plan);
+    const fv_context_room contexts = fv_context_room_of(plan, &plan->contexts);
     const int32_t has_list = !plan->static_grid || plan->static_list;
     const int64_t num_items = has_list ? plan->room.item_capacity + contexts.num_items : 0;
     const int64_t num_calls = room_of_calls(plan, &contexts);
@@ -503,7 +456,8 @@ static fv_status size_workspace(fv_plan *plan, const fv_strategy *strategy)
     const int32_t least_absorbed = least_absorb_rows(plan);
     plan->workspace.scratch_bytes = scratch_bytes(plan);
     const size_t least = plan->workspace.scratch_bytes * (size_t)plan->device->num_workers +
-                         16 * FV_WORKSPACE_ALIGNMENT + (gathers ? context_bytes(plan, least_contexts(plan)) : 0) +
+                         16 * FV_WORKSPACE_ALIGNMENT +
+                         (gathers ? context_bytes(plan, fv_context_room_least(plan)) : 0) +
                          (size_t)least_absorbed * absorb_row_bytes(plan);
     const size_t asked = plan->options.max_workspace_bytes;
     if (asked > 0 && asked < least) {

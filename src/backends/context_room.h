@@ -1,0 +1,19 @@
+/* The room of gathered context (planner/context_round.h): the least that its buffers may have, and what a step within the
+ * bounds lists for its rounds and chunks at most. */
+#ifndef FV_BACKENDS_CONTEXT_ROOM_H
+#define FV_BACKENDS_CONTEXT_ROOM_H
+
+#include "planner/plan.h"
+
+/* Entries that the gathering of context may take at most, beside those of a plain step. */
+typedef struct fv_context_room {
+    int64_t num_items, num_calls, num_indices;
+} fv_context_room;
+
+/* The least state and gather buffers with which any step can be served. */
+fv_context_limits fv_context_room_least(const fv_plan *plan);
+
+/* Nothing where no query is an extend, or the limits are 0. */
+fv_context_room fv_context_room_of(const fv_plan *plan, const fv_context_limits *limits);
+
+#endif
