@@ -19,7 +19,6 @@
 #define DEFAULT_WORKSPACE_BYTES (256ull << 20) /* beside the scratch */
 #define MAX_SLOT_BYTES (64ull << 20)
 #define DEFAULT_MLA_WORKSPACE_BYTES (1024ull << 20) /* a row of 128 expanded heads takes 80 KiB */
-#define MAX_GATHER_ROWS (32 * 1024)                 /* as in vLLM's ROCM_AITER_FA */
 #define MOST_WEIGHED_ROWS (1 << 24)                 /* of a Q block: far more than any kernel has */
 #define MOST_WORK_ITEMS (1 << 26)                   /* of a plan, */
 #define MOST_INDICES (1 << 28)                      /* numbers of its index arrays, */
@@ -175,22 +174,20 @@ static size_t context_bytes(const fv_plan *plan, fv_context_limits limits)
     return (size_t)limits.state_tokens * state_row_bytes(plan) + (size_t)limits.gather_rows * gather_row_bytes(plan);
 }
 
-/* Rows of the state and gather buffers: the least, and what half and a quarter of `surplus` bytes add. */
-static fv_context_limits size_contexts(const fv_plan *plan, size_t surplus)
+/* Rows of the state and gather buffers: those of `base`, and what half and a quarter of `surplus` bytes add; not less than the
+ * least. */
+static fv_context_limits size_contexts(const fv_plan *plan, const fv_context_limits *base,
+                                       const fv_context_limits *least, size_t surplus)
 {
-    const fv_bounds *bounds = &plan->bounds;
-    const fv_context_limits least = fv_context_room_least(plan);
     const int64_t block_size = plan->problem.block_size;
-    const int64_t all_keys = fv_round_up((int64_t)bounds->max_num_seqs * bounds->max_seq_len, block_size);
-    const int64_t state_tokens = least.state_tokens + (int64_t)(surplus / 2 / state_row_bytes(plan));
-    const int64_t gather_rows = least.gather_rows + (int64_t)(surplus / 4 / gather_row_bytes(plan));
-    const int64_t most_rows = fv_max_i64(least.gather_rows, fv_min_i64(all_keys, MAX_GATHER_ROWS));
-    const int64_t rows = fv_min_i64(gather_rows, most_rows);
+    const int64_t state_tokens = base->state_tokens + (int64_t)(surplus / 2 / state_row_bytes(plan));
+    const int64_t gather_rows = base->gather_rows + (int64_t)(surplus / 4 / gather_row_bytes(plan));
+    const int64_t rows = fv_min_i64(gather_rows, fv_context_room_most_rows(plan));
     const int64_t whole_blocks = rows / block_size * block_size;
     return (fv_context_limits){
-        .state_tokens = (int32_t)fv_min_i64(state_tokens, fv_max_i32(least.state_tokens, bounds->max_num_tokens)),
-        .gather_rows = (int32_t)fv_max_i64(whole_blocks, least.gather_rows),
-        .gathers_new = least.gathers_new,
+        .state_tokens = (int32_t)fv_min_i64(state_tokens, fv_max_i32(least->state_tokens, plan->bounds.max_num_tokens)),
+        .gather_rows = (int32_t)fv_max_i64(whole_blocks, least->gather_rows),
+        .gathers_new = least->gathers_new,
     };
 }
 
@@ -427,19 +424,22 @@ static void size_work_list(fv_plan *plan, size_t slots_limit)
     plan->room.slot_capacity = fv_max_i32(plan->room.slot_capacity, room.slot_capacity);
 }
 
+/* Tokens of a Q block of decodes, at most. */
+static int32_t decode_block_tokens(const fv_plan *plan) { return fv_max_i32(plan->rule.block_q, FV_DECODE_ROWS); }
+
 /* Tokens that are absorbed at once: under a static grid all that there can be, else at least a Q block. */
 static int32_t least_absorb_rows(const fv_plan *plan)
 {
     if (!plan->absorbs) return 0;
     if (plan->static_grid) return plan->bounds.max_num_tokens;
-    return fv_min_i32(plan->bounds.max_num_tokens, fv_max_i32(plan->rule.block_q, FV_DECODE_ROWS));
+    return fv_min_i32(plan->bounds.max_num_tokens, decode_block_tokens(plan));
 }
 
-/* Two rounds that follow each other span more than absorb_rows tokens, less a Q block. */
+/* From one round's first token to the next one's there are absorb_rows, less a Q block that did not fit. */
 static int32_t max_decode_rounds(const fv_plan *plan)
 {
-    const int64_t rows = fv_max_i32(1, plan->absorb_rows - fv_max_i32(plan->rule.block_q, FV_DECODE_ROWS) + 1);
-    return (int32_t)fv_min_i64(2 * fv_ceil_div(plan->bounds.max_num_tokens, rows) + 2, plan->bounds.max_num_tokens);
+    const int32_t round_tokens = fv_max_i32(1, plan->absorb_rows - decode_block_tokens(plan) + 1);
+    return (int32_t)fv_ceil_div(plan->bounds.max_num_tokens, round_tokens);
 }
 
 static int32_t size_absorbed(const fv_plan *plan, int32_t least, size_t budget)
@@ -454,10 +454,11 @@ static fv_status size_workspace(fv_plan *plan, const fv_strategy *strategy)
 {
     const int32_t gathers = strategy->needs_gather && !plan->static_grid;
     const int32_t least_absorbed = least_absorb_rows(plan);
+    const fv_context_limits fewest = fv_context_room_fewest(plan);
+    const fv_context_limits contexts = fv_context_room_least(plan, gather_row_bytes(plan));
     plan->workspace.scratch_bytes = scratch_bytes(plan);
     const size_t least = plan->workspace.scratch_bytes * (size_t)plan->device->num_workers +
-                         16 * FV_WORKSPACE_ALIGNMENT +
-                         (gathers ? context_bytes(plan, fv_context_room_least(plan)) : 0) +
+                         16 * FV_WORKSPACE_ALIGNMENT + (gathers ? context_bytes(plan, contexts) : 0) +
                          (size_t)least_absorbed * absorb_row_bytes(plan);
     const size_t asked = plan->options.max_workspace_bytes;
     if (asked > 0 && asked < least) {
@@ -475,7 +476,7 @@ static fv_status size_workspace(fv_plan *plan, const fv_strategy *strategy)
     if (plan->absorbs) plan->rule.num_passes = max_decode_rounds(plan);
     size_work_list(plan, slots_limit);
     size_static_grid(plan, slots_limit);
-    if (gathers) plan->contexts = size_contexts(plan, surplus);
+    if (gathers) plan->contexts = size_contexts(plan, asked ? &contexts : &fewest, &contexts, surplus);
     lay_out_workspace(plan);
     return FV_OK;
 }

@@ -492,7 +492,8 @@ void fv_work_list_room(fv_work_list *list, const fv_split_rule *rule, const fv_b
         slots = 2 * shares * block_tokens;
     }
     const int64_t most_slots = rule->path == FV_PATH_2D ? 0 : (int64_t)(slots_limit_bytes / slot_bytes);
-    if (is_forced) extra_pieces = fv_min_i64(extra_pieces, fv_min_i64(slots, most_slots)); /* each has a slot or more */
+    extra_pieces = fv_min_i64(extra_pieces, most_slots); /* each piece of a block that is cut has a slot or more */
+    if (is_forced) extra_pieces = fv_min_i64(extra_pieces, slots);
     int64_t reduces = blocks + 1 + fv_ceil_div(bounds->max_num_tokens, REDUCE_TOKENS);
     list->spare_items = 0;
     if (rule->cascade) {

@@ -66,6 +66,7 @@ static void check_plan(fv_context *context, int32_t is_mla, const fv_bounds *bou
                                .backend = is_mla ? "ROCM_AITER_MLA" : "ROCM_AITER_FA",
                                .decode_threshold = below(random, 2) ? 1 + below(random, 40) : 0};
     if (is_tight) options.max_workspace_bytes = least_workspace(context, &problem, bounds, options.backend);
+    if (is_tight && below(random, 2)) options.max_workspace_bytes += (size_t)below(random, 1 << 18);
     fv_plan *plan = NULL;
     if (fv_plan_create(&plan, context, &problem, bounds, &options) != FV_OK) fail_msg("%s", fv_last_error());
     fv_batch batch = {.struct_size = sizeof(batch),
@@ -128,11 +129,62 @@ static void test_room_is_in_proportion(void **state)
     fv_context_destroy(context);
 }
 
+/* Runs tasks one after the other, as an executor of any number of workers may. */
+static void one_by_one(void *user, int64_t num_tasks, fv_task_fn task, void *task_user)
+{
+    (void)user;
+    for (int64_t i = 0; i < num_tasks; i++) task(task_user, i, 0);
+}
+
+/* A plan at the least is made, whoever its workers are, and holds no more in items than it saves in workspace. */
+static void check_least(int32_t num_workers, const fv_problem *problem, const fv_bounds *bounds, const char *backend)
+{
+    fv_context *context = NULL;
+    fv_plan *plan = NULL;
+    const fv_context_options workers = {
+        .struct_size = sizeof(workers), .no_plugins = 1, .executor = {one_by_one, num_workers, NULL}};
+    assert_int_equal(fv_context_create(&context, &workers), FV_OK);
+    fv_plan_options options = {.struct_size = sizeof(options), .backend = backend};
+    assert_int_equal(fv_plan_create(&plan, context, problem, bounds, &options), FV_OK);
+    const size_t roomy = fv_plan_workspace_bytes(plan), roomy_buffers = fv_plan_buffer_bytes(plan);
+    fv_plan_destroy(plan);
+    options.max_workspace_bytes = least_workspace(context, problem, bounds, backend);
+    for (int32_t i = 0; i < 8; i++) {
+        if (fv_plan_create(&plan, context, problem, bounds, &options) != FV_OK) fail_msg("%s", fv_last_error());
+        const size_t workspace = fv_plan_workspace_bytes(plan), buffers = fv_plan_buffer_bytes(plan);
+        assert_true(workspace <= options.max_workspace_bytes && workspace < roomy);
+        assert_true(workspace + buffers < roomy + roomy_buffers && buffers < (size_t)64 << 20);
+        fv_plan_destroy(plan);
+        options.max_workspace_bytes += (size_t)1 << (16 + i);
+    }
+    fv_context_destroy(context);
+}
+
+static void test_least_workspace_is_worth_it(void **state)
+{
+    (void)state;
+    fv_problem problem = problem_of(0);
+    problem.q_dtype = FV_DTYPE_BF16;
+    problem.mha = (fv_mha_shape){32, 8, 128, 0};
+    fv_bounds bounds = {sizeof(bounds), 256, 8192, 0, 131072};
+    for (int32_t workers = 2; workers <= 256; workers *= 128) {
+        check_least(workers, &problem, &bounds, "ROCM_AITER_FA");
+    }
+    problem = problem_of(1);
+    problem.q_dtype = FV_DTYPE_BF16;
+    problem.mla = (fv_mla_shape){128, 512, 64, 128, 128, 0, 0};
+    bounds = (fv_bounds){sizeof(bounds), 64, 8192, 0, 32768};
+    for (int32_t workers = 2; workers <= 256; workers *= 128) {
+        check_least(workers, &problem, &bounds, "ROCM_AITER_MLA");
+    }
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_steps_find_room),
         cmocka_unit_test(test_room_is_in_proportion),
+        cmocka_unit_test(test_least_workspace_is_worth_it),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

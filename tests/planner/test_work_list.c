@@ -727,6 +727,33 @@ static void test_pieces_taper(void **state)
 }
 
 /* Batch-invariant rules cut a sequence alike, whoever else is in the batch. */
+/* Many passes that share few slots: room for the pieces that these leave, not for all that workers would like. */
+static void test_room_follows_slots(void **state)
+{
+    (void)state;
+    enum { PASSES = 8, RUNS = MAX_SEQS / PASSES, BLOCKS = MAX_TOKENS / 16 + MAX_SEQS };
+    for (int32_t num_slots = 0; num_slots <= 12; num_slots += 4) {
+        fixture *f = make(16, 1, 64);
+        const size_t slot_bytes = 16 * 130 * sizeof(float);
+        f->rule.num_passes = PASSES;
+        f->rule.block_q = 16;
+        fv_work_list_room(&f->list, &f->rule, &f->bounds, slot_bytes, (size_t)num_slots * slot_bytes);
+        assert_int_equal(f->list.slot_capacity, num_slots);
+        assert_int_equal(f->list.item_capacity, BLOCKS + PASSES * (1 + num_slots));
+        f->list.items = calloc((size_t)f->list.item_capacity, sizeof(fv_work_item));
+        f->list.reduces = calloc((size_t)f->list.reduce_capacity, sizeof(fv_reduce_item));
+        for (int32_t seq = 0; seq < MAX_SEQS; seq++) add(f, 1, 600);
+        for (int32_t pass = 0; pass < PASSES; pass++) {
+            fv_query_run runs[RUNS];
+            for (int32_t i = 0; i < RUNS; i++) runs[i] = (fv_query_run){pass * RUNS + i, 0, 1, 0, 600};
+            assert_int_equal(fv_work_list_append(&f->list, &f->rule, &f->step, &(fv_pass){runs, RUNS, NULL, 0}), FV_OK);
+            assert_int_equal(f->list.num_slots, num_slots); /* two for each that is cut */
+        }
+        assert_int_equal(f->list.num_items, MAX_SEQS + PASSES * num_slots / 2);
+        destroy(f);
+    }
+}
+
 static void test_batch_invariant_cuts(void **state)
 {
     (void)state;
@@ -872,6 +899,7 @@ int main(void)
         cmocka_unit_test(test_large_parts),
         cmocka_unit_test(test_one_round),
         cmocka_unit_test(test_pieces_taper),
+        cmocka_unit_test(test_room_follows_slots),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
