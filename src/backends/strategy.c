@@ -16,6 +16,7 @@
 #include "planner/lane_cut.h"
 
 #define STATIC_SEGMENTS 16
+#define MOST_STATIC_SEGMENTS 65535             /* the last dimension of a GPU's grid */
 #define DEFAULT_WORKSPACE_BYTES (256ull << 20) /* beside the scratch */
 #define MAX_SLOT_BYTES (64ull << 20)
 #define DEFAULT_MLA_WORKSPACE_BYTES (1024ull << 20) /* a row of 128 expanded heads takes 80 KiB */
@@ -316,6 +317,7 @@ static void size_static_grid(fv_plan *plan, size_t slots_limit)
     if (options->path == FV_PATH_3D && options->segment_keys > 0) {
         num_segments = fv_ceil_div(bounds->max_seq_len, options->segment_keys);
     }
+    num_segments = fv_min_i64(num_segments, MOST_STATIC_SEGMENTS);
     plan->num_segments = (int32_t)fv_max_i64(1, fv_min_i64(num_segments, most));
     if (cut && follows_lanes) pair_segments(plan);
     if (plan->num_segments < 2) return;

@@ -492,6 +492,26 @@ static void test_plugins_are_refused_with_a_reason(void **state)
     fv_context_destroy(context);
 }
 
+/* More than a launch takes are not planned, whatever segment_keys says. */
+static void test_segments_of_a_static_grid(void **state)
+{
+    (void)state;
+    fv_context *context = open_context();
+    fv_plan *plan = NULL;
+    const fv_problem problem = {.struct_size = sizeof(problem),
+                                .kind = FV_ATTENTION_MHA,
+                                .mha = {1, 1, 32, 0},
+                                .q_dtype = FV_DTYPE_F32,
+                                .block_size = 16};
+    const fv_bounds bounds = {sizeof(bounds), 1, 1, 1, 70000};
+    fv_plan_options options = {.struct_size = sizeof(options), .static_grid = 1, .path = FV_PATH_3D, .segment_keys = 1};
+    must(fv_device_find(&options.device, context, "null"));
+    must(fv_plan_create(&plan, context, &problem, &bounds, &options));
+    assert_int_equal(plan->num_segments, 65535);
+    fv_plan_destroy(plan);
+    fv_context_destroy(context);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -504,6 +524,7 @@ int main(void)
         cmocka_unit_test(test_buffers_are_counted),
         cmocka_unit_test(test_no_more_devices),
         cmocka_unit_test(test_plugins_are_refused_with_a_reason),
+        cmocka_unit_test(test_segments_of_a_static_grid),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
