@@ -131,6 +131,7 @@ fv_status fv_graph_begin(fv_device *device, fv_stream stream)
 
 fv_status fv_graph_end(fv_graph *graph, fv_device *device, fv_stream stream)
 {
+    *graph = NULL;
     return device->ops->graph_end ? device->ops->graph_end(graph, device, stream) : no_graphs(device);
 }
 

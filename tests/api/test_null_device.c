@@ -485,10 +485,30 @@ static void test_plugins_are_refused_with_a_reason(void **state)
         device = (fv_device *)(void *)context;
         if (fv_device_find(&device, context, *name) != FV_ERR_INVALID || device) fail_msg("'%s'", *name);
     }
-    fv_graph graph = NULL;
     must(fv_device_find(&device, context, "cpu"));
     assert_int_equal(fv_graph_begin(device, NULL), FV_ERR_UNSUPPORTED);
+    fv_graph graph = (fv_graph)(void *)context;
     assert_int_equal(fv_graph_end(&graph, device, NULL), FV_ERR_UNSUPPORTED);
+    assert_null(graph);
+    fv_context_destroy(context);
+}
+
+static void test_an_empty_capture_leaves_no_graph(void **state)
+{
+    (void)state;
+    fv_context *context = open_context();
+    fv_device *device = NULL;
+    fv_stream stream = NULL;
+    must(fv_device_find(&device, context, "null"));
+    must(fv_stream_create(&stream, device));
+    fv_graph graph = (fv_graph)(void *)context;
+    assert_int_equal(fv_graph_end(&graph, device, stream), FV_ERR_DEVICE); /* no capture */
+    assert_null(graph);
+    graph = (fv_graph)(void *)context;
+    must(fv_graph_begin(device, stream));
+    assert_int_equal(fv_graph_end(&graph, device, stream), FV_ERR_DEVICE);
+    assert_null(graph);
+    fv_stream_destroy(device, stream);
     fv_context_destroy(context);
 }
 
@@ -524,6 +544,7 @@ int main(void)
         cmocka_unit_test(test_buffers_are_counted),
         cmocka_unit_test(test_no_more_devices),
         cmocka_unit_test(test_plugins_are_refused_with_a_reason),
+        cmocka_unit_test(test_an_empty_capture_leaves_no_graph),
         cmocka_unit_test(test_segments_of_a_static_grid),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
