@@ -88,11 +88,28 @@ cudaError_t emu_launch_on(cudaStream_t stream, const emu_launch *launch)
 
 /* --- the device -------------------------------------------------------------------------------------------------- */
 
-static int num_multiprocessors(void)
+static int number_of(const char *variable, int otherwise)
 {
-    const char *text = getenv("FOVEA_EMULATOR_SMS");
+    const char *text = getenv(variable);
     const int number = text ? atoi(text) : 0;
-    return number > 0 ? number : 4;
+    return number > 0 ? number : otherwise;
+}
+
+static int num_multiprocessors(void) { return number_of("FOVEA_EMULATOR_SMS", 4); }
+
+/* Bytes of shared memory that a block may ask for. */
+static int max_shared_bytes(void)
+{
+    const int bytes = number_of("FOVEA_EMULATOR_SHARED_BYTES", EMU_MAX_SHARED_BYTES);
+    return bytes < EMU_MAX_SHARED_BYTES ? bytes : EMU_MAX_SHARED_BYTES;
+}
+
+static void find_capability(int *major, int *minor)
+{
+    const char *text = getenv("FOVEA_EMULATOR_CAPABILITY");
+    if (text && sscanf(text, "%d.%d", major, minor) == 2) return;
+    *major = 9;
+    *minor = 0;
 }
 
 extern "C" {
@@ -116,13 +133,12 @@ cudaError_t cudaGetDeviceProperties(struct cudaDeviceProp *device, int index)
     if (index != 0) return keep(cudaErrorInvalidDevice);
     memset(device, 0, sizeof(*device));
     snprintf(device->name, sizeof(device->name), "CUDA emulated on the CPU");
-    device->major = 9;
-    device->minor = 0;
+    find_capability(&device->major, &device->minor);
     device->multiProcessorCount = num_multiprocessors();
     device->totalGlobalMem = TOTAL_BYTES;
     device->sharedMemPerBlock = DEFAULT_SHARED_BYTES;
-    device->sharedMemPerBlockOptin = EMU_MAX_SHARED_BYTES;
-    device->sharedMemPerMultiprocessor = EMU_MAX_SHARED_BYTES + 1024;
+    device->sharedMemPerBlockOptin = (size_t)max_shared_bytes();
+    device->sharedMemPerMultiprocessor = (size_t)max_shared_bytes() + 1024;
     device->maxThreadsPerBlock = 1024;
     device->warpSize = EMU_LANES;
     return answer();
@@ -175,7 +191,7 @@ const char *cudaGetErrorString(cudaError_t error)
 
 cudaError_t cudaFuncSetAttribute(const void *kernel, enum cudaFuncAttribute attribute, int value)
 {
-    if (attribute != cudaFuncAttributeMaxDynamicSharedMemorySize || value > EMU_MAX_SHARED_BYTES)
+    if (attribute != cudaFuncAttributeMaxDynamicSharedMemorySize || value > max_shared_bytes())
         return keep(cudaErrorInvalidValue);
     const std::lock_guard<std::mutex> guard(lock_of_limits);
     most_shared[kernel] = (uint32_t)value;

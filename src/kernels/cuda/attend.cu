@@ -304,8 +304,7 @@ static fv_cuda_attend_kernel choose_kernel(const fv_device *device, const fv_cud
 {
     const fv_cuda_state *state = fv_cuda_state_of(device);
     const fv_attend_params *params = &args->params;
-    fv_cuda_attend_kernel kernel = fv_cuda_attend_f32;
-    kernel.shared_bytes = (int32_t)fv_cuda_attend_f32_bytes(params);
+    const fv_cuda_attend_kernel kernel = fv_cuda_find_f32_kernel(params, state->max_shared);
     const fv_cuda_attend_kernel *entries = hopper && takes_entries(args) ? find_entry_kernel(hopper, args) : NULL;
     if (entries && entries->shared_bytes <= state->max_shared) return *entries;
     const fv_cuda_attend_kernels *kernels = needs_f32(params) ? NULL : kernels_of(params);
@@ -454,7 +453,9 @@ extern "C" fv_status fv_cuda_attend_open(const fv_device *device)
     const fv_cuda_attend_kernels *all[] = {&fv_cuda_attend_128, &fv_cuda_attend_256, &fv_cuda_attend_512,
                                            &fv_cuda_attend_latent};
     const int previous = fv_cuda_enter(device);
-    fv_status status = allow_shared(device, &fv_cuda_attend_f32, state->max_shared);
+    fv_status status = FV_OK;
+    for (const fv_cuda_attend_kernel &kernel : fv_cuda_attend_f32)
+        if (status == FV_OK) status = allow_shared(device, &kernel, state->max_shared);
     for (const fv_cuda_attend_kernels *kernels : all) {
         for (int32_t i = 0; i < 2 && status == FV_OK; i++) {
             status = allow_shared(device, &kernels->few[i], kernels->few[i].shared_bytes);

@@ -57,9 +57,10 @@ typedef struct fv_cuda_attend_few_kernels {
 enum { FV_CUDA_NUM_ATTEND_FEW = 3 };
 extern const fv_cuda_attend_few_kernels fv_cuda_attend_few[FV_CUDA_NUM_ATTEND_FEW];
 
-/* fp32 arithmetic without tensor cores, for every dtype and head size; its shared memory is by head size. */
-extern const fv_cuda_attend_kernel fv_cuda_attend_f32;
-size_t fv_cuda_attend_f32_bytes(const fv_attend_params *params);
+/* fp32 arithmetic without tensor cores, for every dtype and head size; its shared memory is by head size. [1] has
+ * shorter tiles, for long heads where a block may have less than 112 KB, as on compute capability 8.6, 8.9 and 12.0. */
+extern const fv_cuda_attend_kernel fv_cuda_attend_f32[2];
+fv_cuda_attend_kernel fv_cuda_find_f32_kernel(const fv_attend_params *params, int32_t max_shared);
 
 /* Sets key_map and map_rows of a call over latents where tiles of 64 are whole pages, parts of one, or made of some:
  * pages of multiples of 64 tokens, or of 16 or 32. Else leaves map_rows 0. */

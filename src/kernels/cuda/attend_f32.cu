@@ -1,8 +1,9 @@
 /* The attention kernel in fp32, without tensor cores: for queries of fp32, for caches and dense rows whose
  * numbers are not exact in the queries' dtype, for latents that are scaled or rotated at reading, and for AMLA where no
- * other kernel has it. 16 rows at a time, 32 keys a tile; written to be right, not to be fast.
+ * other kernel has it. 16 rows at a time, 32 keys a tile, or 16 where shared memory has no room for rows so long;
+ * written to be right, not to be fast.
  *
- *   S   warp w, lane l: rows 4 w .. 4 w + 3, key l      so a row's maximum is a warp's
+ *   S   warp w, lane l: rows 4 w .. 4 w + 3, key l      so a row's maximum is a warp's; lanes from 16 on may have none
  *   O   thread t: all rows, value elements t, t + 128, ... */
 #include "kernels/cuda/attend.cuh"
 #include "kernels/cuda/exponent_add.cuh"
@@ -10,13 +11,14 @@
 enum {
     THREADS = 128,
     BLOCK_M = 16,
-    TILE = 32,
+    MOST_KEYS = 32, /* of a tile: a lane each */
+    FEW_KEYS = 16,
     WARP_ROWS = BLOCK_M / (THREADS / 32),
     MAX_VALUE = 512, /* elements */
     VALUE_STEPS = MAX_VALUE / THREADS,
 };
 
-typedef struct f32_memory {
+template <int TILE> struct f32_memory {
     attend_row rows[BLOCK_M];
     attend_tile<TILE> tile;
     attend_keys keys;
@@ -24,16 +26,16 @@ typedef struct f32_memory {
     int32_t addend[BLOCK_M]; /* AMLA: to their bits instead */
     float p[BLOCK_M][TILE];
     float numbers[]; /* q [BLOCK_M][head_size], then keys or values [TILE][the larger size + 1] */
-} f32_memory;
+};
 
 static __host__ __device__ int32_t tile_row(const fv_attend_params *params)
 {
     return fv_max_i32(params->head_size, params->v_head_size) + 1; /* odd: neighbouring keys, different banks */
 }
 
-size_t fv_cuda_attend_f32_bytes(const fv_attend_params *params)
+template <int TILE> static size_t bytes_of(const fv_attend_params *params)
 {
-    return sizeof(f32_memory) + sizeof(float) * (size_t)(BLOCK_M * params->head_size + TILE * tile_row(params));
+    return sizeof(f32_memory<TILE>) + sizeof(float) * (size_t)(BLOCK_M * params->head_size + TILE * tile_row(params));
 }
 
 static __device__ float ds_element(const char *entry, int32_t d)
@@ -53,6 +55,7 @@ static __device__ __forceinline__ float load_element(const attend_args *args, co
 }
 
 /* Element d of key `at_key` of the tile, of index `key`, as the queries meet it. */
+template <int TILE>
 static __device__ __forceinline__ float load_key_element(const attend_args *args, const attend_tile<TILE> *tile,
                                                          int32_t at_key, int32_t key, int32_t d)
 {
@@ -73,7 +76,8 @@ static __device__ __forceinline__ float load_key_element(const attend_args *args
                     : value * rotation->cos[at] + other * rotation->sin[at];
 }
 
-static __device__ void load_queries(float *q, const f32_memory *memory, const attend_args *args, int32_t num_rows)
+template <int TILE>
+static __device__ void load_queries(float *q, const f32_memory<TILE> *memory, const attend_args *args, int32_t num_rows)
 {
     const fv_attend_params *params = &args->params;
     const int32_t bytes = fv_element_bytes(params->q_dtype), size = params->head_size;
@@ -85,7 +89,8 @@ static __device__ void load_queries(float *q, const f32_memory *memory, const at
     }
 }
 
-static __device__ void load_keys(float *to, const f32_memory *memory, const attend_args *args, int32_t first_key)
+template <int TILE>
+static __device__ void load_keys(float *to, const f32_memory<TILE> *memory, const attend_args *args, int32_t first_key)
 {
     const int32_t size = args->params.head_size, row_floats = tile_row(&args->params);
     for (int32_t i = threadIdx.x; i < TILE * size; i += THREADS) {
@@ -95,7 +100,8 @@ static __device__ void load_keys(float *to, const f32_memory *memory, const atte
     }
 }
 
-static __device__ void load_values(float *to, const f32_memory *memory, const attend_args *args)
+template <int TILE>
+static __device__ void load_values(float *to, const f32_memory<TILE> *memory, const attend_args *args)
 {
     const int32_t size = args->params.v_head_size, row_floats = tile_row(&args->params);
     for (int32_t i = threadIdx.x; i < TILE * size; i += THREADS) {
@@ -130,21 +136,24 @@ static __device__ __forceinline__ float score_of(const attend_args *args, const 
 }
 
 /* P of the tile to shared memory, with the factors of what was before. */
-static __device__ void attend_keys_of_tile(row_sums *sums, f32_memory *memory, const attend_args *args,
+template <int TILE>
+static __device__ void attend_keys_of_tile(row_sums *sums, f32_memory<TILE> *memory, const attend_args *args,
                                            const attend_job *job, const float *q, const float *keys, int32_t first_key)
 {
     const fv_attend_params *params = &args->params;
-    const int32_t lane = threadIdx.x % 32, row0 = threadIdx.x / 32 * WARP_ROWS;
-    const float *key = keys + lane * tile_row(params);
-    const float scale = params->scale * (args->key_scales ? memory->tile.k_scale[lane] : job->k_head_scale);
+    const int32_t lane = threadIdx.x % 32, at_key = lane % TILE, row0 = threadIdx.x / 32 * WARP_ROWS;
+    const bool has_key = lane < TILE;
+    const float *key = keys + at_key * tile_row(params);
+    const float scale = params->scale * (args->key_scales ? memory->tile.k_scale[at_key] : job->k_head_scale);
     float dots[WARP_ROWS] = {};
     for (int32_t d = 0; d < params->head_size; d++)
 #pragma unroll
         for (int r = 0; r < WARP_ROWS; r++) dots[r] += key[d] * q[(row0 + r) * params->head_size + d];
 #pragma unroll
     for (int r = 0; r < WARP_ROWS; r++) {
-        const float score = score_of(args, &memory->rows[row0 + r], job->context, first_key + lane,
-                                     memory->tile.position[lane], scale * dots[r]);
+        float score = score_of(args, &memory->rows[row0 + r], job->context, first_key + at_key,
+                               memory->tile.position[at_key], scale * dots[r]);
+        if (!has_key) score = -INFINITY;
         const float max = fmaxf(sums->max[r], fv_warp_max(score));
         float p = exp2f(score - (max == -INFINITY ? 0.0f : max)); /* of NaN NaN */
         const float factor = max == sums->max[r] ? 1.0f : exp2f(sums->max[r] - max);
@@ -153,13 +162,14 @@ static __device__ void attend_keys_of_tile(row_sums *sums, f32_memory *memory, c
         if (adds(args)) addend = amla_move_scale(&sums->scale[r], max, sums->max[r], params->q_dtype, args->rescaling);
         sums->max[r] = max;
         if (args->rescaling != FV_RESCALING_MULTIPLY) p = amla_round(sums->scale[r].scale * p, params->q_dtype);
-        memory->p[row0 + r][lane] = args->key_scales ? p * memory->tile.v_scale[lane] : p;
+        if (has_key) memory->p[row0 + r][at_key] = args->key_scales ? p * memory->tile.v_scale[at_key] : p;
         if (lane == 0) memory->factor[row0 + r] = factor;
         if (lane == 0) memory->addend[row0 + r] = addend;
     }
 }
 
-static __device__ __forceinline__ void add_values(float (&out)[BLOCK_M][VALUE_STEPS], const f32_memory *memory,
+template <int TILE>
+static __device__ __forceinline__ void add_values(float (&out)[BLOCK_M][VALUE_STEPS], const f32_memory<TILE> *memory,
                                                   const attend_args *args, const float *values)
 {
     const int32_t row_floats = tile_row(&args->params), size = args->params.v_head_size;
@@ -186,8 +196,10 @@ static __device__ __forceinline__ void add_values(float (&out)[BLOCK_M][VALUE_ST
     }
 }
 
+template <int TILE>
 static __device__ __forceinline__ void attend_tiles(float (&out)[BLOCK_M][VALUE_STEPS], row_sums *sums,
-                                                    f32_memory *memory, const attend_args *args, const attend_job *job)
+                                                    f32_memory<TILE> *memory, const attend_args *args,
+                                                    const attend_job *job)
 {
     float *q = memory->numbers, *rows = q + BLOCK_M * args->params.head_size;
     for (int32_t first_key = memory->keys.first; first_key < memory->keys.end; first_key += TILE) {
@@ -205,9 +217,10 @@ static __device__ __forceinline__ void attend_tiles(float (&out)[BLOCK_M][VALUE_
 }
 
 /* The sums reach the other warps through the room of P. */
+template <int TILE>
 static __device__ __forceinline__ void store_rows(const float (&out)[BLOCK_M][VALUE_STEPS], const row_sums *sums,
-                                                  f32_memory *memory, const attend_args *args, const attend_job *job,
-                                                  int32_t num_rows)
+                                                  f32_memory<TILE> *memory, const attend_args *args,
+                                                  const attend_job *job, int32_t num_rows)
 {
     const int32_t row0 = threadIdx.x / 32 * WARP_ROWS;
     if (threadIdx.x % 32 == 0) {
@@ -237,10 +250,11 @@ static __device__ __forceinline__ void store_rows(const float (&out)[BLOCK_M][VA
     __syncthreads();
 }
 
+template <int TILE>
 static __global__ void __launch_bounds__(THREADS, 2) attend_f32_kernel(const __grid_constant__ attend_args args)
 {
     PTX_DYNAMIC_SHARED(16, shared);
-    f32_memory *memory = (f32_memory *)shared;
+    f32_memory<TILE> *memory = (f32_memory<TILE> *)shared;
     attend_job job;
     overlap_begin();
     if (!find_job(&job, &args)) return;
@@ -261,4 +275,15 @@ static __global__ void __launch_bounds__(THREADS, 2) attend_f32_kernel(const __g
     }
 }
 
-const fv_cuda_attend_kernel fv_cuda_attend_f32 = {attend_f32_kernel, 0, THREADS, BLOCK_M};
+const fv_cuda_attend_kernel fv_cuda_attend_f32[2] = {
+    {attend_f32_kernel<MOST_KEYS>, 0, THREADS, BLOCK_M},
+    {attend_f32_kernel<FEW_KEYS>, 0, THREADS, BLOCK_M},
+};
+
+fv_cuda_attend_kernel fv_cuda_find_f32_kernel(const fv_attend_params *params, int32_t max_shared)
+{
+    const int32_t most_bytes = (int32_t)bytes_of<MOST_KEYS>(params), takes_few = most_bytes > max_shared;
+    fv_cuda_attend_kernel kernel = fv_cuda_attend_f32[takes_few];
+    kernel.shared_bytes = takes_few ? (int32_t)bytes_of<FEW_KEYS>(params) : most_bytes;
+    return kernel;
+}
