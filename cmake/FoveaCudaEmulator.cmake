@@ -82,7 +82,7 @@ target_compile_definitions(fovea_cuda_emulated PRIVATE
   _GNU_SOURCE FV_VERSION="${PROJECT_VERSION}" FV_BUILD_ID="${PROJECT_VERSION}-${build_id}")
 target_link_libraries(fovea_cuda_emulated PRIVATE ${FOVEA_BOOST_CONTEXT} Threads::Threads m ${CMAKE_DL_LIBS})
 target_link_options(fovea_cuda_emulated PRIVATE LINKER:--no-undefined LINKER:--exclude-libs,ALL
-  LINKER:--version-script=${PROJECT_SOURCE_DIR}/cmake/plugin.map)
+  LINKER:--version-script=${PROJECT_SOURCE_DIR}/tools/cuda_emulator/plugin.map)
 set_target_properties(fovea_cuda_emulated PROPERTIES
   PREFIX "lib" OUTPUT_NAME fovea-cuda LIBRARY_OUTPUT_DIRECTORY ${PROJECT_BINARY_DIR}/cuda-emulated CXX_EXTENSIONS ON
-  LINK_DEPENDS ${PROJECT_SOURCE_DIR}/cmake/plugin.map)
+  LINK_DEPENDS ${PROJECT_SOURCE_DIR}/tools/cuda_emulator/plugin.map)

@@ -13,6 +13,7 @@
 #include <unordered_map>
 #include <vector>
 
+#include "cuda_emulator/context.h"
 #include "cuda_emulator/emulator.h"
 #include "cuda_emulator/launch.h"
 #include "cuda_emulator/tensor_map.h"
@@ -51,9 +52,17 @@ static cudaError_t keep(cudaError_t error)
 /* The answer of a call: what failed before, first. */
 static cudaError_t answer(void) { return keep((cudaError_t)sticky_error.load()); }
 
+/* Of a call that works in a context. */
+static cudaError_t answer_in_context(void)
+{
+    const cudaError_t error = emu_context_check();
+    return error == cudaSuccess ? answer() : keep(error);
+}
+
 static cudaError_t do_in(cudaStream_t stream, std::function<bool(void)> work)
 {
-    if (sticky_error) return answer();
+    const cudaError_t error = answer_in_context();
+    if (error != cudaSuccess) return error;
     if (stream && stream->is_captured)
         stream->captured.push_back(std::move(work));
     else if (!work())
@@ -116,21 +125,13 @@ extern "C" {
 
 cudaError_t cudaGetDeviceCount(int *count)
 {
-    *count = 1;
+    *count = emu_num_gpus();
     return answer();
 }
-
-cudaError_t cudaGetDevice(int *device)
-{
-    *device = 0;
-    return answer();
-}
-
-cudaError_t cudaSetDevice(int device) { return device == 0 ? answer() : keep(cudaErrorInvalidDevice); }
 
 cudaError_t cudaGetDeviceProperties(struct cudaDeviceProp *device, int index)
 {
-    if (index != 0) return keep(cudaErrorInvalidDevice);
+    if (index < 0 || index >= emu_num_gpus()) return keep(cudaErrorInvalidDevice);
     memset(device, 0, sizeof(*device));
     snprintf(device->name, sizeof(device->name), "CUDA emulated on the CPU");
     find_capability(&device->major, &device->minor);
@@ -160,7 +161,7 @@ cudaError_t cudaDriverGetVersion(int *version)
 cudaError_t cudaMemGetInfo(size_t *free_bytes, size_t *total_bytes)
 {
     *free_bytes = *total_bytes = TOTAL_BYTES;
-    return answer();
+    return answer_in_context();
 }
 
 cudaError_t cudaGetLastError(void)
@@ -179,6 +180,7 @@ const char *cudaGetErrorName(cudaError_t error)
     case cudaErrorInvalidConfiguration: return "cudaErrorInvalidConfiguration";
     case cudaErrorMemoryAllocation: return "cudaErrorMemoryAllocation";
     case cudaErrorLaunchFailure: return "cudaErrorLaunchFailure";
+    case cudaErrorIncompatibleDriverContext: return "cudaErrorIncompatibleDriverContext";
     default: return "an error of CUDA";
     }
 }
@@ -195,7 +197,7 @@ cudaError_t cudaFuncSetAttribute(const void *kernel, enum cudaFuncAttribute attr
         return keep(cudaErrorInvalidValue);
     const std::lock_guard<std::mutex> guard(lock_of_limits);
     most_shared[kernel] = (uint32_t)value;
-    return answer();
+    return answer_in_context();
 }
 
 /* The driver's functions that the plugin asks for by name. */
@@ -207,9 +209,8 @@ cudaError_t cudaGetDriverEntryPointByVersion(const char *name, void **function, 
                                              cudaDriverEntryPointQueryResult *found)
 #endif
 {
-    const bool is_there = strcmp(name, "cuTensorMapEncodeTiled") == 0;
-    *function = is_there ? (void *)tensor_map_encode : NULL;
-    *found = is_there ? cudaDriverEntryPointSuccess : cudaDriverEntryPointSymbolNotFound;
+    *function = strcmp(name, "cuTensorMapEncodeTiled") == 0 ? (void *)tensor_map_encode : emu_context_function(name);
+    *found = *function ? cudaDriverEntryPointSuccess : cudaDriverEntryPointSymbolNotFound;
     return answer();
 }
 
@@ -218,7 +219,8 @@ cudaError_t cudaGetDriverEntryPointByVersion(const char *name, void **function, 
 static cudaError_t allocate(void **memory, size_t bytes, bool is_device)
 {
     *memory = NULL;
-    if (sticky_error) return answer();
+    const cudaError_t error = answer_in_context();
+    if (error != cudaSuccess) return error;
     if (bytes > TOTAL_BYTES || posix_memalign(memory, ALIGNMENT, bytes) != 0) return keep(cudaErrorMemoryAllocation);
     if (is_device) memset(*memory, 0xff, bytes); /* pages of the host's that nobody uses cost nothing */
     return cudaSuccess;
@@ -230,7 +232,7 @@ cudaError_t cudaMallocHost(void **memory, size_t bytes) { return allocate(memory
 cudaError_t cudaFree(void *memory)
 {
     free(memory);
-    return answer();
+    return answer_in_context();
 }
 
 cudaError_t cudaFreeHost(void *memory) { return cudaFree(memory); }
@@ -256,21 +258,21 @@ cudaError_t cudaMemsetAsync(void *to, int value, size_t bytes, cudaStream_t stre
 cudaError_t cudaStreamCreateWithFlags(cudaStream_t *stream, unsigned int)
 {
     *stream = new CUstream_st();
-    return answer();
+    return answer_in_context();
 }
 
 cudaError_t cudaStreamDestroy(cudaStream_t stream)
 {
     delete stream;
-    return answer();
+    return answer_in_context();
 }
 
-cudaError_t cudaStreamSynchronize(cudaStream_t) { return answer(); }
+cudaError_t cudaStreamSynchronize(cudaStream_t) { return answer_in_context(); }
 
 cudaError_t cudaEventCreateWithFlags(cudaEvent_t *event, unsigned int)
 {
     *event = new CUevent_st();
-    return answer();
+    return answer_in_context();
 }
 
 cudaError_t cudaEventCreate(cudaEvent_t *event) { return cudaEventCreateWithFlags(event, 0); }
@@ -278,7 +280,7 @@ cudaError_t cudaEventCreate(cudaEvent_t *event) { return cudaEventCreateWithFlag
 cudaError_t cudaEventDestroy(cudaEvent_t event)
 {
     delete event;
-    return answer();
+    return answer_in_context();
 }
 
 cudaError_t cudaEventRecord(cudaEvent_t event, cudaStream_t stream)
@@ -291,12 +293,12 @@ cudaError_t cudaEventRecord(cudaEvent_t event, cudaStream_t stream)
     });
 }
 
-cudaError_t cudaEventSynchronize(cudaEvent_t) { return answer(); }
+cudaError_t cudaEventSynchronize(cudaEvent_t) { return answer_in_context(); }
 
 cudaError_t cudaEventElapsedTime(float *ms, cudaEvent_t start, cudaEvent_t end)
 {
     *ms = (float)(end->ms - start->ms);
-    return answer();
+    return answer_in_context();
 }
 
 /* --- graphs --------------------------------------------------------------------------------------------------------- */
@@ -305,7 +307,7 @@ cudaError_t cudaStreamBeginCapture(cudaStream_t stream, enum cudaStreamCaptureMo
 {
     if (!stream || stream->is_captured) return keep(cudaErrorInvalidValue);
     stream->is_captured = true;
-    return answer();
+    return answer_in_context();
 }
 
 cudaError_t cudaStreamEndCapture(cudaStream_t stream, cudaGraph_t *graph)
@@ -314,31 +316,31 @@ cudaError_t cudaStreamEndCapture(cudaStream_t stream, cudaGraph_t *graph)
     *graph = new CUgraph_st{std::move(stream->captured)};
     stream->captured.clear();
     stream->is_captured = false;
-    return answer();
+    return answer_in_context();
 }
 
 cudaError_t cudaGraphGetNodes(cudaGraph_t graph, cudaGraphNode_t *, size_t *count)
 {
     *count = graph->work.size();
-    return answer();
+    return answer_in_context();
 }
 
 cudaError_t cudaGraphInstantiate(cudaGraphExec_t *runnable, cudaGraph_t graph, unsigned long long)
 {
     *runnable = new CUgraphExec_st{graph->work};
-    return answer();
+    return answer_in_context();
 }
 
 cudaError_t cudaGraphDestroy(cudaGraph_t graph)
 {
     delete graph;
-    return answer();
+    return answer_in_context();
 }
 
 cudaError_t cudaGraphExecDestroy(cudaGraphExec_t runnable)
 {
     delete runnable;
-    return answer();
+    return answer_in_context();
 }
 
 cudaError_t cudaGraphLaunch(cudaGraphExec_t runnable, cudaStream_t stream)
@@ -347,7 +349,7 @@ cudaError_t cudaGraphLaunch(cudaGraphExec_t runnable, cudaStream_t stream)
         const cudaError_t error = do_in(stream, work);
         if (error != cudaSuccess) return error;
     }
-    return answer();
+    return answer_in_context();
 }
 
 } /* extern "C" */

@@ -452,7 +452,7 @@ extern "C" fv_status fv_cuda_attend_open(const fv_device *device)
     fv_cuda_state *state = fv_cuda_state_of(device);
     const fv_cuda_attend_kernels *all[] = {&fv_cuda_attend_128, &fv_cuda_attend_256, &fv_cuda_attend_512,
                                            &fv_cuda_attend_latent};
-    const int previous = fv_cuda_enter(device);
+    const int32_t has_entered = fv_cuda_enter(device);
     fv_status status = FV_OK;
     for (const fv_cuda_attend_kernel &kernel : fv_cuda_attend_f32)
         if (status == FV_OK) status = allow_shared(device, &kernel, state->max_shared);
@@ -474,6 +474,6 @@ extern "C" fv_status fv_cuda_attend_open(const fv_device *device)
         status = allow_hopper(device, state->hopper);
         fv_cuda_find_encode_map(state);
     }
-    fv_cuda_leave(device, previous);
+    fv_cuda_leave(device, has_entered);
     return status;
 }

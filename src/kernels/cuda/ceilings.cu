@@ -28,16 +28,18 @@ static fv_status cuda_cache_bytes(int64_t *bytes, fv_device *device)
 
 static fv_status cuda_timer_create(fv_event *event, fv_device *device)
 {
-    const int previous = fv_cuda_enter(device);
+    const int32_t has_entered = fv_cuda_enter(device);
     const cudaError_t error = cudaEventCreate((cudaEvent_t *)event);
-    fv_cuda_leave(device, previous);
+    fv_cuda_leave(device, has_entered);
     return fv_cuda_status(device, "event", error);
 }
 
 static fv_status cuda_timer_elapsed(double *us, fv_device *device, fv_event start, fv_event end)
 {
     float ms = 0;
+    const int32_t has_entered = fv_cuda_enter(device);
     const cudaError_t error = cudaEventElapsedTime(&ms, (cudaEvent_t)start, (cudaEvent_t)end);
+    fv_cuda_leave(device, has_entered);
     *us = (double)ms * 1e3;
     return fv_cuda_status(device, "time between two events", error);
 }
@@ -105,9 +107,9 @@ static fv_status cuda_fill_random(fv_device *device, void *memory, size_t bytes,
 
 static fv_status cuda_copy(fv_device *device, void *dst, const void *src, size_t bytes, fv_stream stream)
 {
-    const int previous = fv_cuda_enter(device);
+    const int32_t has_entered = fv_cuda_enter(device);
     const cudaError_t error = cudaMemcpyAsync(dst, src, bytes, cudaMemcpyDeviceToDevice, (cudaStream_t)stream);
-    fv_cuda_leave(device, previous);
+    fv_cuda_leave(device, has_entered);
     return fv_cuda_status(device, "copy", error);
 }
 

@@ -1,8 +1,8 @@
 /* Memory, streams, events and graphs of a CUDA GPU: the CUDA run-time, behind fv_device_ops.
  *
  * The run-time is linked statically and loads the driver itself, so that the plugin opens, and says why it
- * cannot serve, where there is no driver. It works in the GPU's primary context, the one that other users of
- * the run-time in the process have too. Streams do not wait for the default stream. */
+ * cannot serve, where there is no driver. It works in the GPU's primary context (context.h). Streams do not wait
+ * for the default stream. */
 #include "kernels/cuda/device.h"
 
 #include <stdio.h>
@@ -12,7 +12,7 @@
 #include "kernels/cuda/kernels.h"
 #include "kernels/cuda/layers/layers.h"
 
-/* --- errors and the current GPU ----------------------------------------------------------------------- */
+/* --- errors -------------------------------------------------------------------------------------------- */
 
 fv_status fv_cuda_status(const fv_device *device, const char *what, cudaError_t error)
 {
@@ -23,23 +23,9 @@ fv_status fv_cuda_status(const fv_device *device, const char *what, cudaError_t 
                                                cudaGetErrorName(error));
 }
 
-int fv_cuda_enter(const fv_device *device)
+static fv_status finish(const fv_device *device, int32_t has_entered, const char *what, cudaError_t error)
 {
-    int previous = 0;
-    const int index = fv_cuda_state_of(device)->index;
-    if (cudaGetDevice(&previous) != cudaSuccess) (void)cudaGetLastError();
-    if (previous != index && cudaSetDevice(index) != cudaSuccess) (void)cudaGetLastError();
-    return previous;
-}
-
-void fv_cuda_leave(const fv_device *device, int previous)
-{
-    if (previous != fv_cuda_state_of(device)->index && cudaSetDevice(previous) != cudaSuccess) (void)cudaGetLastError();
-}
-
-static fv_status finish(const fv_device *device, int previous, const char *what, cudaError_t error)
-{
-    fv_cuda_leave(device, previous);
+    fv_cuda_leave(device, has_entered);
     return fv_cuda_status(device, what, error);
 }
 
@@ -55,105 +41,106 @@ static fv_status no_memory(const fv_device *device, const char *kind, size_t byt
 
 static fv_status cuda_alloc(void **memory, fv_device *device, size_t bytes)
 {
-    const int previous = fv_cuda_enter(device);
+    const int32_t has_entered = fv_cuda_enter(device);
     const cudaError_t error = cudaMalloc(memory, bytes ? bytes : 1);
-    fv_cuda_leave(device, previous);
+    fv_cuda_leave(device, has_entered);
     return error == cudaSuccess ? FV_OK : no_memory(device, "device", bytes, error);
 }
 
 static void cuda_free(fv_device *device, void *memory)
 {
-    const int previous = fv_cuda_enter(device);
+    const int32_t has_entered = fv_cuda_enter(device);
     if (cudaFree(memory) != cudaSuccess) (void)cudaGetLastError();
-    fv_cuda_leave(device, previous);
+    fv_cuda_leave(device, has_entered);
 }
 
 static fv_status cuda_alloc_host(void **memory, fv_device *device, size_t bytes)
 {
-    const int previous = fv_cuda_enter(device);
+    const int32_t has_entered = fv_cuda_enter(device);
     const cudaError_t error = cudaMallocHost(memory, bytes ? bytes : 1);
-    fv_cuda_leave(device, previous);
+    fv_cuda_leave(device, has_entered);
     return error == cudaSuccess ? FV_OK : no_memory(device, "page-locked", bytes, error);
 }
 
 static void cuda_free_host(fv_device *device, void *memory)
 {
-    const int previous = fv_cuda_enter(device);
+    const int32_t has_entered = fv_cuda_enter(device);
     if (cudaFreeHost(memory) != cudaSuccess) (void)cudaGetLastError();
-    fv_cuda_leave(device, previous);
+    fv_cuda_leave(device, has_entered);
 }
 
 static fv_status cuda_copy_in(fv_device *device, void *dst, const void *src, size_t bytes, fv_stream stream)
 {
-    const int previous = fv_cuda_enter(device);
-    return finish(device, previous, "copy to the device",
+    const int32_t has_entered = fv_cuda_enter(device);
+    return finish(device, has_entered, "copy to the device",
                   cudaMemcpyAsync(dst, src, bytes, cudaMemcpyHostToDevice, (cudaStream_t)stream));
 }
 
 static fv_status cuda_copy_out(fv_device *device, void *dst, const void *src, size_t bytes, fv_stream stream)
 {
-    const int previous = fv_cuda_enter(device);
-    return finish(device, previous, "copy to the host",
+    const int32_t has_entered = fv_cuda_enter(device);
+    return finish(device, has_entered, "copy to the host",
                   cudaMemcpyAsync(dst, src, bytes, cudaMemcpyDeviceToHost, (cudaStream_t)stream));
 }
 
 static fv_status cuda_fill(fv_device *device, void *dst, uint8_t value, size_t bytes, fv_stream stream)
 {
-    const int previous = fv_cuda_enter(device);
-    return finish(device, previous, "fill", cudaMemsetAsync(dst, value, bytes, (cudaStream_t)stream));
+    const int32_t has_entered = fv_cuda_enter(device);
+    return finish(device, has_entered, "fill", cudaMemsetAsync(dst, value, bytes, (cudaStream_t)stream));
 }
 
 static fv_status cuda_memory_info(size_t *free_bytes, size_t *total_bytes, fv_device *device)
 {
-    const int previous = fv_cuda_enter(device);
-    return finish(device, previous, "asking for free memory", cudaMemGetInfo(free_bytes, total_bytes));
+    const int32_t has_entered = fv_cuda_enter(device);
+    return finish(device, has_entered, "asking for free memory", cudaMemGetInfo(free_bytes, total_bytes));
 }
 
 /* --- streams, events, graphs --------------------------------------------------------------------------- */
 
 static fv_status cuda_stream_create(fv_stream *stream, fv_device *device)
 {
-    const int previous = fv_cuda_enter(device);
-    return finish(device, previous, "stream", cudaStreamCreateWithFlags((cudaStream_t *)stream, cudaStreamNonBlocking));
+    const int32_t has_entered = fv_cuda_enter(device);
+    return finish(device, has_entered, "stream",
+                  cudaStreamCreateWithFlags((cudaStream_t *)stream, cudaStreamNonBlocking));
 }
 
 static void cuda_stream_destroy(fv_device *device, fv_stream stream)
 {
-    const int previous = fv_cuda_enter(device);
+    const int32_t has_entered = fv_cuda_enter(device);
     fv_cuda_gemm_forget(device, stream);
     if (cudaStreamDestroy((cudaStream_t)stream) != cudaSuccess) (void)cudaGetLastError();
-    fv_cuda_leave(device, previous);
+    fv_cuda_leave(device, has_entered);
 }
 
 static fv_status cuda_stream_synchronize(fv_device *device, fv_stream stream)
 {
-    const int previous = fv_cuda_enter(device);
-    return finish(device, previous, "waiting for a stream", cudaStreamSynchronize((cudaStream_t)stream));
+    const int32_t has_entered = fv_cuda_enter(device);
+    return finish(device, has_entered, "waiting for a stream", cudaStreamSynchronize((cudaStream_t)stream));
 }
 
 static fv_status cuda_event_create(fv_event *event, fv_device *device)
 {
-    const int previous = fv_cuda_enter(device);
-    return finish(device, previous, "event", cudaEventCreateWithFlags((cudaEvent_t *)event, cudaEventDisableTiming));
+    const int32_t has_entered = fv_cuda_enter(device);
+    return finish(device, has_entered, "event", cudaEventCreateWithFlags((cudaEvent_t *)event, cudaEventDisableTiming));
 }
 
 static void cuda_event_destroy(fv_device *device, fv_event event)
 {
-    const int previous = fv_cuda_enter(device);
+    const int32_t has_entered = fv_cuda_enter(device);
     if (cudaEventDestroy((cudaEvent_t)event) != cudaSuccess) (void)cudaGetLastError();
-    fv_cuda_leave(device, previous);
+    fv_cuda_leave(device, has_entered);
 }
 
 static fv_status cuda_event_record(fv_device *device, fv_event event, fv_stream stream)
 {
-    const int previous = fv_cuda_enter(device);
-    return finish(device, previous, "recording an event", cudaEventRecord((cudaEvent_t)event, (cudaStream_t)stream));
+    const int32_t has_entered = fv_cuda_enter(device);
+    return finish(device, has_entered, "recording an event", cudaEventRecord((cudaEvent_t)event, (cudaStream_t)stream));
 }
 
 static fv_status cuda_event_synchronize(fv_device *device, fv_event event)
 {
-    const int previous = fv_cuda_enter(device);
-    return finish(device, previous, "waiting for an event", cudaEventSynchronize((cudaEvent_t)event));
+    const int32_t has_entered = fv_cuda_enter(device);
+    return finish(device, has_entered, "waiting for an event", cudaEventSynchronize((cudaEvent_t)event));
 }
 
 static fv_status cuda_graph_begin(fv_device *device, fv_stream stream)
@@ -164,14 +151,14 @@ static fv_status cuda_graph_begin(fv_device *device, fv_stream stream)
                                                    "accepted: one of fv_stream_create",
                                                    device->name);
     }
-    const int previous = fv_cuda_enter(device);
-    return finish(device, previous, "capture",
+    const int32_t has_entered = fv_cuda_enter(device);
+    return finish(device, has_entered, "capture",
                   cudaStreamBeginCapture((cudaStream_t)stream, cudaStreamCaptureModeThreadLocal));
 }
 
 static fv_status cuda_graph_end(fv_graph *graph, fv_device *device, fv_stream stream)
 {
-    const int previous = fv_cuda_enter(device);
+    const int32_t has_entered = fv_cuda_enter(device);
     cudaGraph_t captured = NULL;
     cudaGraphExec_t runnable = NULL;
     size_t num_nodes = 0;
@@ -179,7 +166,7 @@ static fv_status cuda_graph_end(fv_graph *graph, fv_device *device, fv_stream st
     if (error == cudaSuccess) error = cudaGraphGetNodes(captured, NULL, &num_nodes);
     if (error == cudaSuccess && num_nodes > 0) error = cudaGraphInstantiate(&runnable, captured, 0);
     if (captured) (void)cudaGraphDestroy(captured);
-    fv_cuda_leave(device, previous);
+    fv_cuda_leave(device, has_entered);
     if (error == cudaSuccess && num_nodes == 0) {
         return fv_cuda_state_of(device)->host.fail(FV_ERR_DEVICE, "%s: nothing was captured", device->name);
     }
@@ -189,24 +176,25 @@ static fv_status cuda_graph_end(fv_graph *graph, fv_device *device, fv_stream st
 
 static fv_status cuda_graph_launch(fv_device *device, fv_graph graph, fv_stream stream)
 {
-    const int previous = fv_cuda_enter(device);
-    return finish(device, previous, "launching a graph", cudaGraphLaunch((cudaGraphExec_t)graph, (cudaStream_t)stream));
+    const int32_t has_entered = fv_cuda_enter(device);
+    return finish(device, has_entered, "launching a graph",
+                  cudaGraphLaunch((cudaGraphExec_t)graph, (cudaStream_t)stream));
 }
 
 static void cuda_graph_destroy(fv_device *device, fv_graph graph)
 {
-    const int previous = fv_cuda_enter(device);
+    const int32_t has_entered = fv_cuda_enter(device);
     if (cudaGraphExecDestroy((cudaGraphExec_t)graph) != cudaSuccess) (void)cudaGetLastError();
-    fv_cuda_leave(device, previous);
+    fv_cuda_leave(device, has_entered);
 }
 
 /* --- the device ---------------------------------------------------------------------------------------- */
 
-/* The primary context stays: others in the process may use it. */
 static void cuda_destroy(fv_device *device)
 {
     const fv_allocator allocator = fv_cuda_state_of(device)->host.allocator;
     fv_cuda_gemm_destroy(fv_cuda_state_of(device)->gemm, device);
+    fv_cuda_context_close(&fv_cuda_state_of(device)->context);
     allocator.free(allocator.user, device->state);
     allocator.free(allocator.user, device);
 }
@@ -299,18 +287,6 @@ static const struct fv_cuda_hopper_kernels *hopper_kernels_of(const struct cudaD
     return NULL;
 }
 
-/* Makes the GPU's context, or says why not: others may hold the GPU, or its memory. Later calls make it current without a look at
- * the result, for they would work on another GPU. */
-static fv_status check_context(const fv_device *device)
-{
-    int previous = 0;
-    if (cudaGetDevice(&previous) != cudaSuccess) (void)cudaGetLastError();
-    cudaError_t error = cudaSetDevice(fv_cuda_state_of(device)->index);
-    if (error == cudaSuccess) error = cudaFree(NULL);
-    fv_cuda_leave(device, previous);
-    return fv_cuda_status(device, "its context", error);
-}
-
 fv_status fv_cuda_device_open(fv_device **out, const fv_plugin_host *host, int32_t index)
 {
     static const fv_kernel_table *const tables[] = {&fv_cuda_kernels, &fv_hopper_kernels};
@@ -343,7 +319,7 @@ fv_status fv_cuda_device_open(fv_device **out, const fv_plugin_host *host, int32
         .state = state,
     };
     describe(device, &gpu);
-    status = check_context(device); /* the first call that needs the GPU itself */
+    status = fv_cuda_context_open(device); /* the first call that needs the GPU itself */
     if (status == FV_OK) status = fv_cuda_attend_open(device);
     if (status == FV_OK) status = fv_cuda_gemm_create(&state->gemm, device);
     if (status != FV_OK) goto fail;
@@ -351,6 +327,7 @@ fv_status fv_cuda_device_open(fv_device **out, const fv_plugin_host *host, int32
     return FV_OK;
 
 fail:
+    if (state) fv_cuda_context_close(&state->context);
     if (state) host->allocator.free(host->allocator.user, state);
     if (device) host->allocator.free(host->allocator.user, device);
     return status;

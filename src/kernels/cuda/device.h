@@ -5,6 +5,7 @@
 #include <cuda_runtime_api.h>
 
 #include "core/plugin.h"
+#include "kernels/cuda/context.h"
 
 struct fv_cuda_gemm;           /* kernels/cuda/gemm.h */
 struct fv_cuda_hopper_kernels; /* kernels/cuda/hopper/attend.cuh */
@@ -18,7 +19,8 @@ extern "C" {
 
 typedef struct fv_cuda_state {
     fv_plugin_host host;
-    int32_t index;                               /* of the CUDA run-time */
+    int32_t index; /* of the CUDA run-time */
+    fv_cuda_context context;
     int32_t max_shared;                          /* bytes of shared memory that a block may have */
     int32_t overlaps;                            /* compute capability 9.0 and later: kernels/cuda/overlap.cuh */
     const struct fv_cuda_hopper_kernels *hopper; /* NULL: not compute capability 9.0, or built without 90a */
@@ -32,10 +34,6 @@ fv_status fv_cuda_device_open(fv_device **device, const fv_plugin_host *host, in
 
 /* FV_OK, or the failure of `what` on the device as a status with a text. Clears the error that CUDA keeps. */
 fv_status fv_cuda_status(const fv_device *device, const char *what, cudaError_t error);
-
-/* Makes the device's GPU the thread's current one and returns the one before it; leave() puts that back. */
-int fv_cuda_enter(const fv_device *device);
-void fv_cuda_leave(const fv_device *device, int previous);
 
 static inline fv_cuda_state *fv_cuda_state_of(const fv_device *device) { return (fv_cuda_state *)device->state; }
 

@@ -169,9 +169,9 @@ void fv_cuda_gemm_destroy(fv_cuda_gemm *gemm, const fv_device *device)
         if (gemm->workspaces[i].memory) device->ops->free((fv_device *)device, gemm->workspaces[i].memory);
     }
     if (gemm->library) { /* stays loaded, as plugins do */
-        const int previous = fv_cuda_enter(device);
+        const int32_t has_entered = fv_cuda_enter(device);
         (void)gemm->lt.destroy(gemm->handle);
-        fv_cuda_leave(device, previous);
+        fv_cuda_leave(device, has_entered);
     }
     pthread_mutex_destroy(&gemm->lock);
     allocator->free(allocator->user, gemm);
@@ -415,7 +415,7 @@ fv_status fv_cuda_gemm_run(fv_device *device, const fv_gemm *gemm, fv_stream str
     const gemm_key key = make_key(gemm);
     gemm_plan *plan = NULL;
     void *workspace = NULL;
-    const int previous = fv_cuda_enter(device);
+    const int32_t has_entered = fv_cuda_enter(device);
     pthread_mutex_lock(&of->lock);
     fv_status status = load_library(of, device);
     if (status == FV_OK) status = find_workspace(&workspace, of, device, stream);
@@ -427,6 +427,6 @@ fv_status fv_cuda_gemm_run(fv_device *device, const fv_gemm *gemm, fv_stream str
         if (error != CUBLAS_STATUS_SUCCESS) status = fail(device, of, "cublasLtMatmul", error);
     }
     pthread_mutex_unlock(&of->lock);
-    fv_cuda_leave(device, previous);
+    fv_cuda_leave(device, has_entered);
     return status;
 }

@@ -11,10 +11,10 @@ static fv_status fv_cuda_launch(const fv_launch *launch, const char *operation, 
                                 uint32_t num_threads, size_t shared_bytes, const Params &params)
 {
     if (grid.x == 0 || grid.y == 0 || grid.z == 0) return FV_OK;
-    const int previous = fv_cuda_enter(launch->device);
+    const int32_t has_entered = fv_cuda_enter(launch->device);
     kernel<<<grid, num_threads, shared_bytes, (cudaStream_t)launch->stream>>>(params);
     const cudaError_t error = cudaGetLastError();
-    fv_cuda_leave(launch->device, previous);
+    fv_cuda_leave(launch->device, has_entered);
     return error == cudaSuccess ? FV_OK : fv_cuda_status(launch->device, operation, error);
 }
 

@@ -59,9 +59,9 @@ static fv_status fv_cuda_launch_overlapped(const fv_launch *launch, const char *
     config.stream = (cudaStream_t)launch->stream;
     config.attrs = attributes;
     config.numAttrs = num_attributes;
-    const int previous = fv_cuda_enter(launch->device);
+    const int32_t has_entered = fv_cuda_enter(launch->device);
     const cudaError_t error = cudaLaunchKernelEx(&config, kernel, params);
-    fv_cuda_leave(launch->device, previous);
+    fv_cuda_leave(launch->device, has_entered);
     return error == cudaSuccess ? FV_OK : fv_cuda_status(launch->device, operation, error);
 }
 

@@ -7,15 +7,7 @@ static_assert(sizeof(fv_tensor_map) == sizeof(CUtensorMap), "the driver's own ty
 
 void fv_cuda_find_encode_map(fv_cuda_state *state)
 {
-    cudaDriverEntryPointQueryResult found;
-    void *function = NULL;
-#if CUDART_VERSION >= 12050
-    const cudaError_t error = cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", &function, 12000,
-                                                               cudaEnableDefault, &found);
-#else
-    const cudaError_t error = cudaGetDriverEntryPoint("cuTensorMapEncodeTiled", &function, cudaEnableDefault, &found);
-#endif
-    if (error == cudaSuccess && found == cudaDriverEntryPointSuccess) state->encode_map = function;
+    state->encode_map = fv_cuda_driver_function("cuTensorMapEncodeTiled");
 }
 
 /* L2 asks memory for the 128 bytes that are a row of a box: with 256 the keys of latents take 7% longer. */

@@ -10,8 +10,10 @@ static fv_status fv_cuda_launch(const fv_launch *launch, const char *operation, 
                                 uint32_t num_threads, size_t shared_bytes, const Params &params)
 {
     if (grid.x == 0 || grid.y == 0 || grid.z == 0) return FV_OK;
+    const int32_t has_entered = fv_cuda_enter(launch->device);
     const cudaError_t error = emu_launch_of<Params>(operation, kernel, grid, num_threads, shared_bytes,
                                                     (cudaStream_t)launch->stream, 1, params);
+    fv_cuda_leave(launch->device, has_entered);
     return error == cudaSuccess ? FV_OK : fv_cuda_status(launch->device, operation, error);
 }
 
