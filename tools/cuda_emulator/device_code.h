@@ -160,8 +160,12 @@ static inline cudaError_t cudaLaunchKernelEx(const cudaLaunchConfig_t *config, v
                                              const Given &params)
 {
     uint32_t cluster = 1;
-    for (uint32_t i = 0; i < config->numAttrs; i++)
-        if (config->attrs[i].id == cudaLaunchAttributeClusterDimension) cluster = config->attrs[i].val.clusterDim.x;
+    for (uint32_t i = 0; i < config->numAttrs; i++) {
+        const cudaLaunchAttributeID id = config->attrs[i].id;
+        if (id == cudaLaunchAttributeClusterDimension) cluster = config->attrs[i].val.clusterDim.x;
+        if (id == cudaLaunchAttributeProgrammaticStreamSerialization && emu_ptx_version() < 90)
+            return cudaErrorInvalidValue;
+    }
     return emu_launch_of<Params>("launch", kernel, config->gridDim, config->blockDim.x, config->dynamicSmemBytes,
                                  config->stream, cluster, params);
 }

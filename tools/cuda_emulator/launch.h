@@ -21,6 +21,10 @@ typedef struct emu_launch {
 /* In the order of the stream: runs it at once, or keeps it for the graph that the stream captures. */
 cudaError_t emu_launch_on(cudaStream_t stream, const emu_launch *launch);
 
+/* What the kernels are taken to be made of: PTX for compute capability 9.0 is 90. Those of less do not wait for the kernel
+ * before them. */
+int emu_ptx_version(void);
+
 /* Runs it to the end; false: it failed. */
 bool emu_launch_run(const emu_launch *launch);
 

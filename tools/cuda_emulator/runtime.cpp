@@ -121,6 +121,13 @@ static void find_capability(int *major, int *minor)
     *minor = 0;
 }
 
+int emu_ptx_version(void)
+{
+    int major, minor;
+    find_capability(&major, &minor);
+    return number_of("FOVEA_EMULATOR_PTX", 10 * major + minor);
+}
+
 extern "C" {
 
 cudaError_t cudaGetDeviceCount(int *count)
@@ -197,6 +204,13 @@ cudaError_t cudaFuncSetAttribute(const void *kernel, enum cudaFuncAttribute attr
         return keep(cudaErrorInvalidValue);
     const std::lock_guard<std::mutex> guard(lock_of_limits);
     most_shared[kernel] = (uint32_t)value;
+    return answer_in_context();
+}
+
+cudaError_t cudaFuncGetAttributes(struct cudaFuncAttributes *attributes, const void *)
+{
+    memset(attributes, 0, sizeof(*attributes));
+    attributes->ptxVersion = emu_ptx_version();
     return answer_in_context();
 }
 

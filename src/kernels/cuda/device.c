@@ -303,7 +303,6 @@ fv_status fv_cuda_device_open(fv_device **out, const fv_plugin_host *host, int32
         .host = *host,
         .index = index,
         .max_shared = (int32_t)gpu.sharedMemPerBlockOptin,
-        .overlaps = gpu.major >= 9,
         .hopper = hopper_kernels_of(&gpu),
     };
     snprintf(state->name, sizeof(state->name), "cuda:%d", index);
@@ -320,6 +319,7 @@ fv_status fv_cuda_device_open(fv_device **out, const fv_plugin_host *host, int32
     };
     describe(device, &gpu);
     status = fv_cuda_context_open(device); /* the first call that needs the GPU itself */
+    if (status == FV_OK) status = fv_cuda_overlap_open(device);
     if (status == FV_OK) status = fv_cuda_attend_open(device);
     if (status == FV_OK) status = fv_cuda_gemm_create(&state->gemm, device);
     if (status != FV_OK) goto fail;

@@ -22,7 +22,7 @@ typedef struct fv_cuda_state {
     int32_t index; /* of the CUDA run-time */
     fv_cuda_context context;
     int32_t max_shared;                          /* bytes of shared memory that a block may have */
-    int32_t overlaps;                            /* compute capability 9.0 and later: kernels/cuda/overlap.cuh */
+    int32_t overlaps;                            /* kernels launched so wait for the one before: overlap.cuh */
     const struct fv_cuda_hopper_kernels *hopper; /* NULL: not compute capability 9.0, or built without 90a */
     void *encode_map; /* cuTensorMapEncodeTiled of the driver; NULL: not Hopper, or the driver has none */
     struct fv_cuda_gemm *gemm;

@@ -25,6 +25,9 @@ extern const fv_attend_variant fv_cuda_mla_decode[FV_CUDA_NUM_MLA_DECODE], fv_ho
 /* Lets the attention kernels have the shared memory that they ask for; once for each device. */
 fv_status fv_cuda_attend_open(const fv_device *device);
 
+/* Sets fv_cuda_state.overlaps. */
+fv_status fv_cuda_overlap_open(const fv_device *device);
+
 fv_status fv_cuda_reduce_segments(const fv_launch *launch, const fv_reduce_params *params);
 fv_status fv_cuda_kv_write(const fv_launch *launch, const fv_kv_write_params *params);
 fv_status fv_cuda_kv_gather(const fv_launch *launch, const fv_kv_gather_params *params);

@@ -6,7 +6,8 @@
  * A kernel that is launched so reads and writes nothing that others touch before overlap_wait(), and every thread
  * calls it: then all kernels before have ended, for the one before this has waited, too. A kernel may let the next one
  * start before it waits itself where what that one reads before it waits is older than both.
- * On older GPUs both calls are nothing and the launch is a plain one. */
+ * On older GPUs both calls are nothing and the launch is a plain one. So they are in code that a later GPU's driver made of
+ * PTX for an older one: what counts is what the code was made of (fv_cuda_overlap_open). */
 #ifndef FV_KERNELS_CUDA_OVERLAP_CUH
 #define FV_KERNELS_CUDA_OVERLAP_CUH
 
