@@ -333,6 +333,21 @@ cudaError_t cudaStreamEndCapture(cudaStream_t stream, cudaGraph_t *graph)
     return answer_in_context();
 }
 
+cudaError_t cudaStreamIsCapturing(cudaStream_t stream, enum cudaStreamCaptureStatus *status)
+{
+    *status = stream && stream->is_captured ? cudaStreamCaptureStatusActive : cudaStreamCaptureStatusNone;
+    return answer_in_context();
+}
+
+cudaError_t cudaThreadExchangeStreamCaptureMode(enum cudaStreamCaptureMode *mode)
+{
+    static thread_local enum cudaStreamCaptureMode current;
+    const enum cudaStreamCaptureMode before = current;
+    current = *mode;
+    *mode = before;
+    return answer();
+}
+
 cudaError_t cudaGraphGetNodes(cudaGraph_t graph, cudaGraphNode_t *, size_t *count)
 {
     *count = graph->work.size();

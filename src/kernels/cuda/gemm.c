@@ -5,8 +5,8 @@
  *
  * The library is large and not everyone has it, so it is loaded by the first product; the plugin itself needs
  * libc alone. What cuBLASLt found best for a shape is kept in a table of fixed size, descriptors included:
- * a product that was seen before allocates nothing. Each stream has a workspace of its own, because two
- * products may run at once. */
+ * a product that was seen before allocates nothing. Each stream has a workspace of its own (workspaces.h), because
+ * two products may run at once. */
 #include "kernels/cuda/gemm.h"
 
 #include <cublasLt.h>
@@ -17,11 +17,11 @@
 #include "core/compiler.h"
 #include "kernels/cuda/device.h"
 #include "kernels/cuda/gemv.cuh"
+#include "kernels/cuda/workspaces.h"
 
 enum {
     NUM_PLANS = 1024, /* a power of two */
     NUM_PROBES = 8,   /* places of the table that a shape may be at */
-    NUM_STREAMS = 16,
     MAX_ALIGNMENT = 256,
     NUM_ALGORITHMS = 8, /* that are asked for */
 };
@@ -48,11 +48,6 @@ typedef struct gemm_plan {
     cublasLtMatmulAlgo_t algorithm;
 } gemm_plan;
 
-typedef struct stream_workspace {
-    fv_stream stream;
-    void *memory; /* NULL: the entry is free */
-} stream_workspace;
-
 /* The functions of cuBLASLt that are called. */
 typedef struct lt_functions {
     __typeof__(cublasLtCreate) *create;
@@ -74,7 +69,7 @@ struct fv_cuda_gemm {
     void *library; /* NULL: not loaded yet */
     lt_functions lt;
     cublasLtHandle_t handle;
-    stream_workspace workspaces[NUM_STREAMS];
+    fv_cuda_workspaces workspaces;
     gemm_plan plans[NUM_PLANS];
 };
 
@@ -150,6 +145,13 @@ static fv_status load_library(fv_cuda_gemm *gemm, const fv_device *device)
     return status;
 }
 
+static void free_workspace(fv_cuda_workspace *entry, fv_device *device)
+{
+    if (entry->memory) device->ops->free(device, entry->memory);
+    if (entry->end) device->ops->event_destroy(device, entry->end);
+    *entry = (fv_cuda_workspace){0};
+}
+
 fv_status fv_cuda_gemm_create(fv_cuda_gemm **gemm, const fv_device *device)
 {
     const fv_plugin_host *host = &fv_cuda_state_of(device)->host;
@@ -165,9 +167,8 @@ void fv_cuda_gemm_destroy(fv_cuda_gemm *gemm, const fv_device *device)
 {
     if (!gemm) return;
     const fv_allocator *allocator = &fv_cuda_state_of(device)->host.allocator;
-    for (int32_t i = 0; i < NUM_STREAMS; i++) {
-        if (gemm->workspaces[i].memory) device->ops->free((fv_device *)device, gemm->workspaces[i].memory);
-    }
+    for (int32_t i = 0; i < FV_CUDA_NUM_WORKSPACES; i++)
+        free_workspace(&gemm->workspaces.entries[i], (fv_device *)device);
     if (gemm->library) { /* stays loaded, as plugins do */
         const int32_t has_entered = fv_cuda_enter(device);
         (void)gemm->lt.destroy(gemm->handle);
@@ -365,29 +366,56 @@ static fv_status find_plan(gemm_plan **plan, fv_cuda_gemm *of, const fv_device *
     return fail(device, of, "choosing an algorithm", error);
 }
 
-/* The stream's entry, or, without memory, a free one; NULL: there is none. */
-static stream_workspace *find_entry(fv_cuda_gemm *of, fv_stream stream, int32_t has_memory)
+/* --- workspaces --------------------------------------------------------------------------------------------- */
+
+static fv_status make_workspace(fv_cuda_workspace *entry, const fv_cuda_workspaces *all, fv_device *device)
 {
-    for (int32_t i = 0; i < NUM_STREAMS; i++) {
-        stream_workspace *entry = &of->workspaces[i];
-        if (has_memory ? entry->memory && entry->stream == stream : !entry->memory) return entry;
+    fv_status status = FV_OK;
+    if (!fv_cuda_workspace_is_kept(all, entry)) status = device->ops->event_create(&entry->end, device);
+    if (status == FV_OK) status = device->ops->alloc(&entry->memory, device, workspace_bytes);
+    if (status != FV_OK) {
+        entry->memory = NULL;
+        free_workspace(entry, device);
     }
-    return NULL;
+    return status;
 }
 
-static fv_status find_workspace(void **workspace, fv_cuda_gemm *of, fv_device *device, fv_stream stream)
+/* What a thread that captures may not do is done beside its capture: nothing of it is recorded. */
+static fv_status take_workspace(fv_cuda_workspace *entry, const fv_cuda_workspaces *all, fv_device *device)
 {
-    stream_workspace *entry = find_entry(of, stream, 1);
+    enum cudaStreamCaptureMode mode = cudaStreamCaptureModeRelaxed;
+    (void)cudaThreadExchangeStreamCaptureMode(&mode);
+    const fv_status status = entry->memory ? device->ops->event_synchronize(device, entry->end)
+                                           : make_workspace(entry, all, device);
+    (void)cudaThreadExchangeStreamCaptureMode(&mode);
+    return status;
+}
+
+static int32_t is_capturing(fv_stream stream)
+{
+    enum cudaStreamCaptureStatus found = cudaStreamCaptureStatusNone;
+    if (cudaStreamIsCapturing((cudaStream_t)stream, &found) != cudaSuccess) (void)cudaGetLastError();
+    return found != cudaStreamCaptureStatusNone;
+}
+
+static fv_status find_workspace(fv_cuda_workspace **workspace, fv_cuda_workspaces *all, fv_device *device,
+                                fv_stream stream)
+{
+    fv_cuda_workspace *entry = fv_cuda_workspace_of(all, stream);
     if (!entry) {
-        entry = find_entry(of, stream, 0);
-        if (!entry)
-            return fv_cuda_state_of(device)->host.fail(FV_ERR_NO_SPACE, "%s: products on more than %d streams at once",
-                                                       device->name, NUM_STREAMS);
-        const fv_status status = device->ops->alloc(&entry->memory, device, workspace_bytes);
+        entry = fv_cuda_workspace_choose(all);
+        if (!entry) {
+            return fv_cuda_state_of(device)->host.fail(
+                FV_ERR_NO_SPACE,
+                "%s: no workspace for products on one more stream: graphs have those of %d others "
+                "(fv_stream_destroy)",
+                device->name, FV_CUDA_NUM_WORKSPACES - FV_CUDA_NUM_KEPT_WORKSPACES);
+        }
+        const fv_status status = take_workspace(entry, all, device);
         if (status != FV_OK) return status;
-        entry->stream = stream;
     }
-    *workspace = entry->memory;
+    fv_cuda_workspace_use(all, entry, stream, entry->end && is_capturing(stream));
+    *workspace = entry;
     return FV_OK;
 }
 
@@ -395,18 +423,30 @@ void fv_cuda_gemm_forget(fv_device *device, fv_stream stream)
 {
     fv_cuda_gemm *of = fv_cuda_state_of(device)->gemm;
     pthread_mutex_lock(&of->lock);
-    stream_workspace *entry = find_entry(of, stream, 1);
+    fv_cuda_workspace *entry = fv_cuda_workspace_of(&of->workspaces, stream);
     if (entry) {
         (void)device->ops->stream_synchronize(device, stream);
-        device->ops->free(device, entry->memory);
-        *entry = (stream_workspace){0};
+        free_workspace(entry, device);
     }
     pthread_mutex_unlock(&of->lock);
 }
 
-fv_status fv_cuda_gemm_run(fv_device *device, const fv_gemm *gemm, fv_stream stream)
+/* --- the product -------------------------------------------------------------------------------------------- */
+
+static fv_status multiply(fv_cuda_gemm *of, fv_device *device, const fv_gemm *gemm, gemm_plan *plan,
+                          const fv_cuda_workspace *workspace, fv_stream stream)
 {
     static const float one = 1.0f, zero = 0.0f;
+    const cublasStatus_t error = of->lt.matmul(of->handle, &plan->product, &one, gemm->b, &plan->b, gemm->a, &plan->a,
+                                               &zero, gemm->c, &plan->c, gemm->c, &plan->c, &plan->algorithm,
+                                               workspace->memory, workspace_bytes, (cudaStream_t)stream);
+    if (error != CUBLAS_STATUS_SUCCESS) return fail(device, of, "cublasLtMatmul", error);
+    if (!workspace->end || workspace->is_captured) return FV_OK;
+    return device->ops->event_record(device, workspace->end, stream);
+}
+
+fv_status fv_cuda_gemm_run(fv_device *device, const fv_gemm *gemm, fv_stream stream)
+{
     fv_cuda_gemm *of = fv_cuda_state_of(device)->gemm;
     if (fv_cuda_gemv_fits(gemm)) {
         const fv_launch launch = {device, NULL, stream};
@@ -414,18 +454,13 @@ fv_status fv_cuda_gemm_run(fv_device *device, const fv_gemm *gemm, fv_stream str
     }
     const gemm_key key = make_key(gemm);
     gemm_plan *plan = NULL;
-    void *workspace = NULL;
+    fv_cuda_workspace *workspace = NULL;
     const int32_t has_entered = fv_cuda_enter(device);
     pthread_mutex_lock(&of->lock);
     fv_status status = load_library(of, device);
-    if (status == FV_OK) status = find_workspace(&workspace, of, device, stream);
     if (status == FV_OK) status = find_plan(&plan, of, device, &key);
-    if (status == FV_OK) {
-        const cublasStatus_t error = of->lt.matmul(of->handle, &plan->product, &one, gemm->b, &plan->b, gemm->a,
-                                                   &plan->a, &zero, gemm->c, &plan->c, gemm->c, &plan->c,
-                                                   &plan->algorithm, workspace, workspace_bytes, (cudaStream_t)stream);
-        if (error != CUBLAS_STATUS_SUCCESS) status = fail(device, of, "cublasLtMatmul", error);
-    }
+    if (status == FV_OK) status = find_workspace(&workspace, &of->workspaces, device, stream);
+    if (status == FV_OK) status = multiply(of, device, gemm, plan, workspace, stream);
     pthread_mutex_unlock(&of->lock);
     fv_cuda_leave(device, has_entered);
     return status;
