@@ -1,4 +1,5 @@
-/* cuBLASLt as far as the CUDA plugin calls it, for the emulated GPU: products of fp32, made by the call. */
+/* cuBLASLt as far as the CUDA plugin calls it, for the emulated GPU: products of fp32, made by the call. FV_FAKE_FAILS: one
+ * whose cublasLtCreate fails, as with a driver that is too old for it. */
 #include <cublasLt.h>
 #include <string.h>
 
@@ -15,7 +16,11 @@ typedef struct fake_product { /* in cublasLtMatmulDescOpaque_t */
 EXPORTED cublasStatus_t cublasLtCreate(cublasLtHandle_t *handle)
 {
     *handle = (cublasLtHandle_t)handle;
+#ifdef FV_FAKE_FAILS
+    return CUBLAS_STATUS_NOT_INITIALIZED;
+#else
     return CUBLAS_STATUS_SUCCESS;
+#endif
 }
 
 EXPORTED cublasStatus_t cublasLtDestroy(cublasLtHandle_t handle)

@@ -111,7 +111,7 @@ static int32_t find_functions(lt_functions *lt, void *library)
     return 1;
 }
 
-/* By the loader's rules, then where CUDA's installer puts it. */
+/* By the loader's rules, then where CUDA's installer puts it; the first that the GPU and its driver can work with. */
 static fv_status load_library(fv_cuda_gemm *gemm, const fv_device *device)
 {
     static const char *const names[] = {
@@ -121,28 +121,26 @@ static fv_status load_library(fv_cuda_gemm *gemm, const fv_device *device)
         "/usr/local/cuda/lib64/libcublasLt.so.12",
     };
     if (gemm->library) return FV_OK;
-    for (int32_t i = 0; i < FV_ARRAY_LEN(names) && !gemm->library; i++) {
+    fv_status status = FV_OK;
+    for (int32_t i = 0; i < FV_ARRAY_LEN(names); i++) {
         void *library = dlopen(names[i], RTLD_NOW | RTLD_LOCAL);
         if (!library) continue;
         if (find_functions(&gemm->lt, library)) {
-            gemm->library = library;
-        } else {
-            dlclose(library);
+            const cublasStatus_t error = gemm->lt.create(&gemm->handle);
+            if (error == CUBLAS_STATUS_SUCCESS) {
+                gemm->library = library;
+                return FV_OK;
+            }
+            status = fail(device, gemm, names[i], error);
         }
+        dlclose(library);
     }
-    if (!gemm->library) {
-        return fv_cuda_state_of(device)->host.fail(FV_ERR_UNSUPPORTED,
-                                                   "%s: no GEMM: neither libcublasLt.so.13 nor libcublasLt.so.12 is "
-                                                   "where the loader looks (LD_LIBRARY_PATH) or "
-                                                   "in /usr/local/cuda/lib64; both come with CUDA",
-                                                   device->name);
-    }
-    const cublasStatus_t error = gemm->lt.create(&gemm->handle);
-    if (error == CUBLAS_STATUS_SUCCESS) return FV_OK;
-    const fv_status status = fail(device, gemm, "cublasLtCreate", error);
-    dlclose(gemm->library);
-    gemm->library = NULL;
-    return status;
+    if (status != FV_OK) return status;
+    return fv_cuda_state_of(device)->host.fail(FV_ERR_UNSUPPORTED,
+                                               "%s: no GEMM: neither libcublasLt.so.13 nor libcublasLt.so.12 is "
+                                               "where the loader looks (LD_LIBRARY_PATH) or "
+                                               "in /usr/local/cuda/lib64; both come with CUDA",
+                                               device->name);
 }
 
 static void free_workspace(fv_cuda_workspace *entry, fv_device *device)
