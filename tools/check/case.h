@@ -15,6 +15,7 @@ typedef enum check_spread {
     CHECK_SPREAD_NORMAL = 0, /* softmax over many keys */
     CHECK_SPREAD_PEAKED = 1, /* few keys carry the weight */
     CHECK_SPREAD_LOW = 2,    /* all scores near -200: a maximum that starts at 0 underflows */
+    CHECK_SPREAD_FLAT = 3,   /* all scores within 1e-6 to 1e-3 of each other: sums of weights round to one side */
 } check_spread;
 
 /* How the kernels are driven without a planner. */

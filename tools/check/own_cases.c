@@ -164,8 +164,28 @@ static void static_lists(check_case_list *list)
     }
 }
 
+/* Weights that are all nearly equal, of many keys: errors of their sums that do not average out show. Small enough for the
+ * emulated tables. */
+static void equal_scores(check_case_list *list)
+{
+    static const heads shapes[] = {{1, 1}, {2, 1}, {4, 1}, {3, 1}};
+    static const fv_dtype dtypes[] = {FV_DTYPE_BF16, FV_DTYPE_F32, FV_DTYPE_F16};
+    for (int32_t cell = 0; cell < 4 * 6; cell++) {
+        const heads shape = shapes[cell % 4];
+        const lens_list lens = LENS(C(1, 30000 / shape.q), C(4, 2000 / shape.q));
+        check_case test = grid_case(shape, 64, cell % 5 ? 16 : 32, dtypes[cell % 3]);
+        test.spread = CHECK_SPREAD_FLAT;
+        test.problem.returns_lse = 1;
+        test.options.path = cell % 2 ? FV_PATH_2D : FV_PATH_AUTO;
+        if (cell / 4 % 3 == 1) grid_set_fp8(&test, cell / 12 ? FV_DTYPE_I8 : FV_DTYPE_F8_E4M3);
+        if (cell / 4 % 3 == 2) test.problem.kv_layout = FV_KV_LAYOUT_X_PACKED;
+        grid_add(list, "equal_scores", &test, &lens);
+    }
+}
+
 void check_own_cases(check_case_list *list)
 {
+    equal_scores(list);
     static_lists(list);
     many_decodes(list);
     equal_decodes(list);

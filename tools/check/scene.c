@@ -395,13 +395,21 @@ static void write_context(check_scene *scene, const number_pool *k_pool, const n
     }
 }
 
+/* Of the queries, and so of all scores. */
+static float query_factor(const check_case *test)
+{
+    static const float flat[] = {1e-6f, 1e-5f, 1e-4f};
+    check_random random = check_random_of(test->seed, 0xf1a7);
+    if (test->spread == CHECK_SPREAD_FLAT) return CHECK_RANDOM_PICK(&random, flat);
+    return test->spread == CHECK_SPREAD_PEAKED ? 4.0f : 1.0f;
+}
+
 /* q, k, v, and the cache before and after the new K/V. */
 static void fill_scene(check_scene *scene, check_random *random)
 {
     const check_case *test = scene->test;
-    const float q_factor = test->spread == CHECK_SPREAD_PEAKED ? 4.0f : 1.0f;
     const float v_offset = check_random_chance(random, 30) ? 0.5f : 0;
-    const number_pool q_pool = build_pool(scene, random, q_factor, 0);
+    const number_pool q_pool = build_pool(scene, random, query_factor(test), 0);
     const number_pool k_pool = build_pool(scene, random, 1, 0);
     const number_pool v_pool = build_pool(scene, random, 1, v_offset);
     const float low_q = LOW_QUERY, low_k = LOW_SCORE / (test->problem.scale * LOW_QUERY);

@@ -15,6 +15,7 @@
 typedef struct fv_row_group {
     fv_f32x8 max;        /* running, of the lane's row */
     fv_f32x8 sum;        /* of this lane's keys only */
+    fv_f32x8 excess;     /* what rounding has made of sum beyond what was added */
     fv_i32x8 first, end; /* keys that the lane's row sees */
     fv_f32x8 slope;      /* ALiBi, times log2(e) */
     fv_i32x8 position;   /* global, of the lane's query token */
@@ -42,6 +43,7 @@ static inline void fv_row_group_init(fv_row_group *group, const fv_attend_job *j
 {
     group->max = fv_splat(-INFINITY);
     group->sum = fv_splat(0.0f);
+    group->excess = fv_splat(0.0f);
     group->slope = fv_splat(0.0f);
     group->some = (fv_key_range){INT32_MAX, 0};
     group->all = (fv_key_range){0, INT32_MAX};
@@ -157,6 +159,15 @@ FV_ALWAYS_INLINE fv_f32x8 fv_row_group_weigh(float *scores, const float *v_scale
     return sum;
 }
 
+/* Adds the weights of a tile (Kahan's sum): where all are nearly equal each addition rounds to the same side, and the
+ * errors of thousands of tiles add up. */
+FV_ALWAYS_INLINE void fv_row_group_add(fv_row_group *group, fv_f32x8 sum, fv_f32x8 shrink)
+{
+    const fv_f32x8 old = group->sum * shrink, more = sum - group->excess * shrink;
+    group->sum = old + more;
+    group->excess = (group->sum - old) - more;
+}
+
 FV_ALWAYS_INLINE int32_t fv_row_group_softmax_as(fv_row_group *group, float *scores, float rescale[FV_LANES],
                                                  const fv_softmax_span *span, const int32_t num_rows,
                                                  const fv_softmax_form form)
@@ -183,7 +194,7 @@ FV_ALWAYS_INLINE int32_t fv_row_group_softmax_as(fv_row_group *group, float *sco
     /* Where no key was seen yet, any finite number serves: 2^(-inf - 0) is 0. */
     const fv_f32x8 base = fv_select((fv_i32x8)(max == -INFINITY), fv_splat(0.0f), max);
     const fv_f32x8 shrink = fv_exp2(group->max - base);
-    fv_f32x8 sum = group->sum * shrink;
+    fv_f32x8 sum = fv_splat(0.0f); /* of the tile */
     int32_t key = first;
     for (; key + 4 * num_keys <= end; key += 4 * num_keys) {
         sum = fv_row_group_weigh(scores + key * num_rows, v_scales ? v_scales + key : NULL, sum, base, weight_factor,
@@ -194,7 +205,7 @@ FV_ALWAYS_INLINE int32_t fv_row_group_softmax_as(fv_row_group *group, float *sco
                                  num_rows, 1);
     }
     group->max = max;
-    group->sum = sum;
+    fv_row_group_add(group, sum, shrink);
     fv_store_f32(rescale, shrink);
     return fv_any((fv_i32x8)(shrink != 1.0f));
 }

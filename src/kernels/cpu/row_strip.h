@@ -12,6 +12,7 @@
 typedef struct fv_row_strip {
     float max[FV_STRIP_ROWS];
     float sum[FV_STRIP_ROWS];
+    float excess[FV_STRIP_ROWS];                      /* what rounding has made of sum beyond what was added */
     int32_t first[FV_STRIP_ROWS], end[FV_STRIP_ROWS]; /* keys that each row sees */
     float slope[FV_STRIP_ROWS];                       /* ALiBi, times log2(e) */
     int32_t position[FV_STRIP_ROWS];                  /* global, of the query token */
@@ -65,7 +66,7 @@ static inline void fv_row_strip_init(fv_row_strip *strip, const fv_attend_job *j
             keys = fv_attend_token_keys(job, ++token);
         }
         strip->max[i] = -INFINITY;
-        strip->sum[i] = 0.0f;
+        strip->sum[i] = strip->excess[i] = 0.0f;
         strip->first[i] = keys.first;
         strip->end[i] = keys.end;
         strip->slope[i] = 0.0f;
@@ -161,6 +162,17 @@ FV_ALWAYS_INLINE fv_strip_lanes fv_strip_plain_score(fv_strip_lanes dot, fv_scor
     return fv_strip_max(fv_strip_splat(-FV_SCORE_LIMIT), fv_strip_min(fv_strip_splat(FV_SCORE_LIMIT), dot * scale.dot));
 }
 
+/* Adds the weights of a tile to those of the eight or sixteen rows from `row` on, as fv_row_group_add. */
+FV_ALWAYS_INLINE void fv_row_strip_add(fv_row_strip *strip, int32_t row, fv_strip_lanes sum)
+{
+    const fv_strip_lanes shrink = fv_strip_load(strip->rescale + row);
+    const fv_strip_lanes old = fv_strip_load(strip->sum + row) * shrink;
+    const fv_strip_lanes more = sum - fv_strip_load(strip->excess + row) * shrink;
+    const fv_strip_lanes total = old + more;
+    fv_strip_store(strip->sum + row, total);
+    fv_strip_store(strip->excess + row, (total - old) - more);
+}
+
 /* The vectors of a strip go side by side, for each is a chain of maxima, then of exponentials and sums. */
 FV_ALWAYS_INLINE void fv_row_strip_softmax_as(fv_row_strip *strip, float *scores, const fv_strip_span *span,
                                               const int32_t num_vectors, const int32_t is_plain)
@@ -192,7 +204,7 @@ FV_ALWAYS_INLINE void fv_row_strip_softmax_as(fv_row_strip *strip, float *scores
     fv_strip_exp2_each(weight, num_vectors);
     FV_UNROLL
     for (int32_t v = 0; v < num_vectors; v++) {
-        sum[v] = fv_strip_load(strip->sum + v * FV_STRIP_LANES) * weight[v];
+        sum[v] = fv_strip_splat(0.0f); /* of the tile */
         fv_strip_store(strip->rescale + v * FV_STRIP_LANES, weight[v]);
     }
     for (int32_t key = span->first; key < span->end; key++) {
@@ -208,7 +220,7 @@ FV_ALWAYS_INLINE void fv_row_strip_softmax_as(fv_row_strip *strip, float *scores
         }
     }
     FV_UNROLL
-    for (int32_t v = 0; v < num_vectors; v++) fv_strip_store(strip->sum + v * FV_STRIP_LANES, sum[v]);
+    for (int32_t v = 0; v < num_vectors; v++) fv_row_strip_add(strip, v * FV_STRIP_LANES, sum[v]);
 }
 
 /* Dot products of the span's keys to weights 2^(s - max), and maxima, sums and rescale to match. */

@@ -61,7 +61,7 @@ static inline int32_t fv_strip_take_reference(fv_row_strip *rows, fv_lanes top, 
 /* What turns dot products into weights: 2^(dot * factor - base). */
 typedef struct fv_weigher {
     fv_lanes factor, base;
-    fv_lanes sum, other_sum; /* of the weights: fv_tile_scale_of times what the row sum counts */
+    fv_lanes sum, other_sum; /* of the block's weights: fv_tile_scale_of times what the row sum counts */
     fv_lanes rounded_sum;    /* of the weights as they are multiplied, where it is asked for */
 } fv_weigher;
 
@@ -84,21 +84,25 @@ static inline int32_t fv_weigher_begin(fv_weigher *weigh, fv_tile_strip *strip, 
     const fv_lanes shrink = fv_lanes_exp2(old_max - weigh->base);
     fv_lanes_store(rows->max, max);
     fv_lanes_store(rows->rescale, shrink);
-    weigh->sum = fv_lanes_load(rows->sum) * shrink;
     if (fv_rescaling_adds(rescaling)) {
         float old[FV_TILE_STRIP_ROWS];
         fv_lanes_store(old, old_max);
         fv_tile_scale_move(strip, old, rescaling);
         weigh->base = fv_tile_scale_base(strip);
-        weigh->sum *= fv_tile_scale_of(strip);
     }
-    weigh->other_sum = fv_lanes_splat(0.0f);
+    weigh->sum = weigh->other_sum = fv_lanes_splat(0.0f);
     return 1;
 }
 
+/* Adds the weights to the row sums, as fv_row_strip_add. */
 static inline void fv_weigher_end(const fv_weigher *weigh, fv_tile_strip *strip)
 {
-    fv_lanes_store(strip->rows.sum, (weigh->sum + weigh->other_sum) / fv_tile_scale_of(strip));
+    fv_row_strip *rows = &strip->rows;
+    const fv_lanes shrink = fv_lanes_load(rows->rescale), old = fv_lanes_load(rows->sum) * shrink;
+    const fv_lanes block = (weigh->sum + weigh->other_sum) / fv_tile_scale_of(strip);
+    const fv_lanes more = block - fv_lanes_load(rows->excess) * shrink, total = old + more;
+    fv_lanes_store(rows->sum, total);
+    fv_lanes_store(rows->excess, (total - old) - more);
 }
 
 /* Words p of a step: two keys, whose first one's scores are at `scores`. sums_rounded: rounded_sum too. */
