@@ -38,7 +38,7 @@ static inline double check_random_unit(check_random *random)
     return (double)(check_random_next(random) >> 11) * 0x1p-53;
 }
 
-/* 1 in `percent` of the cases. */
+/* 1 in `percent` of 100 cases. */
 static inline int32_t check_random_chance(check_random *random, int32_t percent)
 {
     return check_random_int(random, 0, 99) < percent;
