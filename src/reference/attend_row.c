@@ -39,10 +39,14 @@ double fv_attend_row_alibi(const fv_attend_row *row, const fv_attend_params *par
     return distance <= 0 ? -slope * sqrt(-distance) : 0;
 }
 
+#define SCORE_LIMIT 3e38 /* what partial results hold, as fp32 */
+
 double fv_attend_row_score(const fv_attend_row *row, const fv_attend_params *params, int32_t key, double dot)
 {
     double score = params->scale * dot;
     if (params->soft_cap > 0) score = params->soft_cap * tanh(score / params->soft_cap);
+    if (score > SCORE_LIMIT) score = SCORE_LIMIT; /* NaN stays */
+    if (score < -SCORE_LIMIT) score = -SCORE_LIMIT;
     return score + fv_attend_row_alibi(row, params, key);
 }
 

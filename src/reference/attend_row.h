@@ -21,7 +21,7 @@ fv_attend_row fv_attend_row_of(const fv_attend_params *params, int32_t seq, int3
 /* 0 where the tree mask hides local key `key` from the row. */
 int32_t fv_attend_row_sees(const fv_attend_row *row, const fv_attend_params *params, int32_t key);
 
-/* The score of a key whose dot product with the query is `dot`: scale, soft cap, ALiBi. */
+/* The score of a key whose dot product with the query is `dot`: scale, soft cap, clamp to fp32, ALiBi. */
 double fv_attend_row_score(const fv_attend_row *row, const fv_attend_params *params, int32_t key, double dot);
 
 /* What ALiBi adds to the score of `key`. */

@@ -6,6 +6,7 @@
 #include "core/float.h"
 
 static const double unit_roundoff = 0x1p-24; /* of fp32 */
+static const double least_number = 0x1p-126; /* normal, of fp32: a weight below may be 0 */
 
 enum { NUM_LARGEST = 2 };
 
@@ -34,6 +35,7 @@ typedef struct row_sums {
     double value2;       /* sum of (p_j |v_j|)^2 */
     double rounded2;     /* the same over the p_j that are not 1, those that are rounded, but for the largest */
     rounded_part largest[NUM_LARGEST]; /* of these, the largest first */
+    double tiny;                       /* sum of p_j |v_j| where p_j may be 0 in fp32 */
     int32_t num_keys;
 } row_sums;
 
@@ -162,12 +164,14 @@ static void add_value(fv_oracle_row *row, row_sums *sums, const double *value, d
                       double error, const fv_attend_params *params)
 {
     const double p = exp(score - sums->max);
+    if (!isfinite(value_norm2)) row->odd_weight = fmin(row->odd_weight, p);
     const double rounded = round_to(p, params->q_dtype);
     for (int32_t d = 0; d < params->v_head_size; d++) {
         row->exact[d] += p * value[d];
         row->ideal[d] += rounded * value[d];
     }
     sums->p += p;
+    if (p < 2 * least_number) sums->tiny += p * sqrt(value_norm2);
     sums->value2 += p * p * value_norm2;
     if (p < 1) add_rounded(sums, p, value, value_norm2, params->v_head_size);
     sums->p_error2 += p * p * error * error;
@@ -231,6 +235,27 @@ static double rounding_error(const fv_oracle_row *row, const row_sums *sums, dou
                                  worst * worst * largest_sum2(sums, params->v_head_size) + out2));
 }
 
+/* All sums relative to `max`, the sink, which is above the scores: relative to these it could be infinite. */
+static void rise_to_sink(fv_oracle_row *row, row_sums *sums, double max, int32_t size)
+{
+    const double shrink = exp(sums->max - max);
+    for (int32_t d = 0; d < size; d++) {
+        row->exact[d] *= shrink;
+        row->ideal[d] *= shrink;
+    }
+    sums->max = max;
+    sums->p *= shrink;
+    sums->p_error2 *= shrink * shrink;
+    sums->value_error2 *= shrink * shrink;
+    sums->value2 *= shrink * shrink;
+    sums->rounded2 *= shrink * shrink;
+    sums->tiny *= shrink;
+    for (int32_t i = 0; i < NUM_LARGEST; i++) {
+        sums->largest[i].norm2 *= shrink * shrink;
+        for (int32_t d = 0; d < size && sums->largest[i].norm2 > 0; d++) sums->largest[i].values[d] *= shrink;
+    }
+}
+
 /* Divides by the denominator, sink included, and turns the sums into the floors. */
 static void finish_row(fv_oracle_row *row, row_sums *sums, const fv_attend_params *params)
 {
@@ -239,9 +264,11 @@ static void finish_row(fv_oracle_row *row, row_sums *sums, const fv_attend_param
         row->error = row->out_floor = row->lse_floor = 0;
         return;
     }
+    const double keys_norm = sqrt(norm2(row->exact, params->v_head_size)) / sums->p; /* without the sink */
+    const double sink = params->sinks ? params->sinks[row->row.head] : -INFINITY;
+    if (sink > sums->max) rise_to_sink(row, sums, sink, params->v_head_size);
     double denominator = sums->p;
     if (params->sinks) {
-        const double sink = params->sinks[row->row.head];
         const double p = exp(sink - sums->max);
         const double error = unit_roundoff * (4 * fabs(sink) + 4);
         denominator += p;
@@ -257,7 +284,8 @@ static void finish_row(fv_oracle_row *row, row_sums *sums, const fv_attend_param
     const double out_norm = sqrt(norm2(row->exact, params->v_head_size));
     const double score_part = (sqrt(sums->value_error2) + sqrt(sums->p_error2) * out_norm) / denominator;
     const double sum_growth = unit_roundoff * (sqrt(sums->num_keys) + 8);
-    row->out_floor = 2 * score_part + sum_growth * (sqrt(sums->value2) / denominator + out_norm);
+    row->out_floor = 2 * score_part + sum_growth * (sqrt(sums->value2) / denominator + out_norm) +
+                     sums->tiny / denominator + least_number * keys_norm;
     row->lse_floor = 2 * sqrt(sums->p_error2) / denominator + sum_growth +
                      unit_roundoff * (2 * fabs(row->lse) + 2 * fabs(sums->max));
 }
@@ -273,6 +301,7 @@ void fv_oracle_attend(fv_oracle_row *rows, int32_t num_rows, const fv_attend_par
         for (int32_t i = 0; i < NUM_LARGEST; i++)
             sums[r].largest[i].values = cut.largest + (r * NUM_LARGEST + i) * params->v_head_size;
         for (int32_t d = 0; d < params->v_head_size; d++) rows[r].exact[d] = rows[r].ideal[d] = 0;
+        rows[r].odd_weight = INFINITY;
     }
     load_queries(cut.q, rows, num_rows, params);
     score_keys(&cut, sums, rows, num_rows, keys, params, reader, table_row);

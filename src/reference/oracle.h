@@ -26,6 +26,7 @@ typedef struct fv_oracle_row {
     double *ideal;     /* in: where to put [Dv] */
     double lse;        /* out; -inf: no key, then exact and ideal are 0 */
     double error;      /* out: max(|ideal - exact|, expected) */
+    double odd_weight; /* out: the least p_j of the values that are infinite or NaN; infinity: there are none */
     double out_floor;
     double lse_floor;
 } fv_oracle_row;

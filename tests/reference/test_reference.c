@@ -228,6 +228,18 @@ static void test_oracle_expects_more_than_luck(void **state)
     assert_near(fv_oracle_rounding(FV_DTYPE_BF16), 0x1p-8 / sqrt(8 * log(2)), 1e-12);
     const double worst = 0x1p-8 / 2 * 0.75 / 1.875, likely = fv_oracle_rounding(FV_DTYPE_BF16) * 0.125 / 1.875;
     assert_near(row.error, sqrt(worst * worst + likely * likely), 1e-6);
+
+    /* Sinks above all scores, as heavy as two keys and far beyond what e^x holds. */
+    const float sinks[] = {0.69314718f, 1000};
+    params.sinks = &sinks[0];
+    fv_oracle_attend(&row, 1, &params, &reader, 0, scratch);
+    assert_near(exact[0], 8.0 / 31, 1e-7);
+    assert_near(row.lse, log(3.875), 1e-7);
+    assert_near(row.error, sqrt(worst * worst + likely * likely) * 15 / 31, 1e-6);
+    params.sinks = &sinks[1];
+    fv_oracle_attend(&row, 1, &params, &reader, 0, scratch);
+    assert_true(exact[0] == 0 && row.lse == 1000);
+    assert_true(row.out_floor >= 0 && row.out_floor < 1e-30 && row.lse_floor > 0 && row.lse_floor < 1e-3);
     free(scratch);
 }
 
