@@ -487,8 +487,10 @@ int32_t FV_ISA_SYMBOL(fv_few_tiles_serve)(const fv_attend_job *job)
     const fv_attend_params *params = job->params;
     if (job->num_rows > FV_TILE_STRIP_ROWS || params->soft_cap > 0 || params->alibi != FV_ALIBI_NONE) return 0;
     if (params->tree_mask) return 0;
-    for (int32_t head = 0; head < job->item->num_kv_heads; head++)
-        if (!(fv_attend_score_scale(job, job->item->first_kv_head + head).dot > 0)) return 0;
+    for (int32_t head = 0; head < job->item->num_kv_heads; head++) {
+        const float factor = fv_attend_score_scale(job, job->item->first_kv_head + head).dot;
+        if (!(factor > 0) || factor > FV_MAX_PLAIN_FACTOR) return 0;
+    }
     return 1;
 }
 

@@ -205,10 +205,11 @@ static inline void fv_strip_weigh_any(fv_tile_strip *strip, float *scores, char 
     }
 }
 
-/* 1: a score is a multiple of its dot product. */
+/* 1: a score is a multiple of its dot product, no overflow is near. */
 static inline int32_t fv_scores_are_plain(const fv_attend_params *params, fv_score_scale scale)
 {
-    return scale.cap == 0 && scale.dot > 0 && params->alibi == FV_ALIBI_NONE && !params->tree_mask;
+    const int32_t is_multiple = scale.cap == 0 && params->alibi == FV_ALIBI_NONE && !params->tree_mask;
+    return is_multiple && scale.dot > 0 && scale.dot <= FV_MAX_PLAIN_FACTOR;
 }
 
 /* The strip's maxima over the pair's steps of the block. 1: fv_weigher_step makes the weights; 0: they are made. */

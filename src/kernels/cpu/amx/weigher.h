@@ -4,8 +4,9 @@
 
 #include "kernels/cpu/amx/tile_scale.h"
 
-/* The largest dot product with which 2^(scaled - max) needs no clamp. */
+/* The largest dot product, and the largest factor of one, with which 2^(scaled - max) needs no clamp. */
 #define FV_MAX_PLAIN_DOT 1e30f
+#define FV_MAX_PLAIN_FACTOR 1e8f
 
 /* Hides the keys [first, end) from the rows that do not see them. */
 static inline void fv_hide_keys(const fv_row_strip *rows, float *scores, int32_t first_key, int32_t first, int32_t end)
