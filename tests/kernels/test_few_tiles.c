@@ -10,6 +10,8 @@
 
 #include <cmocka.h>
 #include <math.h>
+#include <pthread.h>
+#include <stdatomic.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -19,7 +21,7 @@
 #include "kernels/cpu/amx/attend_tiles.h"
 #include "kernels/cpu_tables.h"
 
-enum { MAX_KV_HEADS = 9, MAX_GROUP = 8, MAX_TOKENS = 4, MAX_SIZE = 256, MAX_KEYS = 900, MAX_HEADS = 72, MAX_ITEMS = 3 };
+enum { MAX_TOKENS = 4, MAX_SIZE = 256, MAX_KEYS = 900, MAX_HEADS = 80, MAX_ITEMS = 3 };
 
 typedef struct few_shape {
     int32_t num_kv_heads, group, num_tokens, size, block_size, num_keys, window;
@@ -188,8 +190,9 @@ static few_shape shape_of(int32_t num_kv_heads, int32_t group, int32_t num_token
 static void rows_of_all_numbers_are_served(void **state)
 {
     (void)state;
-    judge(shape_of(8, 4, 1, 128)); /* tokens of 2 KB: two passes over the keys, two groups of heads */
-    judge(shape_of(9, 4, 1, 128)); /* three, the last one of a head */
+    judge(shape_of(8, 4, 1, 128));  /* tokens of 2 KB: two passes over the keys, two groups of heads */
+    judge(shape_of(9, 4, 1, 128));  /* three, the last one of a head */
+    judge(shape_of(20, 4, 1, 128)); /* more heads than a pass takes */
     judge(shape_of(8, 3, 1, 128));
     judge(shape_of(4, 5, 1, 256));
     judge(shape_of(8, 8, 1, 128));
@@ -245,6 +248,32 @@ static void what_is_not_finite_is_left_to_others(void **state)
 
 /* --- keys that items deal out --------------------------------------------------------------------------------------- */
 
+/* A loop whose tasks are dealt out to MAX_ITEMS threads, those of this launch of the executor. */
+typedef struct thread_loop {
+    fv_task_fn task;
+    void *user;
+    int64_t num_tasks;
+    _Atomic int64_t next;
+    atomic_int num_workers;
+} thread_loop;
+
+static void *run_tasks(void *user)
+{
+    thread_loop *loop = user;
+    const int32_t worker = atomic_fetch_add(&loop->num_workers, 1);
+    for (int64_t i; (i = atomic_fetch_add(&loop->next, 1)) < loop->num_tasks;) loop->task(loop->user, i, worker);
+    return NULL;
+}
+
+static void run_on_threads(void *user, int64_t num_tasks, fv_task_fn task, void *task_user)
+{
+    (void)user;
+    thread_loop loop = {.task = task, .user = task_user, .num_tasks = num_tasks};
+    pthread_t threads[MAX_ITEMS];
+    for (int32_t i = 0; i < MAX_ITEMS; i++) assert_int_equal(pthread_create(&threads[i], NULL, run_tasks, &loop), 0);
+    for (int32_t i = 0; i < MAX_ITEMS; i++) pthread_join(threads[i], NULL);
+}
+
 static void run_last_first(void *user, int64_t num_tasks, fv_task_fn task, void *task_user)
 {
     (void)user;
@@ -268,8 +297,9 @@ static void merge_row(scene *s, int64_t row, int64_t num_rows)
     s->lse[token][head] = max + logf(sum);
 }
 
-/* A launch of MAX_ITEMS items of the sequence's keys, one after the other: the first to run takes all that others leave. */
-static void launch_siblings(scene *s)
+/* A launch of MAX_ITEMS items of the sequence's keys. */
+static void launch_siblings(scene *s,
+                            void (*parallel_for)(void *user, int64_t num_tasks, fv_task_fn task, void *task_user))
 {
     const int32_t ends[MAX_ITEMS + 1] = {0, 320, 640, s->shape.num_keys};
     const int64_t rows = (int64_t)s->shape.num_tokens * s->shape.num_kv_heads * s->shape.group;
@@ -293,7 +323,7 @@ static void launch_siblings(scene *s)
     params.scratch_bytes = variant->scratch_bytes(&params);
     params.scratch = aligned_alloc(64, MAX_ITEMS * params.scratch_bytes);
     assert_non_null(params.scratch);
-    const fv_executor executor = {.parallel_for = run_last_first, .num_workers = MAX_ITEMS};
+    const fv_executor executor = {.parallel_for = parallel_for, .num_workers = MAX_ITEMS};
     assert_int_equal(variant->launch(&(fv_launch){.executor = &executor}, &params), FV_OK);
     free(params.scratch);
     for (int64_t row = 0; row < rows; row++) merge_row(s, row, rows);
@@ -306,14 +336,63 @@ static void siblings_deal_out_keys(void **state)
         few_shape shape = shape_of(8, 4, num_tokens, 128);
         shape.num_keys = 850;
         scene *s = scene_of(shape);
-        launch_siblings(s);
-        /* The last item ran first, and has more than the quarter of all weights that its own keys have. */
+        launch_siblings(s, run_last_first);
+        /* The last item ran first, took what others leave, and has more than the quarter of all weights that its own
+         * keys have. */
         const int64_t last = 2 * num_tokens * 32;
         assert_true(s->partial_sum[last] * expf(s->partial_max[last] - s->lse[0][0]) > 0.6f);
         for (int32_t token = 0; token < num_tokens; token++)
             for (int32_t head = 0; head < 32; head++) judge_row(s, token, head);
         free_cache(s);
     }
+}
+
+/* At the same time, with any of them ahead. */
+static void siblings_deal_out_keys_on_threads(void **state)
+{
+    (void)state;
+    few_shape shape = shape_of(8, 4, 1, 128);
+    shape.num_keys = 850;
+    for (int32_t round = 0; round < 3; round++) {
+        scene *s = scene_of(shape);
+        launch_siblings(s, run_on_threads);
+        for (int32_t head = 0; head < 32; head++) judge_row(s, 0, head);
+        free_cache(s);
+    }
+}
+
+enum { NUM_STEPS = 1 << 18 };
+
+/* Steps that threads deal out as fast as they can. */
+typedef struct step_count {
+    fv_key_shares *shares;
+    atomic_uchar *num_taken; /* [NUM_STEPS] */
+} step_count;
+
+static void take_steps(void *user, int64_t index, int32_t worker)
+{
+    const step_count *count = user;
+    (void)worker;
+    for (;;) {
+        const fv_step_run run = fv_key_shares_next(count->shares, (int32_t)index, 3, 1);
+        if (run.first >= run.end) return;
+        for (int32_t step = run.first; step < run.end; step++) atomic_fetch_add(&count->num_taken[step], 1);
+    }
+}
+
+static void each_step_is_taken_once(void **state)
+{
+    (void)state;
+    static atomic_uchar num_taken[NUM_STEPS];
+    fv_key_shares shares = {.num_items = MAX_ITEMS};
+    const int32_t ends[MAX_ITEMS + 1] = {0, 1000, NUM_STEPS / 2, NUM_STEPS}; /* the first soon takes from the others */
+    for (int32_t i = 0; i < MAX_ITEMS; i++) {
+        shares.of[i].end_item = MAX_ITEMS;
+        atomic_init(&shares.of[i].left, fv_key_share_of(ends[i], ends[i + 1]));
+    }
+    step_count count = {&shares, num_taken};
+    run_on_threads(NULL, MAX_ITEMS, take_steps, &count);
+    for (int32_t step = 0; step < NUM_STEPS; step++) assert_int_equal(num_taken[step], 1);
 }
 
 /* Who has which keys is not known when one item cannot go on: all siblings are done again. */
@@ -325,7 +404,7 @@ static void siblings_are_lost_together(void **state)
         shape.num_keys = 850;
         scene *s = scene_of(shape);
         element_of(s, &s->view.k, key, 5)[3] = 0x7fc0;
-        launch_siblings(s);
+        launch_siblings(s, key == 400 ? run_on_threads : run_last_first);
         for (int32_t head = 0; head < 32; head++) {
             if (head / 4 == 5)
                 assert_true(isnan(s->out[0][head][0]));
@@ -369,6 +448,8 @@ int main(void)
         cmocka_unit_test(keys_begin_and_end_anywhere),
         cmocka_unit_test(what_is_not_finite_is_left_to_others),
         cmocka_unit_test(siblings_deal_out_keys),
+        cmocka_unit_test(siblings_deal_out_keys_on_threads),
+        cmocka_unit_test(each_step_is_taken_once),
         cmocka_unit_test(siblings_are_lost_together),
         cmocka_unit_test(keys_are_dealt_out_where_rows_lie_side_by_side),
     };
