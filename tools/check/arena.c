@@ -4,6 +4,8 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
+#include <unistd.h>
 
 #include "check/device_memory.h"
 #include "core/compiler.h"
@@ -15,32 +17,43 @@ struct check_block {
     unsigned char *memory; /* with the fences */
     size_t bytes;          /* between the fences */
     int32_t fenced;
+    size_t mapped_bytes; /* 0: no pages of its own */
 };
 
-static check_block *add_block(check_arena *arena, size_t bytes, int32_t fenced)
+static check_block *add_block(check_arena *arena, void *memory, size_t bytes)
 {
-    const size_t fences = fenced ? 2 * FENCE_BYTES : 0;
     check_block *block = malloc(sizeof(*block));
-    void *memory = block ? check_device_memory_take(bytes + fences + 1) : NULL;
-    if (!memory) {
+    if (!memory || !block) {
         fprintf(stderr, "fovea check: no memory for %zu bytes\n", bytes);
         exit(1);
     }
-    *block = (check_block){arena->blocks, memory, bytes, fenced};
+    *block = (check_block){.next = arena->blocks, .memory = memory, .bytes = bytes};
     arena->blocks = block;
     return block;
 }
 
 void *check_arena_alloc(check_arena *arena, size_t bytes)
 {
-    return memset(add_block(arena, bytes, 0)->memory, 0, bytes);
+    return memset(add_block(arena, check_device_memory_take(bytes + 1), bytes)->memory, 0, bytes);
 }
 
 void *check_arena_alloc_fenced(check_arena *arena, size_t bytes)
 {
-    unsigned char *memory = add_block(arena, bytes, 1)->memory;
-    memset(memory, CHECK_PATTERN, bytes + 2 * FENCE_BYTES);
-    return memory + FENCE_BYTES;
+    check_block *block = add_block(arena, check_device_memory_take(bytes + 2 * FENCE_BYTES + 1), bytes);
+    block->fenced = 1;
+    memset(block->memory, CHECK_PATTERN, bytes + 2 * FENCE_BYTES);
+    return block->memory + FENCE_BYTES;
+}
+
+/* Pages of zeros that end at `bytes`, and one that must not be touched. */
+void *check_arena_alloc_guarded(check_arena *arena, size_t bytes)
+{
+    if (check_device_memory_is_used()) return check_arena_alloc(arena, bytes);
+    const size_t page = (size_t)sysconf(_SC_PAGESIZE), inner = (bytes + page - 1) / page * page;
+    char *pages = mmap(NULL, inner + page, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    if (pages == MAP_FAILED || mprotect(pages + inner, page, PROT_NONE) != 0) pages = NULL;
+    add_block(arena, pages, bytes)->mapped_bytes = inner + page;
+    return pages + inner - bytes;
 }
 
 static int32_t fence_whole(const unsigned char *fence)
@@ -64,7 +77,10 @@ void check_arena_clear(check_arena *arena)
     while (arena->blocks) {
         check_block *block = arena->blocks;
         arena->blocks = block->next;
-        check_device_memory_give(block->memory, block->bytes + (block->fenced ? 2 * FENCE_BYTES : 0) + 1);
+        if (block->mapped_bytes)
+            munmap(block->memory, block->mapped_bytes);
+        else
+            check_device_memory_give(block->memory, block->bytes + (block->fenced ? 2 * FENCE_BYTES : 0) + 1);
         free(block);
     }
 }

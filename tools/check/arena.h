@@ -19,6 +19,10 @@ void *check_arena_alloc(check_arena *arena, size_t bytes);
 /* The same filled with a pattern, with a fence of it on either side. */
 void *check_arena_alloc_fenced(check_arena *arena, size_t bytes);
 
+/* Zeroed memory whose end, on the host, is that of a page: who reads on faults there, and a debugger shows who it is. It
+ * begins at a multiple of an element, if its size is one. */
+void *check_arena_alloc_guarded(check_arena *arena, size_t bytes);
+
 /* 1 when the fences around all blocks of check_arena_alloc_fenced are whole. */
 int32_t check_arena_fences_whole(const check_arena *arena);
 

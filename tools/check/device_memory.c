@@ -34,6 +34,8 @@ void check_device_memory_use(fv_device *used)
     device = used;
 }
 
+int32_t check_device_memory_is_used(void) { return device != NULL; }
+
 void *check_device_memory_take(size_t bytes)
 {
     void *memory = NULL;

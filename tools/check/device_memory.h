@@ -10,6 +10,9 @@
  * outlives neither. */
 void check_device_memory_use(fv_device *device);
 
+/* 1: memory is a device's. */
+int32_t check_device_memory_is_used(void);
+
 /* At least `bytes`, aligned to 256; NULL where there is none. give takes NULL. */
 void *check_device_memory_take(size_t bytes);
 void check_device_memory_give(void *memory, size_t bytes);

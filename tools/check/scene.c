@@ -144,7 +144,8 @@ static fv_tensor build_tensor(check_scene *scene, char **memory, size_t *bytes, 
     const int64_t token_stride = heads * head_stride + (odd ? check_random_int(random, 0, 9) : 0) * element;
     const int64_t base = odd ? check_random_int(random, 0, 3) * element : 0;
     *bytes = (size_t)(base + rows * token_stride);
-    *memory = fenced ? check_arena_alloc_fenced(&scene->arena, *bytes) : check_arena_alloc(&scene->arena, *bytes);
+    *memory = fenced ? check_arena_alloc_fenced(&scene->arena, *bytes)
+                     : check_arena_alloc_guarded(&scene->arena, *bytes);
     if (!fenced) memset(*memory, 0xff, *bytes);
     fv_tensor tensor = fv_tensor_3d(*memory + base, dtype, rows, heads, size);
     tensor.stride_bytes[0] = token_stride;
@@ -292,7 +293,7 @@ static void build_cache(check_scene *scene, check_random *random, int32_t num_bl
     const size_t scales_at = (bytes + 3) / 4 * 4;
     const size_t scale_bytes = has_scales && !inline_scales ? scale_plane_bytes(problem, num_blocks) : 0;
     scene->cache_bytes = scales_at + 2 * scale_bytes;
-    scene->cache = check_arena_alloc(&scene->arena, scene->cache_bytes);
+    scene->cache = check_arena_alloc_guarded(&scene->arena, scene->cache_bytes);
     scene->cache_before = check_arena_alloc(&scene->arena, scene->cache_bytes);
     scene->cache_after = check_arena_alloc(&scene->arena, scene->cache_bytes);
     if (inline_scales) {

@@ -6,7 +6,7 @@
  *   out, lse     a pattern everywhere, fenced; only the rows of the batch may change
  *
  * Some strided caches are far: block ids start so high that offsets pass 32 bits, and the planes' base
- * lies as far below the memory.
+ * lies as far below the memory. Behind the cache, q, k and v comes memory that must not be read (arena.h).
  */
 #ifndef FV_TOOLS_CHECK_SCENE_H
 #define FV_TOOLS_CHECK_SCENE_H
