@@ -452,8 +452,10 @@ void check_scene_init(check_scene *scene, const check_case *test)
     *scene = (check_scene){.test = test};
     build_lengths(scene);
     scene->num_rows = scene->num_tokens + (test->plain ? 0 : check_random_int(&random, 0, 3));
-    const int32_t far = !test->plain && problem->kv_layout == FV_KV_LAYOUT_STRIDED &&
-                        problem->kv_scaling != FV_KV_SCALING_PER_TOKEN_HEAD && check_random_chance(&random, 50);
+    const int32_t is_strided = problem->kv_layout == FV_KV_LAYOUT_STRIDED;
+    const int32_t may_be_far = !test->plain && problem->kv_scaling != FV_KV_SCALING_PER_TOKEN_HEAD;
+    check_random other = check_random_of(test->seed, 0xfa4);
+    const int32_t far = may_be_far && check_random_chance(is_strided ? &random : &other, is_strided ? 50 : 20);
     const int32_t num_blocks = build_block_table(scene, &random, far);
     build_cache(scene, &random, num_blocks);
     if (far) move_far(scene);

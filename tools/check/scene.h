@@ -5,7 +5,7 @@
  *   q, k, v      NaN in padding rows and between rows; strides and bases at odd multiples of an element
  *   out, lse     a pattern everywhere, fenced; only the rows of the batch may change
  *
- * Some strided caches are far: block ids start so high that offsets pass 32 bits, and the planes' base
+ * Some caches are far: block ids start so high that offsets pass 32 bits, and the planes' base
  * lies as far below the memory. Behind the cache, q, k and v comes memory that must not be read (arena.h).
  */
 #ifndef FV_TOOLS_CHECK_SCENE_H
