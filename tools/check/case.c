@@ -54,6 +54,12 @@ static int32_t print(char *text, size_t text_bytes, int32_t used, const char *fo
     return used + snprintf(text + used, text_bytes - (size_t)used, format, (long long)value);
 }
 
+static int32_t print_real(char *text, size_t text_bytes, int32_t used, const char *format, double value)
+{
+    if ((size_t)used >= text_bytes) return used;
+    return used + snprintf(text + used, text_bytes - (size_t)used, format, value);
+}
+
 void check_case_describe(char *text, size_t text_bytes, const check_case *test)
 {
     static const char *const scalings[] = {"", " scale/tensor", " scale/head", " scale/token-head"};
@@ -67,10 +73,17 @@ void check_case_describe(char *text, size_t text_bytes, const check_case *test)
                             p->block_size, scalings[p->kv_scaling], alibis[p->alibi], schedules[test->schedule],
                             paths[test->options.path]);
     if (p->window) used = print(text, text_bytes, used, ", window %lld", p->window);
-    if (p->soft_cap > 0) used = print(text, text_bytes, used, ", cap %lld", (int64_t)p->soft_cap);
+    if (p->soft_cap > 0) used = print_real(text, text_bytes, used, ", cap %g", p->soft_cap);
     if (p->sinks) used = print(text, text_bytes, used, ", sinks", 0);
     if (p->tree_mask) used = print(text, text_bytes, used, ", tree", 0);
     if (test->nan_queries) used = print(text, text_bytes, used, ", NaN in queries", 0);
+    if (p->scale < 0 || test->huge_scores) used = print_real(text, text_bytes, used, ", scale %g", p->scale);
+    if (test->spread == CHECK_SPREAD_FLAT) used = print(text, text_bytes, used, ", flat scores", 0);
+    if (test->spoilt_keys) used = print(text, text_bytes, used, ", spoilt keys", 0);
+    if (test->odd_rows) used = print(text, text_bytes, used, ", odd rows", 0);
+    if (test->odd_scales) used = print(text, text_bytes, used, ", odd scales", 0);
+    if (test->odd_heads) used = print(text, text_bytes, used, ", odd heads", 0);
+    if (test->unused_byte) used = print(text, text_bytes, used, ", unused bytes 0x%llx", test->unused_byte);
     if (p->type) used = print(text, text_bytes, used, ", type %lld", p->type);
     if (test->shared_keys) used = print(text, text_bytes, used, ", %lld shared keys", test->shared_keys);
     if (test->tight_workspace) used = print(text, text_bytes, used, ", tight workspace", 0);

@@ -41,6 +41,14 @@ typedef struct check_case {
     int32_t scales_inside;   /* 1: per-token-head scales lie inside the blocks; plain cases of layout STRIDED */
     int32_t tight_workspace; /* 1: plans get the least workspace that they take */
     int32_t nan_queries;     /* 1: some rows of queries hold a NaN: their results are NaN, no others are */
+    int32_t
+        spoilt_keys; /* 1: some keys hold a NaN, some values a NaN or an infinity, on CPUs alone: what a device makes
+                              * of rows beside them is its own */
+    int32_t huge_scores;     /* 1: beyond fp32: results must be numbers, no more */
+    int32_t odd_rows;        /* 1: some rows of keys and values are zeros, some far larger than others */
+    int32_t odd_scales;      /* 1: scales of tensors and heads are 1, or far from it */
+    int32_t odd_heads;       /* 1: sinks that are -inf or far from scores, slopes that are 0, negative or large */
+    int32_t unused_byte;     /* of slots that hold no key; 0: 0xff, NaN in every float format */
     int32_t plain;           /* 1: dense tensors, no padding rows: what other projects' tests have */
     fv_plan_options options; /* of the schedule: batch_invariant, path, cascade, ... */
 } check_case;

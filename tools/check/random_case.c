@@ -183,6 +183,97 @@ static void random_schedule(check_case *test, check_random *random)
     if (check_random_chance(random, 30)) test->shared_keys = random_len(random, 1000);
 }
 
+/* What AMX tiles of few rows take: few cases are such by chance. */
+static void suit_tiles(fv_problem *problem, check_random *random)
+{
+    static const int32_t sizes[] = {64, 96, 128, 256};
+    problem->mha.head_size = CHECK_RANDOM_PICK(random, sizes);
+    problem->mha.v_head_size = 0;
+    problem->q_dtype = problem->kv_dtype = problem->out_dtype = FV_DTYPE_BF16;
+    problem->kv_scaling = FV_KV_SCALING_NONE;
+    problem->kv_layout = FV_KV_LAYOUT_NB_2_BS_H_D;
+    problem->soft_cap = 0;
+    problem->alibi = FV_ALIBI_NONE;
+    problem->tree_mask = 0;
+}
+
+/* What is rare, of streams of its own: what other cases are does not hang on it. First the shape. */
+static void rare_shape(fv_problem *problem, check_random *random)
+{
+    static const int32_t groups[] = {17, 24, 31, 32, 33, 48, 64, 71, 128};
+    const int32_t kind = check_random_int(random, 0, 99), any_size = check_random_chance(random, 8);
+    const int32_t block_size = check_random_chance(random, 60) ? check_random_int(random, 1, 100)
+                                                               : 16 * check_random_int(random, 1, 20);
+    if (problem->kind == FV_ATTENTION_MLA) {
+        if (kind < 30) problem->mla.num_heads = check_random_int(random, 4, kind < 15 ? 7 : 130);
+    } else if (kind < 3) {
+        problem->mha.num_kv_heads = check_random_int(random, 1, 2);
+        problem->mha.num_heads = problem->mha.num_kv_heads * CHECK_RANDOM_PICK(random, groups);
+    } else if (kind < 6) {
+        problem->mha.num_kv_heads = check_random_int(random, 17, 20);
+        problem->mha.num_heads = problem->mha.num_kv_heads * check_random_int(random, 1, 4);
+    }
+    if (problem->kind == FV_ATTENTION_MHA && kind >= 3 && kind < 9) suit_tiles(problem, random);
+    if (problem->kv_layout == FV_KV_LAYOUT_SHUFFLED) return; /* whose blocks are whole pieces of keys */
+    if (any_size) problem->block_size = block_size;
+    while (problem->block_size > 1 &&
+           2 * problem->block_size * problem->mha.num_kv_heads * problem->mha.head_size > MAX_BLOCK_ELEMENTS)
+        problem->block_size /= 2;
+}
+
+/* Then the numbers: far from 1, not finite, beyond fp32. */
+static void rare_numbers(check_case *test, check_random *random)
+{
+    fv_problem *problem = &test->problem;
+    const int32_t is_stored = problem->kv_dtype == problem->q_dtype;
+    const int32_t kind = check_random_int(random, 0, 99), other = check_random_int(random, 0, 99);
+    static const float negative[] = {-0.1f, -1, -4};
+    if (kind < 3) {
+        problem->scale = CHECK_RANDOM_PICK(random, negative);
+    } else if (kind < 5) {
+        test->huge_scores = 1;
+        problem->scale = 1e38f;
+    } else if (kind < 9) {
+        test->spread = CHECK_SPREAD_FLAT;
+    } else if (kind < 15) {
+        test->spoilt_keys = is_stored && !test->nan_queries;
+    }
+    if (test->huge_scores && test->spread == CHECK_SPREAD_LOW) test->spread = CHECK_SPREAD_NORMAL;
+    static const float caps[] = {1e-3f, 0.1f, 0.37f, 0.9f, 7.3f, 300, 1e4f};
+    if (problem->soft_cap > 0 && other < 30 && !test->huge_scores) problem->soft_cap = CHECK_RANDOM_PICK(random, caps);
+    static const int32_t windows[] = {1 << 30, INT32_MAX - 1, INT32_MAX};
+    if (problem->type == FV_ATTENTION_DECODER && other < 4) problem->window = CHECK_RANDOM_PICK(random, windows);
+    test->odd_heads = check_random_chance(random, 15);
+    test->odd_scales = check_random_chance(random, 25);
+    test->odd_rows = check_random_chance(random, 5);
+    static const int32_t bytes[] = {0x7f, 0x7c, 0x78}; /* halves: NaN and infinity, large numbers */
+    if (check_random_chance(random, 20)) test->unused_byte = CHECK_RANDOM_PICK(random, bytes);
+}
+
+static void fit_cost(const check_case *test, check_lens *lens)
+{
+    while (check_case_cost(test) > MAX_COST && lens->seq_len > 1) { /* halve it until the case fits */
+        lens->seq_len /= 2;
+        if (test->problem.type != FV_ATTENTION_CROSS) lens->query_len = fv_min_i32(lens->query_len, lens->seq_len);
+    }
+}
+
+/* Last the lengths: about multiples of the kernels' tiles, more rows than a decode has. */
+static void rare_lens(check_case *test, check_random *random)
+{
+    static const int32_t tiles[] = {16, 32, 64, 128, 256, 512};
+    if (test->problem.type != FV_ATTENTION_DECODER || !check_random_chance(random, 8)) return;
+    for (int32_t r = 0; r < test->num_seqs; r++) {
+        check_lens *lens = &test->lens[r];
+        if (lens->seq_len == 0 || lens->query_len == 0) continue;
+        lens->seq_len = CHECK_RANDOM_PICK(random, tiles) * check_random_int(random, 1, 2) +
+                        check_random_int(random, -1, 1);
+        if (check_random_chance(random, 50)) lens->query_len = check_random_int(random, 17, 64);
+        lens->query_len = fv_min_i32(lens->query_len, lens->seq_len);
+        fit_cost(test, lens);
+    }
+}
+
 void check_case_random(check_case *test, uint64_t seed, int32_t index)
 {
     check_random random = check_random_of(seed, (uint64_t)index);
@@ -197,6 +288,9 @@ void check_case_random(check_case *test, uint64_t seed, int32_t index)
     test->seed = check_random_next(&random);
     check_random other = check_random_of(seed ^ 0x4a4, (uint64_t)index);
     test->nan_queries = check_random_chance(&other, 10);
+    check_random rare = check_random_of(seed ^ 0x4a4e, (uint64_t)index);
+    rare_shape(&test->problem, &rare);
+    rare_numbers(test, &rare);
     test->lens = malloc(MAX_SEQS * sizeof(check_lens));
     if (!test->lens || fv_problem_normalize(&test->problem, &test->problem) != FV_OK) {
         fprintf(stderr, "fovea check: case %s: %s\n", test->id, test->lens ? fv_last_error() : "no memory");
@@ -205,10 +299,7 @@ void check_case_random(check_case *test, uint64_t seed, int32_t index)
     const int32_t num_seqs = check_random_int(&random, 1, MAX_SEQS);
     for (int32_t r = 0; r < num_seqs; r++) {
         test->lens[test->num_seqs++] = random_lens(test, &random);
-        check_lens *lens = &test->lens[r];
-        while (check_case_cost(test) > MAX_COST && lens->seq_len > 1) { /* halve it until the case fits */
-            lens->seq_len /= 2;
-            if (test->problem.type != FV_ATTENTION_CROSS) lens->query_len = fv_min_i32(lens->query_len, lens->seq_len);
-        }
+        fit_cost(test, &test->lens[r]);
     }
+    rare_lens(test, &rare);
 }

@@ -176,6 +176,33 @@ static void fill_row(void *row, const number_pool *pool, check_random *random, i
     memcpy(row, pool->numbers + at * pool->element, (size_t)size * pool->element);
 }
 
+/* Zeros, or numbers thirty times as large. In one row of a thousand, and of ten new ones, which not all queries see, a NaN,
+ * or an infinity where that is a value. */
+static void alter_row(void *row, const check_case *test, check_random *random, int32_t size, int32_t is_value,
+                      int32_t is_new)
+{
+    static const float spoilt[] = {NAN, INFINITY, -INFINITY};
+    const fv_dtype dtype = test->problem.q_dtype;
+    const size_t element = fv_dtype_bytes(dtype);
+    const int32_t kind = test->odd_rows ? check_random_int(random, 0, 99) : 99;
+    for (int32_t d = 0; d < size && kind < 13; d++) {
+        char *at = (char *)row + (size_t)d * element;
+        fv_float_store(at, kind < 10 ? 0 : 30 * fv_float_load(at, dtype), dtype);
+    }
+    if (!test->spoilt_keys || check_random_int(random, 0, 999) >= (is_new ? 100 : 1)) return;
+    char *at = (char *)row + (size_t)check_random_int(random, 0, size - 1) * element;
+    fv_float_store(at, is_value ? CHECK_RANDOM_PICK(random, spoilt) : NAN, dtype);
+}
+
+/* The same for all rows of new keys or values. */
+static void alter_tensor(const check_scene *scene, const fv_tensor *tensor, check_random *random, int32_t is_value)
+{
+    for (int32_t token = 0; token < scene->num_tokens; token++)
+        for (int32_t head = 0; head < tensor->shape[1]; head++)
+            alter_row((char *)tensor->data + token * tensor->stride_bytes[0] + head * tensor->stride_bytes[1],
+                      scene->test, random, (int32_t)tensor->shape[2], is_value, 1);
+}
+
 static void fill_tensor(const check_scene *scene, const fv_tensor *tensor, const number_pool *pool,
                         check_random *random, const float *first)
 {
@@ -326,6 +353,13 @@ static void build_scales(check_scene *scene, check_random *random)
         scene->k_scale[i] = (float)(0.03 + 0.3 * check_random_unit(random));
         scene->v_scale[i] = (float)(0.03 + 0.3 * check_random_unit(random));
     }
+    if (!scene->test->odd_scales) return;
+    static const float odd[] = {1, 1, 1e-3f, 2, 10};
+    check_random other = check_random_of(scene->test->seed, 0x5ca1e);
+    for (int32_t i = 0; i < scene->num_kv_scales; i++) {
+        scene->k_scale[i] = CHECK_RANDOM_PICK(&other, odd);
+        scene->v_scale[i] = CHECK_RANDOM_PICK(&other, odd);
+    }
 }
 
 static void build_head_numbers(check_scene *scene, check_random *random)
@@ -336,6 +370,14 @@ static void build_head_numbers(check_scene *scene, check_random *random)
     for (int32_t head = 0; head < num_heads; head++) {
         scene->sinks[head] = 2 * check_random_normal(random);
         scene->alibi_slopes[head] = exp2f(-8.0f * (float)(head + 1) / (float)num_heads);
+    }
+    if (!scene->test->odd_heads) return;
+    static const float sinks[] = {-INFINITY, -INFINITY, -1e4f, -200, -1, 0, 20, 200, 1e4f};
+    static const float slopes[] = {0, 1, 1e3f, 1e6f, 1e-3f, -1e-2f, -0.5f};
+    check_random other = check_random_of(scene->test->seed, 0x0dd5);
+    for (int32_t head = 0; head < num_heads; head++) {
+        scene->sinks[head] = CHECK_RANDOM_PICK(&other, sinks);
+        scene->alibi_slopes[head] = CHECK_RANDOM_PICK(&other, slopes);
     }
 }
 
@@ -370,7 +412,7 @@ static void write_slots(const check_scene *scene, const fv_tensor *k, const fv_t
 
 /* Fills the cache with the context of every sequence. */
 static void write_context(check_scene *scene, const number_pool *k_pool, const number_pool *v_pool,
-                          check_random *random, const float *first)
+                          check_random *random, check_random *other, const float *first)
 {
     const fv_problem *problem = &scene->test->problem;
     const int32_t hkv = problem->mha.num_kv_heads;
@@ -389,7 +431,10 @@ static void write_context(check_scene *scene, const number_pool *k_pool, const n
                 char *k_row = (char *)k.data + head * k.stride_bytes[1];
                 fill_row(k_row, k_pool, random, problem->mha.head_size);
                 if (first) fv_float_store(k_row, *first, dtype);
-                fill_row((char *)v.data + head * v.stride_bytes[1], v_pool, random, problem->mha.v_head_size);
+                char *v_row = (char *)v.data + head * v.stride_bytes[1];
+                fill_row(v_row, v_pool, random, problem->mha.v_head_size);
+                alter_row(k_row, scene->test, other, problem->mha.head_size, 0, 0);
+                alter_row(v_row, scene->test, other, problem->mha.v_head_size, 1, 0);
             }
             write_slots(scene, &k, &v, &slot, 1);
         }
@@ -419,9 +464,12 @@ static void fill_scene(check_scene *scene, check_random *random)
     if (test->nan_queries) spoil_queries(scene, check_random_of(test->seed, 0x4a4));
     fill_tensor(scene, &scene->k, &k_pool, random, low ? &low_k : NULL);
     fill_tensor(scene, &scene->v, &v_pool, random, NULL);
+    check_random other = check_random_of(test->seed, 0xa17e);
+    alter_tensor(scene, &scene->k, &other, 0);
+    alter_tensor(scene, &scene->v, &other, 1);
 
-    memset(scene->cache, 0xff, scene->cache_bytes); /* NaN in every float format */
-    write_context(scene, &k_pool, &v_pool, random, low ? &low_k : NULL);
+    memset(scene->cache, test->unused_byte ? test->unused_byte : 0xff, scene->cache_bytes);
+    write_context(scene, &k_pool, &v_pool, random, &other, low ? &low_k : NULL);
     memcpy(scene->cache_before, scene->cache, scene->cache_bytes);
     write_slots(scene, &scene->k, &scene->v, scene->slot_mapping, scene->num_tokens);
     memcpy(scene->cache_after, scene->cache, scene->cache_bytes);

@@ -1,12 +1,12 @@
 /* A scene: the memory of a case, built to hurt. Everything that a kernel must not use is NaN or wild:
  *
- *   cache        NaN in the null block, in blocks of nobody, in slots past the sequence
+ *   cache        NaN in the null block, in blocks of nobody, in slots past the sequence; in some cases other bytes
  *   block table  past the used entries negative, huge or other sequences' ids; 0 before a window
  *   q, k, v      NaN in padding rows and between rows; strides and bases at odd multiples of an element
  *   out, lse     a pattern everywhere, fenced; only the rows of the batch may change
  *
- * Some caches are far: block ids start so high that offsets pass 32 bits, and the planes' base
- * lies as far below the memory. Behind the cache, q, k and v comes memory that must not be read (arena.h).
+ * Some caches are far: block ids start so high that offsets pass 32 bits, and the planes' base lies as far below the
+ * memory. Behind the caches, q, k and v comes memory that must not be read (arena.h).
  */
 #ifndef FV_TOOLS_CHECK_SCENE_H
 #define FV_TOOLS_CHECK_SCENE_H
