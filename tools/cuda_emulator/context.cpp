@@ -106,6 +106,8 @@ EXPORTED CUresult cuCtxDestroy(CUcontext context)
     return CUDA_SUCCESS;
 }
 
+bool emu_has_context(void) { return num_current > 0; }
+
 cudaError_t emu_context_check(void)
 {
     CUcontext context = NULL;

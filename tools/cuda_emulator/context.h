@@ -10,6 +10,9 @@ int emu_num_gpus(void); /* FOVEA_EMULATOR_GPUS */
  * never asks for. Where none is current it takes GPU 0's for good, as CUDA does. */
 cudaError_t emu_context_check(void);
 
+/* Has the thread one current? The driver's functions that work in a context do not take GPU 0's for it. */
+bool emu_has_context(void);
+
 /* The driver's function of that name; NULL: it is not here. */
 void *emu_context_function(const char *name);
 

@@ -214,6 +214,16 @@ cudaError_t cudaFuncGetAttributes(struct cudaFuncAttributes *attributes, const v
     return answer_in_context();
 }
 
+/* Maps are of the memory of a context. */
+static CUresult encode_map(CUtensorMap *map, CUtensorMapDataType type, cuuint32_t rank, void *memory,
+                           const cuuint64_t *sizes, const cuuint64_t *strides, const cuuint32_t *box,
+                           const cuuint32_t *steps, CUtensorMapInterleave interleave, CUtensorMapSwizzle swizzle,
+                           CUtensorMapL2promotion promotion, CUtensorMapFloatOOBfill fill)
+{
+    if (!emu_has_context()) return CUDA_ERROR_INVALID_CONTEXT;
+    return tensor_map_encode(map, type, rank, memory, sizes, strides, box, steps, interleave, swizzle, promotion, fill);
+}
+
 /* The driver's functions that the plugin asks for by name. */
 #if CUDART_VERSION < 12050
 cudaError_t cudaGetDriverEntryPoint(const char *name, void **function, unsigned long long,
@@ -223,7 +233,7 @@ cudaError_t cudaGetDriverEntryPointByVersion(const char *name, void **function, 
                                              cudaDriverEntryPointQueryResult *found)
 #endif
 {
-    *function = strcmp(name, "cuTensorMapEncodeTiled") == 0 ? (void *)tensor_map_encode : emu_context_function(name);
+    *function = strcmp(name, "cuTensorMapEncodeTiled") == 0 ? (void *)encode_map : emu_context_function(name);
     *found = *function ? cudaDriverEntryPointSuccess : cudaDriverEntryPointSymbolNotFound;
     return answer();
 }
