@@ -65,14 +65,20 @@ void fv_cuda_context_close(fv_cuda_context *context)
     context->primary = NULL;
 }
 
-int32_t fv_cuda_enter(const fv_device *device)
+int32_t fv_cuda_context_enter(const fv_cuda_context *context)
 {
-    const fv_cuda_context *context = &fv_cuda_state_of(device)->context;
     return context->push(context->primary) == CUDA_SUCCESS;
 }
 
-void fv_cuda_leave(const fv_device *device, int32_t has_entered)
+void fv_cuda_context_leave(const fv_cuda_context *context, int32_t has_entered)
 {
     CUcontext ours;
-    if (has_entered) (void)fv_cuda_state_of(device)->context.pop(&ours);
+    if (has_entered) (void)context->pop(&ours);
+}
+
+int32_t fv_cuda_enter(const fv_device *device) { return fv_cuda_context_enter(&fv_cuda_state_of(device)->context); }
+
+void fv_cuda_leave(const fv_device *device, int32_t has_entered)
+{
+    fv_cuda_context_leave(&fv_cuda_state_of(device)->context, has_entered);
 }

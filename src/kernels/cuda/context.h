@@ -36,6 +36,10 @@ void fv_cuda_context_close(fv_cuda_context *context);
 
 /* Makes it the thread's current one; leave() takes what this returned. Pushing a context that is retained does not fail
  * while there is a driver, so calls look at nothing. */
+int32_t fv_cuda_context_enter(const fv_cuda_context *context);
+void fv_cuda_context_leave(const fv_cuda_context *context, int32_t has_entered);
+
+/* The same of a device's. */
 int32_t fv_cuda_enter(const fv_device *device);
 void fv_cuda_leave(const fv_device *device, int32_t has_entered);
 

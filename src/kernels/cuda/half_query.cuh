@@ -5,11 +5,6 @@
 
 #include "kernels/cuda/number.cuh"
 
-static __device__ __forceinline__ float2 real_pair_of(uint32_t bf16_pair)
-{
-    return make_float2(__uint_as_float(bf16_pair << 16), __uint_as_float(bf16_pair & 0xffff0000u));
-}
-
 /* Eight elements of bf16 as fp16 times a power of two, of a row that CHUNKS neighbouring lanes have, eight elements each; all
  * lanes of the warp together. What its scores lack then. */
 template <int CHUNKS> static __device__ __forceinline__ float half_query_of(uint4 *eight)
@@ -19,7 +14,7 @@ template <int CHUNKS> static __device__ __forceinline__ float half_query_of(uint
     float largest = 0;
 #pragma unroll
     for (int i = 0; i < 4; i++) {
-        reals[i] = real_pair_of(pairs[i]);
+        reals[i] = fv_widen_pair<__nv_bfloat16>(pairs[i]);
         largest = fmaxf(largest, fmaxf(fabsf(reals[i].x), fabsf(reals[i].y)));
     }
 #pragma unroll

@@ -98,6 +98,17 @@ template <> __device__ __forceinline__ uint32_t fv_narrow_pair<__nv_bfloat16>(fl
     return *(const uint32_t *)&pair;
 }
 
+/* And back. */
+template <class T> __device__ __forceinline__ float2 fv_widen_pair(uint32_t pair);
+template <> __device__ __forceinline__ float2 fv_widen_pair<__half>(uint32_t pair)
+{
+    return __half22float2(*(const __half2 *)&pair);
+}
+template <> __device__ __forceinline__ float2 fv_widen_pair<__nv_bfloat16>(uint32_t pair)
+{
+    return make_float2(__uint_as_float(pair << 16), __uint_as_float(pair & 0xffff0000u));
+}
+
 /* Two elements of a 1-byte dtype to a 16-bit type, in which all of their numbers are exact. */
 template <class T, fv_dtype DTYPE> __device__ __forceinline__ uint32_t fv_widen_two(uint16_t two)
 {

@@ -20,15 +20,13 @@ bool fv_cuda_map_tensor(fv_tensor_map *map, const fv_cuda_state *state, const fv
     const cuuint32_t box[3] = {(cuuint32_t)tensor->box[0], (cuuint32_t)tensor->box[1], (cuuint32_t)tensor->box[2]};
     const cuuint32_t steps[3] = {1, 1, 1};
     const bool is_f16 = tensor->dtype == FV_DTYPE_F16;
-    const fv_cuda_context *context = &state->context; /* without one the driver makes no map */
-    const bool has_entered = context->push(context->primary) == CUDA_SUCCESS;
+    const int32_t has_entered = fv_cuda_context_enter(&state->context); /* without one the driver makes no map */
     CUtensorMap made;
-    CUcontext ours;
     const CUresult result = ((PFN_cuTensorMapEncodeTiled_v12000)state->encode_map)(
         &made, is_f16 ? CU_TENSOR_MAP_DATA_TYPE_FLOAT16 : CU_TENSOR_MAP_DATA_TYPE_BFLOAT16, 3, (void *)tensor->data,
         sizes, strides, box, steps, CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B,
         CU_TENSOR_MAP_L2_PROMOTION_L2_128B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
-    if (has_entered) (void)context->pop(&ours);
+    fv_cuda_context_leave(&state->context, has_entered);
     if (result != CUDA_SUCCESS) return false;
     memcpy(map, &made, sizeof(made));
     return true;

@@ -225,7 +225,7 @@ static __device__ __forceinline__ void store_latent_weights(typename F::memory *
 #pragma unroll
     for (int i = 0; i < F::ROWS / 4; i++) {
         p[i] = fv_narrow_pair<typename F::T>(s[2 * i], s[2 * i + 1]);
-        const float2 rounded = widen_pair<typename F::T>(p[i]);
+        const float2 rounded = fv_widen_pair<typename F::T>(p[i]);
         state->sums[1][i / 2 * 2] += rounded.x;
         state->sums[1][i / 2 * 2 + 1] += rounded.y;
     }

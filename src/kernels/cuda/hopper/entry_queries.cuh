@@ -56,7 +56,7 @@ template <class T> static __device__ __forceinline__ uint4 scale_chunk(uint4 chu
     uint32_t words[4] = {chunk.x, chunk.y, chunk.z, chunk.w};
 #pragma unroll
     for (int i = 0; i < 4; i++) {
-        const float2 pair = widen_pair<__nv_bfloat16>(words[i]);
+        const float2 pair = fv_widen_pair<__nv_bfloat16>(words[i]);
         words[i] = fv_narrow_pair<T>(pair.x * factor, pair.y * factor);
     }
     return make_uint4(words[0], words[1], words[2], words[3]);

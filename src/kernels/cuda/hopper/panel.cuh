@@ -105,16 +105,6 @@ template <int N> static __device__ __forceinline__ void rescale_values(float (&o
     for (int i = 0; i < N; i++) out[i] *= factor[i / 2 % 2];
 }
 
-template <class T> static __device__ __forceinline__ float2 widen_pair(uint32_t pair);
-template <> __device__ __forceinline__ float2 widen_pair<__nv_bfloat16>(uint32_t pair)
-{
-    return make_float2(__uint_as_float(pair << 16), __uint_as_float(pair & 0xffff0000u));
-}
-template <> __device__ __forceinline__ float2 widen_pair<__half>(uint32_t pair)
-{
-    return __half22float2(*(const __half2 *)&pair);
-}
-
 /* P in place of dot products, which are scores when multiplied by `scale`: an instruction for both. */
 template <int N>
 static __device__ __forceinline__ void exponentiate_products(float (&s)[N], row_sums *rows, float scale)
@@ -136,7 +126,7 @@ static __device__ __forceinline__ void narrow_keys(uint32_t (&p)[N / 2], const f
 #pragma unroll
     for (int i = 0; i < N / 2; i++) {
         p[i] = fv_narrow_pair<T>(s[2 * i], s[2 * i + 1]);
-        const float2 rounded = widen_pair<T>(p[i]);
+        const float2 rounded = fv_widen_pair<T>(p[i]);
         rows->rounded[i % 2] += rounded.x + rounded.y;
     }
 }
