@@ -9,6 +9,7 @@ static const double unit_roundoff = 0x1p-24; /* of fp32 */
 static const double least_number = 0x1p-126; /* normal, of fp32: a weight below may be 0 */
 
 enum { NUM_LARGEST = 2 };
+enum { STEP_OF_SUMS = 16 }; /* keys, and elements of a product, that a tensor core adds at once */
 
 /* Where the scratch of a call is cut. Rows stand side by side, so that one key serves all of them. */
 typedef struct oracle_scratch {
@@ -36,6 +37,7 @@ typedef struct row_sums {
     double rounded2;     /* the same over the p_j that are not 1, those that are rounded, but for the largest */
     rounded_part largest[NUM_LARGEST]; /* of these, the largest first */
     double tiny;                       /* sum of p_j |v_j| where p_j may be 0 in fp32 */
+    double p_score;                    /* sum of p_j (|s_j| + |alibi_j|) */
     int32_t num_keys;
 } row_sums;
 
@@ -160,8 +162,8 @@ static void add_rounded(row_sums *sums, double p, const double *value, double va
     sums->largest[at] = part;
 }
 
-static void add_value(fv_oracle_row *row, row_sums *sums, const double *value, double value_norm2, double score,
-                      double error, const fv_attend_params *params)
+static void add_value(fv_oracle_row *row, row_sums *sums, const double *value, double value_norm2, int32_t key,
+                      double score, double error, const fv_attend_params *params)
 {
     const double p = exp(score - sums->max);
     if (!isfinite(value_norm2)) row->odd_weight = fmin(row->odd_weight, p);
@@ -174,6 +176,7 @@ static void add_value(fv_oracle_row *row, row_sums *sums, const double *value, d
     if (p < 2 * least_number) sums->tiny += p * sqrt(value_norm2);
     sums->value2 += p * p * value_norm2;
     if (p < 1) add_rounded(sums, p, value, value_norm2, params->v_head_size);
+    sums->p_score += p * (fabs(score) + fabs(fv_attend_row_alibi(&row->row, params, key)));
     sums->p_error2 += p * p * error * error;
     sums->value_error2 += p * p * error * error * value_norm2;
 }
@@ -191,7 +194,7 @@ static void add_values(const oracle_scratch *scratch, row_sums *sums, fv_oracle_
                 fv_kv_reader_value(scratch->value, reader, rows[0].row.seq, table_row, key, rows[0].row.kv_head);
                 value_norm2 = norm2(scratch->value, params->v_head_size);
             }
-            add_value(&rows[r], &sums[r], scratch->value, value_norm2, scores[r], errors[r], params);
+            add_value(&rows[r], &sums[r], scratch->value, value_norm2, key, scores[r], errors[r], params);
         }
     }
 }
@@ -250,6 +253,7 @@ static void rise_to_sink(fv_oracle_row *row, row_sums *sums, double max, int32_t
     sums->value2 *= shrink * shrink;
     sums->rounded2 *= shrink * shrink;
     sums->tiny *= shrink;
+    sums->p_score *= shrink;
     for (int32_t i = 0; i < NUM_LARGEST; i++) {
         sums->largest[i].norm2 *= shrink * shrink;
         for (int32_t d = 0; d < size && sums->largest[i].norm2 > 0; d++) sums->largest[i].values[d] *= shrink;
@@ -261,7 +265,7 @@ static void finish_row(fv_oracle_row *row, row_sums *sums, const fv_attend_param
 {
     if (sums->num_keys == 0) {
         row->lse = -INFINITY;
-        row->error = row->out_floor = row->lse_floor = 0;
+        row->error = row->out_floor = row->lse_floor = row->out_drift = row->lse_drift = 0;
         return;
     }
     const double keys_norm = sqrt(norm2(row->exact, params->v_head_size)) / sums->p; /* without the sink */
@@ -288,6 +292,10 @@ static void finish_row(fv_oracle_row *row, row_sums *sums, const fv_attend_param
                      sums->tiny / denominator + least_number * keys_norm;
     row->lse_floor = 2 * sqrt(sums->p_error2) / denominator + sum_growth +
                      unit_roundoff * (2 * fabs(row->lse) + 2 * fabs(sums->max));
+    const double of_sums = unit_roundoff * (sums->num_keys / STEP_OF_SUMS);
+    const double of_scores = unit_roundoff * (params->head_size / STEP_OF_SUMS) * sums->p_score / denominator;
+    row->out_drift = of_sums * out_norm;
+    row->lse_drift = of_sums + of_scores;
 }
 
 void fv_oracle_attend(fv_oracle_row *rows, int32_t num_rows, const fv_attend_params *params, const fv_kv_reader *reader,

@@ -8,9 +8,11 @@
  *             that meets the keys in another order, and so rounds other numbers, may be off by as well; the
  *             two largest of what is rounded count with half of their worst
  *   floors    what rounding in scores, exponentials and sums may move the result by, all in fp32
+ *   drift     what that may add where roundings do not average out: tensor cores cut off instead of rounding, and sums of
+ *             nearly equal weights without a carry err to one side
  *
  * A row passes when  |out - exact| <= 2 max(|ideal - exact|, expected) + out_floor  (2-norms over the row)
- * and |lse - exact lse| <= lse_floor. */
+ * and |lse - exact lse| <= lse_floor; with the drifts added on a device that has no carries (tools/check). */
 #ifndef FV_REFERENCE_ORACLE_H
 #define FV_REFERENCE_ORACLE_H
 
@@ -29,6 +31,8 @@ typedef struct fv_oracle_row {
     double odd_weight; /* out: the least p_j of the values that are infinite or NaN; infinity: there are none */
     double out_floor;
     double lse_floor;
+    double out_drift;
+    double lse_drift;
 } fv_oracle_row;
 
 /* By how much rounding to `dtype` moves a number of unknown size, relative, in root mean square. */

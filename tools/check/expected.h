@@ -12,6 +12,7 @@
 typedef struct check_expected {
     fv_oracle_row *rows;
     int32_t num_rows;
+    int32_t drifts; /* the device's sums may err to one side (docs/numerics.md) */
 } check_expected;
 
 /* Computes the rows from the scene's `cache` as it is now, in the scene's memory. Where there are too
