@@ -22,9 +22,8 @@ typedef struct rows_walk {
     int32_t row;   /* the thread's first one in the block; the other is 8 further on */
     int32_t origin, num_tiles;
     int32_t dense_from;
-    float scale;     /* of a dot product, in base 2 */
-    float lacks[2];  /* next to one byte: what those of the thread's rows lack beside */
-    bool needs_sums; /* of P before it is rounded: for more than the output */
+    float scale;    /* of a dot product, in base 2 */
+    float lacks[2]; /* next to one byte: what those of the thread's rows lack beside */
 } rows_walk;
 
 /* A tile is there. What came row by row is seen by products behind a fence, which who widened it has passed. */
@@ -87,7 +86,6 @@ static __device__ __forceinline__ void move_row_maxima(float (&factor)[2], row_s
         factor[half] = max[half] == sums->max[half] ? 1.0f : ptx_ex2(sums->max[half] - max[half]);
         sums->max[half] = max[half];
         sums->sum[half] *= factor[half];
-        sums->rounded[half] *= factor[half];
     }
 }
 
@@ -97,20 +95,26 @@ template <class S> static __device__ __forceinline__ float scale_of_rows(const r
     return S::IS_NARROW ? walk->scale * walk->lacks[which] : walk->scale;
 }
 
-/* P of a tile in place of its dot products, relative to the rows' own maxima so far, so that the largest weight is 1 but for what the product loses to rounding, and
- * its sums; to the end of all products under way. */
-template <class S>
-static __device__ __forceinline__ void weigh_rows_keys(float (&out)[S::HEAD / 2], float (&s)[S::TILE / 2],
-                                                       row_sums *sums, const rows_walk *walk, int32_t tile)
+/* Do all rows see all keys of the tile? */
+template <class S> static __device__ __forceinline__ bool rows_see_tile(const rows_walk *walk, int32_t tile)
 {
     const attend_keys *keys = &walk->slot->keys;
     const int32_t tile_first = walk->origin + tile * S::TILE;
-    const bool is_seen = tile_first >= keys->full_first && tile_first + S::TILE <= keys->full_end;
+    return tile_first >= keys->full_first && tile_first + S::TILE <= keys->full_end;
+}
+
+/* P of a tile in place of its dot products, relative to the rows' own maxima so far, so that the largest weight is 1 but for what the product loses to rounding, and
+ * its sums, before it is rounded; to the end of all products under way. */
+template <class S>
+static __device__ __forceinline__ void weigh_rows_keys(float (&out)[S::HEAD / 2], float (&s)[S::TILE / 2],
+                                                       row_sums *sums, const rows_walk *walk, int32_t tile,
+                                                       bool is_seen)
+{
     const bool keeps_order = walk->scale > 0; /* of products and scores */
     if (!is_seen || !keeps_order) {
 #pragma unroll
         for (int i = 0; i < S::TILE / 2 && !keeps_order; i++) s[i] *= scale_of_rows<S>(walk, i / 2 % 2);
-        mask_keys(s, walk->slot->rows, walk->row, tile_first);
+        mask_keys(s, walk->slot->rows, walk->row, walk->origin + tile * S::TILE);
     }
     float own[2], factor[2], scale[2];
 #pragma unroll
@@ -132,9 +136,11 @@ static __device__ __forceinline__ void weigh_rows_keys(float (&out)[S::HEAD / 2]
                             of_tile.max[1] == -INFINITY ? 0.0f : of_tile.max[1]};
 #pragma unroll
     for (int i = 0; i < S::TILE / 2; i++) s[i] = ptx_ex2(fmaf(s[i], scale[i / 2 % 2], -least[i / 2 % 2]));
-    if (walk->needs_sums) {
+    float odd[2] = {}; /* two chains of a row's sum */
 #pragma unroll
-        for (int i = 0; i < S::TILE / 2; i++) of_tile.sum[i / 2 % 2] += s[i];
+    for (int i = 0; i < S::TILE / 2; i += 2) {
+        of_tile.sum[i / 2 % 2] += s[i];
+        odd[i / 2 % 2] += s[i + 1];
     }
     ptx_wgmma_settle(s);
     if (moves) move_row_maxima(factor, sums, of_tile.max); /* a branch, which P does not sink behind */
@@ -142,25 +148,14 @@ static __device__ __forceinline__ void weigh_rows_keys(float (&out)[S::HEAD / 2]
     ptx_wgmma_settle(out);
     if (moves) rescale_values(out, factor);
 #pragma unroll
-    for (int half = 0; half < 2; half++) sums->sum[half] += of_tile.sum[half];
+    for (int half = 0; half < 2; half++) sums->sum[half] += of_tile.sum[half] + odd[half];
 }
 
-/* P as T holds it (narrow_keys), and its sums, of whole rows: by products with ones, where adding up would take as many instructions as
- * the exponentials. */
-template <class T, int N>
-static __device__ __forceinline__ void narrow_rows_keys(uint32_t (&p)[N / 2], const float (&s)[N], row_sums *sums)
+/* P as T holds it. */
+template <class T, int N> static __device__ __forceinline__ void narrow_rows_keys(uint32_t (&p)[N / 2], const float (&s)[N])
 {
-    const uint32_t ones = fv_narrow_pair<T>(1.0f, 1.0f);
-    float even[4] = {sums->rounded[0], 0, sums->rounded[1], 0}, odd[4] = {};
 #pragma unroll
-    for (int i = 0; i < N / 2; i += 4) {
-#pragma unroll
-        for (int j = i; j < i + 4; j++) p[j] = fv_narrow_pair<T>(s[2 * j], s[2 * j + 1]);
-        const uint32_t a[4] = {p[i], p[i + 1], p[i + 2], p[i + 3]};
-        ptx_mma_m16n8k16<T>(i / 4 % 2 == 0 ? even : odd, a, ones, ones);
-    }
-    sums->rounded[0] = even[0] + odd[0];
-    sums->rounded[1] = even[2] + odd[2];
+    for (int i = 0; i < N / 2; i++) p[i] = fv_narrow_pair<T>(s[2 * i], s[2 * i + 1]);
 }
 
 /* Where tiles of keys, and of values, come from next. */
@@ -184,6 +179,7 @@ static __device__ __forceinline__ void attend_rows_tiles(float (&out)[S::HEAD / 
         rows_barriers *of_values = &memory->of_tiles[1][turns->values.place];
         await_rows_tile<S>(of_keys, turns->keys.parity, args, walk, tile);
         multiply_rows_keys<S>(s, walk->q, memory->tiles[0][turns->keys.place]);
+        const bool is_seen = rows_see_tile<S>(walk, tile); /* asked before S is waited for */
         if (tile > 0) {
             await_rows_tile<S>(of_values, turns->values.parity, args, walk, tile - 1);
             multiply_rows_values<S>(out, p, memory->tiles[1][turns->values.place]);
@@ -193,12 +189,12 @@ static __device__ __forceinline__ void attend_rows_tiles(float (&out)[S::HEAD / 
         }
         ptx_wgmma_settle(s);
         release_rows(&of_keys->empty);
-        weigh_rows_keys<S>(out, s, sums, walk, tile);
+        weigh_rows_keys<S>(out, s, sums, walk, tile, is_seen);
         if (tile > 0) {
             release_rows(&of_values->empty);
             turns->values.step();
         }
-        narrow_rows_keys<T>(p, s, sums); /* not before: the registers of P were an operand */
+        narrow_rows_keys<T>(p, s); /* not before: the registers of P were an operand */
     }
     if (num_tiles == 0) return;
     rows_barriers *of_values = &memory->of_tiles[1][turns->values.place];
@@ -229,7 +225,6 @@ template <class S> static __device__ __forceinline__ void consume_rows(rows_memo
             .num_tiles = count_rows_tiles<S>(args, &slot->keys),
             .dense_from = uniform(slot->job.dense_from),
             .scale = args->params.scale * slot->job.k_head_scale * FV_LOG2E,
-            .needs_sums = args->params.lse || args->params.sinks || slot->job.item.partial >= 0,
         };
         float out[S::HEAD / 2];
 #pragma unroll
@@ -244,8 +239,7 @@ template <class S> static __device__ __forceinline__ void consume_rows(rows_memo
         }
         attend_rows_tiles<S>(out, &sums, memory, &turns, args, &walk);
 #pragma unroll
-        for (int half = 0; half < 2; half++)
-            sums.sum[half] = walk.needs_sums ? sum_of_quad(sums.sum[half]) : sums.rounded[half];
+        for (int half = 0; half < 2; half++) sums.sum[half] = sum_of_quad(sums.sum[half]);
         store_rows<S>(out, &sums, q, slot, args);
         __syncwarp();
         release_rows(&slot->is_free);

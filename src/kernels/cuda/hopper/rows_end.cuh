@@ -12,19 +12,17 @@ static __device__ __forceinline__ attend_end end_row_of_lane(const row_sums *sum
                                                              bool is_row)
 {
     const int32_t lane = threadIdx.x % 32, from = lane % 8 * 4;
-    float max = 0, sum = 0, rounded = 0;
+    float max = 0, sum = 0;
 #pragma unroll
     for (int half = 0; half < 2; half++) {
-        const float of_half[3] = {__shfl_sync(~0u, sums->max[half], from),
-                                  __shfl_sync(~0u, sums->sum[half], from),
-                                  __shfl_sync(~0u, sums->rounded[half], from)};
+        const float of_half[2] = {__shfl_sync(~0u, sums->max[half], from),
+                                  __shfl_sync(~0u, sums->sum[half], from)};
         if (lane / 8 % 2 != half) continue;
         max = of_half[0];
         sum = of_half[1];
-        rounded = of_half[2];
     }
     if (!is_row) return {-INFINITY, 0, 0, -1, 0};
-    return end_row(args, job, &rows[lane], max, sum, factor_of_values(job, sum, rounded));
+    return end_row(args, job, &rows[lane], max, sum, job->v_head_scale);
 }
 
 /* Neighbouring columns multiplied by `by`, or 0 where that is. */
@@ -82,10 +80,8 @@ static __device__ __forceinline__ void store_rows(const float (&out)[S::HEAD / 2
 #pragma unroll
         for (int half = 0; half < 2; half++) {
             const int32_t r = lane / 4 + half * 8;
-            const float sum = sums->sum[half], rounded = sums->rounded[half];
             if (first_row + r < slot->num_rows)
-                store_row(out, half, args, job, &rows[r], sums->max[half], sum, factor_of_values(job, sum, rounded), 0,
-                          false);
+                store_row(out, half, args, job, &rows[r], sums->max[half], sums->sum[half], job->v_head_scale, 0, false);
         }
         return;
     }
