@@ -71,6 +71,12 @@ static inline int32_t fv_group_of(const fv_problem *problem)
     return problem->mha.num_heads / problem->mha.num_kv_heads;
 }
 
+/* Items that a piece of a Q block's keys is, at most: where there are lanes it is one, with all KV heads. */
+static inline int32_t fv_most_head_runs(const fv_split_rule *rule)
+{
+    return rule->num_lanes ? 1 : rule->problem->mha.num_kv_heads;
+}
+
 /* What lanes take of an item, each `lane_heads` of its KV heads. */
 static inline int32_t fv_lane_parts(const fv_split_rule *rule)
 {

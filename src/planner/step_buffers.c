@@ -5,6 +5,9 @@
 
 #include "core/compiler.h"
 
+/* Room between used parts that takes longer to copy than a second copy takes to ask for. */
+#define FAR_BYTES ((size_t)64 << 10)
+
 static size_t after(size_t offset, int32_t count, size_t entry_bytes)
 {
     return (size_t)fv_round_up((int64_t)offset + (int64_t)count * (int64_t)entry_bytes, FV_CACHE_LINE);
@@ -92,15 +95,44 @@ fv_status fv_step_buffers_begin(fv_step_view *host, fv_step_buffers *buffers)
     return FV_OK;
 }
 
+/* What is used of a part. */
+typedef struct used_bytes {
+    size_t first, end;
+} used_bytes;
+
+static used_bytes used_of(size_t offset, int32_t count, size_t entry_bytes)
+{
+    return (used_bytes){offset, offset + (size_t)count * entry_bytes};
+}
+
+/* The used parts in one copy each, or several in one that are near. */
+static fv_status copy_used(fv_step_buffers *buffers, const char *host, const fv_step_sizes *used, fv_stream stream)
+{
+    const used_bytes parts[] = {
+        used_of(sizeof(fv_step_header), used->num_items, sizeof(fv_work_item)),
+        used_of(reduces_offset(buffers), used->num_reduces, sizeof(fv_reduce_item)),
+        used_of(indices_offset(buffers), used->num_indices, sizeof(int32_t)),
+    };
+    used_bytes next = {0, parts[0].end}; /* with the header */
+    fv_status status = FV_OK;
+    for (int32_t i = 1; i < FV_ARRAY_LEN(parts) && status == FV_OK; i++) {
+        if (parts[i].first == parts[i].end) continue;
+        if (parts[i].first - next.end > FAR_BYTES) {
+            status = fv_device_copy_in(buffers->device, buffers->on_device + next.first, host + next.first,
+                                       next.end - next.first, stream);
+            next.first = parts[i].first;
+        }
+        next.end = parts[i].end;
+    }
+    if (status != FV_OK) return status;
+    return fv_device_copy_in(buffers->device, buffers->on_device + next.first, host + next.first, next.end - next.first,
+                             stream);
+}
+
 fv_status fv_step_buffers_commit(fv_step_buffers *buffers, const fv_step_sizes *used, fv_stream stream)
 {
     if (buffers->device->host_is_device) return FV_OK;
-    char *host = buffers->ring[buffers->next].host;
-    const fv_step_view view = view_of(buffers, host);
-    const char *end = (char *)(view.items + used->num_items);
-    if (used->num_reduces) end = (char *)(view.reduces + used->num_reduces);
-    if (used->num_indices) end = (char *)(view.indices + used->num_indices);
-    fv_status status = fv_device_copy_in(buffers->device, buffers->on_device, host, (size_t)(end - host), stream);
+    fv_status status = copy_used(buffers, buffers->ring[buffers->next].host, used, stream);
     if (status == FV_OK) status = fv_event_record(buffers->device, buffers->ring[buffers->next].copied, stream);
     if (status != FV_OK) return status;
     buffers->ring[buffers->next].in_flight = 1;

@@ -1,8 +1,8 @@
 /* The plan's buffers on the device: a header of counts, work items, reductions and index arrays, rewritten
- * in place at each update by one copy from a small ring of staging buffers.
+ * in place at each update by a copy from a small ring of staging buffers, or a few where what is used lies far apart.
  *
  *   staging ring (page-locked host)   [0] [1] [2]  each with the event of its last copy
- *                                      |  one copy in stream order
+ *                                      |  copied in stream order
  *   device buffer                     header | items | reductions | indices | claims
  *
  * A host that runs ahead waits only when it comes round to a staging buffer whose copy has not passed.

@@ -469,7 +469,7 @@ void fv_work_list_fix(fv_work_list *list, const fv_split_rule *rule, const fv_bo
 void fv_work_list_room(fv_work_list *list, const fv_split_rule *rule, const fv_bounds *bounds, size_t slot_bytes,
                        size_t slots_limit_bytes)
 {
-    const int64_t num_kv_heads = rule->problem->mha.num_kv_heads;
+    const int64_t num_kv_heads = fv_most_head_runs(rule);
     const int64_t blocks = (int64_t)(bounds->max_num_tokens / rule->block_q) + bounds->max_num_seqs;
     const int64_t block_tokens = fv_max_i32(rule->block_q, fv_short_query_tokens(rule->problem));
     const int64_t shares = max_shares(rule);

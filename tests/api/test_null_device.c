@@ -181,7 +181,9 @@ static void fetch(device_side *side, float *out)
     must(fv_stream_synchronize(side->device, side->stream));
 }
 
-static const fv_null_counters *counters(const device_side *side) { return side->device->state; }
+static const fv_null_counters *counters_of(const fv_device *device) { return device->state; }
+
+static const fv_null_counters *counters(const device_side *side) { return counters_of(side->device); }
 
 static fv_context *open_context(void)
 {
@@ -312,7 +314,7 @@ static void test_host_runs_ahead(void **state)
     fv_context_destroy(context);
 }
 
-/* A run launches and nothing else; an update makes one copy. */
+/* A run launches and nothing else; an update whose parts lie near each other makes one copy. */
 static void test_run_neither_allocates_nor_waits(void **state)
 {
     (void)state;
@@ -336,6 +338,69 @@ static void test_run_neither_allocates_nor_waits(void **state)
     assert_int_equal(after.num_copies, updated.num_copies);
     must(fv_stream_synchronize(null.device, null.stream));
     close_side(&null);
+    fv_context_destroy(context);
+}
+
+static void assert_sent(const fv_plan *plan, size_t offset, size_t bytes)
+{
+    const fv_step_buffers *buffers = &plan->buffers;
+    const int32_t filled = (buffers->next + FV_STAGING_RING - 1) % FV_STAGING_RING;
+    char *sent = malloc(bytes);
+    assert_non_null(sent);
+    must(fv_device_copy_out(buffers->device, sent, buffers->on_device + offset, bytes, NULL));
+    must(fv_stream_synchronize(buffers->device, NULL));
+    assert_memory_equal(sent, buffers->ring[filled].host + offset, bytes);
+    free(sent);
+}
+
+/* Bounds for thousands of items: an update of a few sends no more than these, their reductions and their indices. */
+static void test_updates_send_what_is_used(void **state)
+{
+    (void)state;
+    fv_context *context = open_context();
+    fv_device *device = NULL;
+    fv_plan *plan = NULL;
+    must(fv_device_find(&device, context, "null"));
+    const fv_problem problem = {.struct_size = sizeof(problem),
+                                .kind = FV_ATTENTION_MHA,
+                                .mha = {32, 8, 128, 0},
+                                .q_dtype = FV_DTYPE_F32,
+                                .block_size = 16,
+                                .kv_layout_any = 1};
+    const fv_bounds bounds = {sizeof(bounds), 256, 8192, 0, 131072};
+    const fv_plan_options options = {
+        .struct_size = sizeof(options), .device = device, .backend = "ROCM_AITER_FA", .path = FV_PATH_3D};
+    must(fv_plan_create(&plan, context, &problem, &bounds, &options));
+    static const int32_t query_start[] = {0, 1, 101}, seq_lens[] = {20000, 3000};
+    void *memory = NULL;
+    must(fv_device_alloc(&memory, device, 4096));
+    const fv_batch batch = {.struct_size = sizeof(batch),
+                            .num_seqs = 2,
+                            .num_tokens = 101,
+                            .query_start = memory,
+                            .seq_lens = memory,
+                            .block_table = memory,
+                            .block_table_stride = 8192,
+                            .block_table_width = 8192,
+                            .slot_mapping = memory,
+                            .host_query_start = query_start,
+                            .host_seq_lens = seq_lens};
+    const int64_t before = counters_of(device)->num_copied_bytes;
+    must(fv_plan_update(plan, &batch, NULL));
+    const fv_step_sizes *used = &plan->used;
+    assert_true(used->num_items > 0 && used->num_reduces > 0 && used->num_indices > 0);
+    const size_t items = (size_t)used->num_items * sizeof(fv_work_item);
+    const size_t reduces = (size_t)used->num_reduces * sizeof(fv_reduce_item);
+    const size_t indices = (size_t)used->num_indices * sizeof(int32_t);
+    const size_t sent = (size_t)(counters_of(device)->num_copied_bytes - before);
+    assert_in_range(sent, items + reduces + indices, items + reduces + indices + (2 << 16));
+    assert_true(plan->buffers.bytes > 1 << 20);
+    const fv_step_view view = fv_step_buffers_on_device(&plan->buffers);
+    assert_sent(plan, 0, sizeof(fv_step_header) + items);
+    assert_sent(plan, (size_t)((char *)view.reduces - plan->buffers.on_device), reduces);
+    assert_sent(plan, (size_t)((char *)view.indices - plan->buffers.on_device), indices);
+    fv_device_free(device, memory);
+    fv_plan_destroy(plan);
     fv_context_destroy(context);
 }
 
@@ -539,6 +604,7 @@ int main(void)
         cmocka_unit_test(test_graph_replay_over_200_steps),
         cmocka_unit_test(test_host_runs_ahead),
         cmocka_unit_test(test_run_neither_allocates_nor_waits),
+        cmocka_unit_test(test_updates_send_what_is_used),
         cmocka_unit_test(test_single_operations),
         cmocka_unit_test(test_absorbed_tokens_have_room),
         cmocka_unit_test(test_buffers_are_counted),

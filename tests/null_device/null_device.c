@@ -177,6 +177,7 @@ static fv_status null_copy(fv_device *device, void *dst, const void *src, size_t
 {
     const copy_params copy = {dst, src, bytes};
     count(&state_of(device)->counters.num_copies);
+    __atomic_fetch_add(&state_of(device)->counters.num_copied_bytes, (int64_t)bytes, __ATOMIC_RELAXED);
     return send(device, stream_of(device, stream), execute_copy, &copy, sizeof(copy));
 }
 

@@ -9,7 +9,7 @@ typedef struct fv_null_counters {
     int64_t num_allocations;
     int64_t num_synchronizations;
     int64_t num_event_waits;
-    int64_t num_copies;
+    int64_t num_copies, num_copied_bytes;
     int64_t num_launches;
 } fv_null_counters;
 

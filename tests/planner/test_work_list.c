@@ -726,7 +726,6 @@ static void test_pieces_taper(void **state)
     destroy(f);
 }
 
-/* Batch-invariant rules cut a sequence alike, whoever else is in the batch. */
 /* Many passes that share few slots: room for the pieces that these leave, not for all that workers would like. */
 static void test_room_follows_slots(void **state)
 {
@@ -754,6 +753,23 @@ static void test_room_follows_slots(void **state)
     }
 }
 
+/* An item of a device with lanes has all KV heads: room is for as many whatever their number. */
+static void test_room_of_lanes_is_for_all_heads(void **state)
+{
+    (void)state;
+    int32_t capacities[2];
+    for (int32_t i = 0; i < 2; i++) {
+        const int32_t heads = i == 0 ? 1 : 32;
+        fixture *f = make(heads, heads, 132);
+        f->rule.num_lanes = 264;
+        fv_work_list_room(&f->list, &f->rule, &f->bounds, 130 * sizeof(float), SLOTS_LIMIT);
+        capacities[i] = f->list.item_capacity;
+        destroy(f);
+    }
+    assert_int_equal(capacities[1], capacities[0]);
+}
+
+/* Batch-invariant rules cut a sequence alike, whoever else is in the batch. */
 static void test_batch_invariant_cuts(void **state)
 {
     (void)state;
@@ -900,6 +916,7 @@ int main(void)
         cmocka_unit_test(test_one_round),
         cmocka_unit_test(test_pieces_taper),
         cmocka_unit_test(test_room_follows_slots),
+        cmocka_unit_test(test_room_of_lanes_is_for_all_heads),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
