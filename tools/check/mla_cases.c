@@ -104,10 +104,21 @@ static void mla_static_lists(check_case_list *list)
     }
 }
 
+/* One sequence, which devices of many multiprocessors cut into dozens of pieces. */
+static void mla_pieces(check_case_list *list)
+{
+    const lens_list lens = LENS(C(1, 2500));
+    for (int32_t cell = 0; cell < 2; cell++) {
+        const check_case test = mla_case(16, cell ? 64 : 16, FV_DTYPE_BF16);
+        grid_add(list, "mla_pieces", &test, &lens);
+    }
+}
+
 void check_mla_cases(check_case_list *list)
 {
     mla_static_lists(list);
     mla_decode(list);
     mla_backends(list);
     mla_masks(list);
+    mla_pieces(list);
 }
