@@ -56,7 +56,7 @@ typedef struct fv_context_options {
 
 typedef struct fv_context fv_context;
 
-/* Creates a context; `options` may be NULL. The caller destroys it after all that was made from it.
+/* Creates a context; `options` may be NULL. The caller destroys it after all that was made from it. NULL where it fails.
  * FV_ERR_INVALID: options of a size this library does not know, an unknown isa, num_threads < 0.
  * FV_ERR_UNSUPPORTED: an isa above what the CPU has. */
 FV_API fv_status fv_context_create(fv_context **context, const fv_context_options *options);

@@ -68,7 +68,8 @@ typedef struct fv_plan_options {
 
 typedef struct fv_plan fv_plan;
 
-/* Chooses backend, kernels and grid for `problem` within `bounds`; the choice never changes after.
+/* Chooses backend, kernels and grid for `problem` within `bounds`; the choice never changes after. *plan is NULL where it
+ * fails.
  * FV_ERR_UNSUPPORTED: no backend can, or the named backend or variant cannot; the text lists the reasons. FV_ERR_INVALID: bounds,
  * options or a problem that none could take, a backend, variant or table that does not exist. */
 FV_API fv_status fv_plan_create(fv_plan **plan, fv_context *context, const fv_problem *problem, const fv_bounds *bounds,
@@ -99,9 +100,10 @@ FV_API const char *fv_plan_describe(fv_plan *plan);
 FV_API fv_status fv_plan_update(fv_plan *plan, const fv_batch *batch, fv_stream stream);
 
 /* The tensors of one layer. Hq, Hkv, D as in the problem; T' >= T rows, those past T are padding and
- * are left untouched. The last dimension of q, k, v and out is dense. With static_grid or static_list on a
- * device other than the CPU T' >= max_num_tokens, for a later step of the captured graph may have as many,
- * and MLA that is not absorbed writes all max_num_tokens rows of out, those past T and those of no sequence with
+ * are left untouched. The last dimension of q, k, v and out is dense; out overlaps nothing. What the problem
+ * does not have (lse, sinks, slopes, scales) is NULL here, FV_ERR_INVALID otherwise: the result would be without it.
+ * With static_grid or static_list on a device other than the CPU T' >= max_num_tokens, for a later step of the
+ * captured graph may have as many, and MLA that is not absorbed writes all max_num_tokens rows of out, those past T and those of no sequence with
  * values of no meaning; the latter also without host copies of the lengths.
  *
  * MLA, with L = kv_lora_rank, R = qk_rope_head_dim, P = qk_nope_head_dim, V = v_head_dim: q [T', Hq, P + R]

@@ -98,6 +98,7 @@ fv_status fv_plan_create(fv_plan **out, fv_context *context, const fv_problem *p
                          const fv_plan_options *options)
 {
     const fv_plan_options defaults = {.struct_size = sizeof(defaults)};
+    if (out) *out = NULL;
     if (!out || !context) return fv_fail(FV_ERR_INVALID, "plan or context is NULL");
     if (!options) options = &defaults;
     fv_status status = check_options(options);

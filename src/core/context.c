@@ -135,6 +135,7 @@ fv_status fv_context_create(fv_context **out, const fv_context_options *options)
 {
     const fv_context_options defaults = {.struct_size = sizeof(defaults)};
     if (!out) return fv_fail(FV_ERR_INVALID, "context is NULL");
+    *out = NULL;
     if (!options) options = &defaults;
     fv_status status = check_options(options);
     if (status != FV_OK) return status;

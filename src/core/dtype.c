@@ -54,12 +54,12 @@ const char *fv_dtype_name(fv_dtype dtype)
 
 fv_status fv_dtype_parse(fv_dtype *dtype, const char *name)
 {
-    for (int32_t i = 0; i < FV_ARRAY_LEN(dtype_names); i++) {
+    for (int32_t i = 0; name && i < FV_ARRAY_LEN(dtype_names); i++) {
         if (strcasecmp(name, dtype_names[i].name) == 0) {
             *dtype = dtype_names[i].dtype;
             return FV_OK;
         }
     }
     return fv_fail(FV_ERR_INVALID, "no dtype '%s'; accepted: float32, float16, bfloat16, fp8_e4m3, fp8_e5m2, int8",
-                   name);
+                   name ? name : "");
 }

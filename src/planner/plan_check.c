@@ -48,6 +48,9 @@ static fv_status check_counts(const fv_plan *plan, const fv_batch *batch)
     if (plan->problem.tree_mask && !batch->tree_mask) {
         return fv_fail(FV_ERR_INVALID, "the problem has a tree mask; the batch's tree_mask is NULL");
     }
+    if (!plan->problem.tree_mask && batch->tree_mask) {
+        return fv_fail(FV_ERR_INVALID, "the batch's tree_mask is given; the problem says tree_mask 0");
+    }
     return FV_OK;
 }
 
@@ -198,9 +201,34 @@ static fv_status check_cache(const fv_plan *plan, const fv_kv_view *cache, int32
     return writes ? fv_ops_check_slot(cache, plan->max_slot, plan->max_slot_token) : FV_OK;
 }
 
+/* What a problem leaves out would be left out of the result, too: forgotten in the problem, not meant. */
+static fv_status check_left_out(const fv_problem *problem, const fv_layer *layer)
+{
+    if (layer->sinks && !problem->sinks) {
+        return fv_fail(FV_ERR_INVALID, "fv_layer.sinks is given; the problem says sinks 0");
+    }
+    if (layer->alibi_slopes && !problem->alibi) {
+        return fv_fail(FV_ERR_INVALID, "fv_layer.alibi_slopes is given; the problem says alibi 0 (none)");
+    }
+    if (layer->lse.data && !problem->returns_lse) {
+        return fv_fail(FV_ERR_INVALID, "fv_layer.lse is given; the problem says returns_lse 0");
+    }
+    const char *scale = layer->k_scale ? "k_scale" : layer->v_scale ? "v_scale" : NULL;
+    if (scale && problem->kv_scaling == FV_KV_SCALING_NONE) {
+        return fv_fail(FV_ERR_INVALID, "fv_layer.%s is given; the problem says kv_scaling 0 (none)", scale);
+    }
+    if (scale && problem->kv_scaling == FV_KV_SCALING_PER_TOKEN_HEAD) {
+        return fv_fail(FV_ERR_INVALID,
+                       "fv_layer.%s is given; scales of tokens and heads (kv_scaling 3) are in the KV cache", scale);
+    }
+    return FV_OK;
+}
+
 static fv_status check_pointers(const fv_plan *plan, const fv_layer *layer)
 {
     const fv_problem *problem = &plan->problem;
+    const fv_status status = check_left_out(problem, layer);
+    if (status != FV_OK) return status;
     if (problem->sinks && !layer->sinks)
         return fv_fail(FV_ERR_INVALID, "the problem has sinks; fv_layer.sinks is NULL");
     if (problem->alibi && !layer->alibi_slopes) {
@@ -211,9 +239,6 @@ static fv_status check_pointers(const fv_plan *plan, const fv_layer *layer)
     const int32_t is_mla = problem->kind == FV_ATTENTION_MLA;
     if (scaled && (!layer->k_scale || (!layer->v_scale && !is_mla))) {
         return fv_fail(FV_ERR_INVALID, "the problem has KV scales; fv_layer.k_scale or v_scale is NULL");
-    }
-    if (layer->lse.data && !problem->returns_lse) {
-        return fv_fail(FV_ERR_INVALID, "fv_layer.lse is given; the problem says returns_lse 0");
     }
     if (is_mla && layer->v.data) return fv_fail(FV_ERR_INVALID, "v is given; the latents of MLA come as k");
     if (!is_mla && !layer->k.data != !layer->v.data) return fv_fail(FV_ERR_INVALID, "only one of k and v is given");

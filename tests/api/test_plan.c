@@ -223,6 +223,19 @@ static void test_problems_are_refused(void **state)
     assert_refused(fv_plan_create(&plan, f->context, &f->problem, NULL, NULL), FV_ERR_INVALID, "bounds is NULL");
 }
 
+/* So that a caller's clean-up may destroy it. */
+static void test_a_plan_that_fails_is_null(void **state)
+{
+    fixture *f = *state;
+    fv_plan *plan = f->plan;
+    const fv_plan_options options = {.struct_size = sizeof(options), .backend = "TRITON"};
+    assert_refused(fv_plan_create(&plan, f->context, &f->problem, &f->bounds, &options), FV_ERR_INVALID, "'TRITON'");
+    assert_null(plan);
+    plan = f->plan;
+    assert_refused(fv_plan_create(&plan, NULL, &f->problem, &f->bounds, NULL), FV_ERR_INVALID, "context is NULL");
+    assert_null(plan);
+}
+
 /* A list that no step within the bounds leaves is refused where it is made, not by the step that comes to need it. */
 static void test_large_bounds_are_refused(void **state)
 {
@@ -279,6 +292,9 @@ static void test_batches_are_refused(void **state)
     REFUSED(f->block_table[WIDTH + 2] = -7, FV_ERR_INVALID, "block_table[1][2] is -7");
     REFUSED(f->block_table[WIDTH + 2] = 0, FV_ERR_INVALID,
             "block_table[1][2] is 0, and keys in it are seen; accepted: from 1");
+    f->block_table[WIDTH + 2] = 1 + WIDTH + 2;
+    const uint64_t tree[TOKENS] = {1, 3, 7, 1};
+    REFUSED(batch.tree_mask = tree, FV_ERR_INVALID, "tree_mask is given; the problem says tree_mask 0");
 #undef REFUSED
 }
 
@@ -321,6 +337,10 @@ static void test_layers_are_refused(void **state)
     REFUSED(kv_cache.num_blocks = 10, "the block table names block");
     REFUSED(kv_cache.k.data = NULL, "the KV cache has no data");
     REFUSED(lse.dtype = FV_DTYPE_F16, "lse is float16");
+    REFUSED(sinks = f->slopes, "fv_layer.sinks is given; the problem says sinks 0");
+    REFUSED(alibi_slopes = f->slopes, "fv_layer.alibi_slopes is given; the problem says alibi 0");
+    REFUSED(k_scale = f->slopes, "fv_layer.k_scale is given; the problem says kv_scaling 0");
+    REFUSED(v_scale = f->slopes, "fv_layer.v_scale is given; the problem says kv_scaling 0");
     f->slot_mapping[1] = NB * BS;
     assert_int_equal(fv_plan_update(f->plan, &f->batch, NULL), FV_OK);
     REFUSED(struct_size = sizeof(layer), "slot_mapping[1] is 512; accepted: up to 511, the KV cache's last slot");
@@ -396,6 +416,7 @@ static void test_lengths_are_refused(void **state)
     fv_plan_destroy(plan);
 
     f->problem.tree_mask = 0;
+    f->batch.tree_mask = NULL;
     f->problem.type = FV_ATTENTION_CROSS;
     assert_int_equal(fv_plan_create(&plan, f->context, &f->problem, &bounds, NULL), FV_OK);
     f->seq_lens[0] = -5;
@@ -478,6 +499,7 @@ int main(void)
         cmocka_unit_test_setup_teardown(test_graph_keys, make, destroy),
         cmocka_unit_test_setup_teardown(test_keys_are_of_one_plan, make, destroy),
         cmocka_unit_test_setup_teardown(test_problems_are_refused, make, destroy),
+        cmocka_unit_test_setup_teardown(test_a_plan_that_fails_is_null, make, destroy),
         cmocka_unit_test_setup_teardown(test_large_bounds_are_refused, make, destroy),
         cmocka_unit_test_setup_teardown(test_batches_are_refused, make, destroy),
         cmocka_unit_test_setup_teardown(test_null_blocks, make, destroy),

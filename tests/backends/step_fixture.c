@@ -237,8 +237,8 @@ fv_layer step_fixture_layer(const step_fixture *step)
         .kv_cache = step->view,
         .out = fv_tensor_3d(step->out, dtype, step->num_tokens, mha->num_heads, mha->head_size),
         .lse = fv_tensor_2d(step->lse, FV_DTYPE_F32, step->num_tokens, mha->num_heads),
-        .sinks = step->sinks,
-        .alibi_slopes = step->slopes,
+        .sinks = step->problem.sinks ? step->sinks : NULL,
+        .alibi_slopes = step->problem.alibi ? step->slopes : NULL,
     };
 }
 

@@ -126,8 +126,8 @@ static void run_rank(rank_results *results, int32_t rank, world_data *w, fv_cont
         .v = fv_tensor_3d(w->new_v, problem->q_dtype, TOKENS, KV_HEADS, D),
         .out = fv_tensor_3d(results->out[rank], problem->out_dtype, TOKENS, HEADS, D),
         .lse = fv_tensor_2d(results->lse[rank], FV_DTYPE_F32, TOKENS, HEADS),
-        .sinks = w->sinks,
-        .alibi_slopes = w->slopes,
+        .sinks = problem->sinks ? w->sinks : NULL,
+        .alibi_slopes = problem->alibi ? w->slopes : NULL,
     };
     layer.lse.stride_bytes[0] = 4;
     layer.lse.stride_bytes[1] = 4 * TOKENS;
