@@ -14,7 +14,7 @@ if(NOT TARGET fovea_engine)
 endif()
 install(FILES ${public_headers} DESTINATION ${CMAKE_INSTALL_INCLUDEDIR}/fovea)
 
-install(TARGETS fovea EXPORT fovea-targets)
+install(TARGETS fovea fovea_static EXPORT fovea-targets)
 install(TARGETS fovea_program)
 if(TARGET fovea_cuda) # beside the library, where the program looks, too
   install(TARGETS fovea_cuda LIBRARY DESTINATION ${CMAKE_INSTALL_LIBDIR})

@@ -27,9 +27,8 @@ bench prints ',skipped,list_us,plain_us$' --csv q1s64
 bench prints '^q1s64,.*,[0-9]+[.][0-9]+,[0-9]+[.][0-9]+$' --csv q1s64
 "$fovea" bench --device null --min-time 0 --repeat 2 --output "$work/old.json" q1s64 >"$work/out" 2>"$work/err"
 prints '1.00 x the old speed' "$fovea" bench --device null --min-time 0 --repeat 2 --compare "$work/old.json" q1s64
-other="$fovea bench --device null --min-time 0 --heads 4/2 --compare $work/old.json q1s64"
-# shellcheck disable=SC2086 # words
-runs $other && judge "$(grep -q 'x the old speed' "$work/out" && echo 'rows of another problem compared')" $other
+other=("$fovea" bench --device null --min-time 0 --heads 4/2 --compare "$work/old.json" q1s64)
+runs "${other[@]}" && judge "$(grep -q 'x the old speed' "$work/out" && echo 'rows of another problem compared')" "${other[@]}"
 refuses "no kernels 'reference' on device null" "$fovea" bench --device null --kernels reference q1s64
 
 layer() { # layer CHECK PATTERN OPTION...
