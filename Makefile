@@ -30,7 +30,7 @@ test: setup
 	@scripts/setup.sh model >/dev/null
 	@scripts/setup.sh model gemma >/dev/null
 	@$(MAKE) all
-	@CUOBJDUMP="$$(scripts/setup.sh cuobjdump)" ctest --preset release
+	@CUOBJDUMP="$$(scripts/setup.sh cuobjdump)" ctest --preset release --parallel 2 # the longest have a thread for each CPU
 
 bench: all
 	@scripts/bench.sh $(BENCH)
