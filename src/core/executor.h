@@ -19,7 +19,8 @@ static inline void fv_executor_run(const fv_executor *executor, int64_t num_task
 typedef struct fv_thread_pool fv_thread_pool;
 
 /* A pool of `num_threads` workers, the caller of the loop among them, in memory of `allocator`. Idle workers
- * spin for some microseconds, then sleep. Survives fork in the child as a pool of one. */
+ * spin for some tens of microseconds, then sleep; they take no signals of the process. Survives fork in the child as a
+ * pool of one. */
 fv_status fv_thread_pool_create(fv_thread_pool **pool, const fv_allocator *allocator, int32_t num_threads);
 void fv_thread_pool_destroy(fv_thread_pool *pool); /* takes NULL */
 

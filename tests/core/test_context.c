@@ -1,12 +1,14 @@
 /* Context and executor: options, allocator, loops from several threads, fork. */
 #include <pthread.h>
 #include <setjmp.h>
+#include <signal.h>
 #include <stdarg.h>
 #include <stdatomic.h>
 #include <stddef.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/wait.h>
+#include <time.h>
 #include <unistd.h>
 
 #include <cmocka.h>
@@ -122,6 +124,39 @@ static void test_loops_in_a_forked_child(void **state)
     assert_int_equal(waitpid(child, &exit_status, 0), child);
     assert_int_equal(exit_status, 0);
     free(counted);
+    fv_context_destroy(context);
+}
+
+static atomic_int signals_elsewhere;
+static pthread_t test_thread;
+
+static void note_thread(int number)
+{
+    (void)number;
+    if (!pthread_equal(pthread_self(), test_thread)) atomic_fetch_add(&signals_elsewhere, 1);
+}
+
+/* A caller that blocks a signal to wait for it gets it: no worker takes it first. */
+static void test_workers_take_no_signals(void **state)
+{
+    (void)state;
+    test_thread = pthread_self();
+    struct sigaction action = {.sa_handler = note_thread}, before;
+    sigaction(SIGUSR1, &action, &before);
+    const fv_context_options options = {.struct_size = sizeof(options), .num_threads = 3};
+    fv_context *context = NULL;
+    assert_int_equal(fv_context_create(&context, &options), FV_OK);
+    sigset_t waited, mask_before;
+    sigemptyset(&waited);
+    sigaddset(&waited, SIGUSR1);
+    pthread_sigmask(SIG_BLOCK, &waited, &mask_before);
+    assert_int_equal(sigismember(&mask_before, SIGUSR1), 0); /* the caller's mask is what it was */
+    kill(getpid(), SIGUSR1);
+    const struct timespec limit = {.tv_sec = 10};
+    assert_int_equal(sigtimedwait(&waited, NULL, &limit), SIGUSR1);
+    assert_int_equal(atomic_load(&signals_elsewhere), 0);
+    pthread_sigmask(SIG_SETMASK, &mask_before, NULL);
+    sigaction(SIGUSR1, &before, NULL);
     fv_context_destroy(context);
 }
 
@@ -255,7 +290,7 @@ int main(void)
         cmocka_unit_test(test_loops_run_each_task_once),     cmocka_unit_test(test_loops_after_idle_time),
         cmocka_unit_test(test_two_threads_share_a_context),  cmocka_unit_test(test_loops_in_a_forked_child),
         cmocka_unit_test(test_a_lent_executor_has_one_loop), cmocka_unit_test(test_out_of_memory_at_every_allocation),
-        cmocka_unit_test(test_wrong_options_are_refused),
+        cmocka_unit_test(test_wrong_options_are_refused),    cmocka_unit_test(test_workers_take_no_signals),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
