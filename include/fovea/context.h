@@ -44,7 +44,7 @@ typedef struct fv_executor {
 /* Zero means default in every field. */
 typedef struct fv_context_options {
     uint32_t struct_size; /* sizeof(fv_context_options) */
-    int32_t num_threads;  /* of the own thread pool; 0 = CPUs that this process may use */
+    int32_t num_threads;  /* own threads; 0 = CPUs that this process may use: affinity, time of its control groups */
     fv_allocator allocator;
     fv_log_fn log;
     void *log_user;

@@ -8,6 +8,7 @@
 #include <string.h>
 
 #include "core/compiler.h"
+#include "core/cpu_quota.h"
 #include "core/error.h"
 
 #if defined(__x86_64__)
@@ -90,7 +91,8 @@ int32_t fv_cpu_count(void)
 {
     cpu_set_t allowed;
     if (sched_getaffinity(0, sizeof(allowed), &allowed) != 0) return 1;
-    return fv_max_i32(1, CPU_COUNT(&allowed));
+    const int32_t num_allowed = fv_max_i32(1, CPU_COUNT(&allowed)), quota = fv_cpu_quota("");
+    return quota > 0 ? fv_min_i32(num_allowed, quota) : num_allowed;
 }
 
 void fv_cpu_model(char *model, size_t model_bytes)

@@ -22,7 +22,8 @@ const char *fv_isa_name(fv_isa isa); /* "portable", "avx2", "avx512", "avx512_bf
 /* FV_ERR_INVALID with the accepted names. */
 fv_status fv_isa_parse(fv_isa *isa, const char *name);
 
-/* CPUs that this process may run on (its affinity mask), at least 1. */
+/* CPUs that this process may run on (its affinity mask), as many at most as its control groups give it the time of
+ * (core/cpu_quota.h); at least 1. */
 int32_t fv_cpu_count(void);
 
 /* Writes the CPU's model name, "unknown CPU" where it cannot be found out. */
