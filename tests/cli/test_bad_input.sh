@@ -22,6 +22,10 @@ refuses "threads is '.2'; accepted: a whole number" "$fovea" bench --threads $'\
 refuses "threads is '[+]2'; accepted: a whole number" "$fovea" bench --threads +2 q1
 refuses "soft-cap is '0x1p3'; accepted: a number" "$fovea" backends --soft-cap 0x1p3
 refuses "soft-cap is '.3'; accepted: a number" "$fovea" backends --soft-cap $'\t3'
+refuses "csv does not go with --json; accepted" "$fovea" bench --json --csv q1
+refuses "cliffs does not go with --csv; accepted" "$fovea" bench --cliffs --csv q1
+refuses "stored does not go with --type encoder.*accepted" "$fovea" bench --type encoder --stored q8
+refuses "shared-prefix does not go with --type encoder" "$fovea" bench --type encoder --shared-prefix 16 2q32
 refuses "no-such.json" "$fovea" bench --compare "$work/no-such.json" q1
 quick=("$fovea" bench --threads 2 --min-time 0 --repeat 2 --kernels best --heads 2 --head-size 64)
 runs "${quick[@]}" --output "$work/old.json" q1s64

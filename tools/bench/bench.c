@@ -103,6 +103,22 @@ static fv_status set_option(options *opts, int value, const char *text)
     }
 }
 
+/* Options of which one would be passed over. */
+static fv_status check_options(const options *opts)
+{
+    const int32_t is_encoder = opts->args.problem.type == FV_ATTENTION_ENCODER;
+    const char *printed = opts->json ? "--json" : "--csv";
+    if (opts->json && opts->csv)
+        return fv_fail(FV_ERR_INVALID,
+                       "--csv does not go with --json; accepted: either, and --output FILE for the JSON");
+    if (opts->cliffs && (opts->json || opts->csv))
+        return fv_fail(FV_ERR_INVALID,
+                       "--cliffs does not go with %s; accepted: --cliffs, with --output FILE for the JSON", printed);
+    if (!is_encoder || (!opts->stored && !opts->args.shared_prefix)) return FV_OK;
+    return fv_fail(FV_ERR_INVALID, "%s does not go with --type encoder, which has no cache; accepted: decoder, cross",
+                   opts->stored ? "--stored" : "--shared-prefix");
+}
+
 static fv_status read_options(options *opts, int argc, char **argv)
 {
     static const struct option long_options[] = {
@@ -133,6 +149,9 @@ static fv_status read_options(options *opts, int argc, char **argv)
         const fv_status status = refused ? fv_args_refuse(value, argc, argv) : set_option(opts, value, optarg);
         if (status != FV_OK) return status;
     }
+    if (opts->help) return FV_OK;
+    const fv_status checked = check_options(opts);
+    if (checked != FV_OK) return checked;
     opts->num_specs = argc - optind;
     opts->specs = (const char *const *)(argv + optind);
     if (opts->num_specs == 0) {
