@@ -36,7 +36,8 @@ fv_status fv_isa_parse(fv_isa *isa, const char *name)
 static int32_t cpu_has_avx512_bf16(void)
 {
     uint32_t a = 0, b = 0, c = 0, d = 0;
-    return __get_cpuid_count(7, 1, &a, &b, &c, &d) && (a & 1u << 5);
+    if (!__get_cpuid_count(7, 1, &a, &b, &c, &d) || !(a & 1u << 5)) return 0;
+    return __get_cpuid_count(7, 0, &a, &b, &c, &d) && (c & 1u << 1); /* VBMI: all but Cooper Lake have both */
 }
 #elif defined(__x86_64__)
 static int32_t cpu_has_avx512_bf16(void) { return 0; }
@@ -186,9 +187,10 @@ void fv_cpu_features(char *features, size_t features_bytes)
         {"f16c", c1 & bit_F16C},          {"fma", c1 & bit_FMA},
         {"avx2", b7 & bit_AVX2},          {"avx512f", b7 & bit_AVX512F},
         {"avx512bw", b7 & (1u << 30)},    {"avx512vl", b7 & (1u << 31)},
-        {"avx512_vnni", c7 & (1u << 11)}, {"avx512_bf16", a71 & (1u << 5)},
-        {"avx512_fp16", d7 & (1u << 23)}, {"amx_tile", d7 & (1u << 24)},
-        {"amx_bf16", d7 & (1u << 22)},    {"amx_int8", d7 & (1u << 25)},
+        {"avx512_vbmi", c7 & (1u << 1)},  {"avx512_vnni", c7 & (1u << 11)},
+        {"avx512_bf16", a71 & (1u << 5)}, {"avx512_fp16", d7 & (1u << 23)},
+        {"amx_tile", d7 & (1u << 24)},    {"amx_bf16", d7 & (1u << 22)},
+        {"amx_int8", d7 & (1u << 25)},
     };
     size_t used = 0;
     for (int32_t i = 0; i < FV_ARRAY_LEN(all); i++) {

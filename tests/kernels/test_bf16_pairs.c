@@ -1,5 +1,5 @@
-/* The products of pairs of bf16 in plain C, against the formula of the instruction, and the order of the pairs. Their
- * native form runs in `fovea check` on a CPU that has it. */
+/* The products of pairs of bf16 in plain C, against the formula of the instruction, the order of the pairs, and numbers of one
+ * byte as bf16. Their native form runs in `fovea check` on a CPU that has it. */
 #define FV_PAIRS_EMULATED 1
 
 #include <setjmp.h>
@@ -11,7 +11,7 @@
 #include <math.h>
 
 #include "kernels/bf16_words.h"
-#include "kernels/cpu/bf16_pairs.h"
+#include "kernels/cpu/byte_pairs.h"
 
 static void dot_is_the_instruction(void **state)
 {
@@ -68,12 +68,35 @@ static void lanes_become_pairs(void **state)
     for (int32_t i = 0; i < 16; i++) assert_int_equal(splat[i], pairs[5]);
 }
 
+/* All 256, in lines whose columns come back in order. */
+static void bytes_become_words(void **state)
+{
+    (void)state;
+    const fv_dtype dtypes[] = {FV_DTYPE_F8_E4M3, FV_DTYPE_F8_E5M2, FV_DTYPE_I8};
+    for (int32_t i = 0; i < FV_ARRAY_LEN(dtypes); i++) {
+        for (int32_t first = 0; first < 256; first += 64) {
+            uint8_t bytes[64];
+            uint16_t stored[64];
+            fv_words words[2];
+            for (int32_t d = 0; d < 64; d++) bytes[d] = (uint8_t)(first + d);
+            fv_words_of_bytes(words, bytes, dtypes[i]);
+            memcpy(stored, words, sizeof(stored));
+            for (int32_t d = 0; d < 64; d++) {
+                const float value = fv_float_load(&bytes[d], dtypes[i]);
+                const float word = fv_f32_of_bf16(stored[fv_byte_word_place(d)]);
+                assert_true(isnan(value) ? isnan(word) : word == value && !signbit(word) == !signbit(value));
+            }
+        }
+    }
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(dot_is_the_instruction),
         cmocka_unit_test(low_and_high_pair_all_columns),
         cmocka_unit_test(lanes_become_pairs),
+        cmocka_unit_test(bytes_become_words),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

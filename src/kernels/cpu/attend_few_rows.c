@@ -14,15 +14,15 @@
  * the cache are copied to fp32 first.
  *
  * The products are those of few_rows.h, at level avx512 those of few_wide.h; level avx512_bf16 has those of
- * few_pairs.h, and leaves other caches than bf16 to its base. */
+ * few_pairs.h, and leaves to its base what bf16 does not have exactly, queries or keys of fp16 and fp32. */
 #if defined(__AVX2__)
 #define FV_FEW_HAS_3_ROWS 1
 #endif
 #if defined(FV_HAS_PAIRS)
 #define FV_PREFETCH_ASKS 3
 #include "kernels/cpu/few_pairs.h"
-FV_FEW_DEFINE_BF16
-static const fv_few_kernels kernels_of[][5] = FV_FEW_KERNEL_TABLE_BF16;
+FV_FEW_DEFINE_PAIRS
+static const fv_few_kernels kernels_of[][5] = FV_FEW_KERNEL_TABLE_PAIRS;
 #else
 #define FV_PREFETCH_ASKS 2
 #if defined(__AVX512BW__)
@@ -93,7 +93,7 @@ static void head_init(const few_item *few, int32_t head)
         float *q = few->scratch.q +
                    (int64_t)(head * padded_rows + r / few->num_rows * few->num_rows) * fv_few_padded(head_size);
         fv_row_load_lanes(few->scratch.row, from, head_size, params->q_dtype, fv_few_query_order(few->job->lane_dtype));
-        fv_few_pack_query(q, few->scratch.row, r % few->num_rows, head_size, few->num_rows);
+        fv_few_pack_query(q, few->scratch.row, r % few->num_rows, head_size, few->num_rows, few->job->lane_dtype);
     }
     const int64_t num_sums = (int64_t)padded_rows * fv_few_padded(params->v_head_size);
     memset(few->scratch.sums + head * num_sums, 0, (size_t)num_sums * sizeof(float));
@@ -150,7 +150,7 @@ static void finish_head(const few_item *few, int32_t head)
         const fv_row_group *group = &few->scratch.groups[head * few->num_groups + g];
         const int64_t first_row = (int64_t)(head * few->num_groups + g) * few->num_rows;
         fv_few_unblock_row(few->scratch.row, few->scratch.sums + first_row * fv_few_padded(params->v_head_size), lane,
-                           few->num_rows, params->v_head_size);
+                           few->num_rows, params->v_head_size, few->job->lane_dtype);
         const fv_f32x8 sum = fv_sum_by_period(group->sum, fv_few_scores_of_key(few->num_rows));
         fv_attend_finish_row(few->job, few->job->item->first_kv_head + head, row, few->scratch.row, group->max[lane],
                              sum[lane]);
@@ -162,8 +162,9 @@ int32_t FV_ISA_SYMBOL(fv_attend_few_serves)(const fv_attend_job *job)
 {
     const fv_attend_params *params = job->params;
     if (params->q_dtype != FV_DTYPE_BF16) return 0;
-    if (params->head_size % FV_FEW_UNIT != 0 || params->v_head_size % FV_FEW_UNIT != 0) return 0;
-    return fv_few_reads_bf16(job);
+    const int32_t width = FV_FEW_UNIT * fv_few_units_of_line(job->lane_dtype);
+    if (params->head_size % width != 0 || params->v_head_size % width != 0) return 0;
+    return fv_few_reads_bf16(job) || fv_few_reads_bytes(job);
 }
 #else
 int32_t FV_ISA_SYMBOL(fv_attend_few_serves)(const fv_attend_job *job) { return job != NULL; }

@@ -28,7 +28,8 @@ FV_ALWAYS_INLINE fv_lanes fv_pairs_flush(fv_lanes value)
     return (fv_lanes)(bits & (fv_lane_bits)((bits & 0x7f800000u) != 0));
 }
 
-FV_ALWAYS_INLINE fv_lanes fv_pairs_dot(fv_lanes sum, fv_words a, fv_words b)
+/* Out of line: a kernel has hundreds. */
+static __attribute__((noinline, unused)) fv_lanes fv_pairs_dot(fv_lanes sum, fv_words a, fv_words b)
 {
     const fv_lane_bits x = (fv_lane_bits)a, y = (fv_lane_bits)b;
     const fv_lanes odd = fv_pairs_flush((fv_lanes)(x & 0xffff0000u)) * fv_pairs_flush((fv_lanes)(y & 0xffff0000u));

@@ -69,8 +69,8 @@ FV_ALWAYS_INLINE int32_t fv_few_is_fp8(const fv_dtype dtype)
 }
 
 /* Sixteen elements in lane order, or eight, times 1 / fv_few_factor: e4m3 comes out of fp16 as 2^-8 of itself, and
- * it is cheaper to multiply scores and weights. */
-#if defined(__AVX2__) && defined(__F16C__)
+ * it is cheaper to multiply scores and weights. Products of pairs have it whole. */
+#if defined(__AVX2__) && defined(__F16C__) && !defined(FV_HAS_PAIRS)
 FV_ALWAYS_INLINE float fv_few_factor(const fv_dtype dtype) { return dtype == FV_DTYPE_F8_E4M3 ? 256.0f : 1.0f; }
 
 FV_ALWAYS_INLINE fv_f32x16 fv_few_load16(const void *from, const fv_dtype dtype)
@@ -167,12 +167,15 @@ typedef struct fv_few_kernels {
     FV_FEW_DEFINE_DTYPE(e5m2, FV_DTYPE_F8_E5M2) \
     FV_FEW_DEFINE_DTYPE(i8, FV_DTYPE_I8)
 
-/* The same for bf16 alone. */
-#define FV_FEW_DEFINE_BF16   \
-    FV_FEW_DEFINE_SOFTMAX(1) \
-    FV_FEW_DEFINE_SOFTMAX(2) \
-    FV_FEW_DEFINE_SOFTMAX(4) \
-    FV_FEW_DEFINE_DTYPE(bf16, FV_DTYPE_BF16)
+/* The same for what bf16 has exactly. */
+#define FV_FEW_DEFINE_PAIRS                     \
+    FV_FEW_DEFINE_SOFTMAX(1)                    \
+    FV_FEW_DEFINE_SOFTMAX(2)                    \
+    FV_FEW_DEFINE_SOFTMAX(4)                    \
+    FV_FEW_DEFINE_DTYPE(bf16, FV_DTYPE_BF16)    \
+    FV_FEW_DEFINE_DTYPE(e4m3, FV_DTYPE_F8_E4M3) \
+    FV_FEW_DEFINE_DTYPE(e5m2, FV_DTYPE_F8_E5M2) \
+    FV_FEW_DEFINE_DTYPE(i8, FV_DTYPE_I8)
 
 #define FV_FEW_KERNELS_OF(NAME, ROWS, LANES)                                                                \
     {                                                                                                       \
@@ -192,9 +195,10 @@ typedef struct fv_few_kernels {
         [FV_DTYPE_F8_E5M2] = FV_FEW_KERNELS_OF_DTYPE(e5m2), [FV_DTYPE_I8] = FV_FEW_KERNELS_OF_DTYPE(i8),     \
     }
 
-#define FV_FEW_KERNEL_TABLE_BF16                         \
-    {                                                    \
-        [FV_DTYPE_BF16] = FV_FEW_KERNELS_OF_DTYPE(bf16), \
+#define FV_FEW_KERNEL_TABLE_PAIRS                                                                            \
+    {                                                                                                        \
+        [FV_DTYPE_BF16] = FV_FEW_KERNELS_OF_DTYPE(bf16), [FV_DTYPE_F8_E4M3] = FV_FEW_KERNELS_OF_DTYPE(e4m3), \
+        [FV_DTYPE_F8_E5M2] = FV_FEW_KERNELS_OF_DTYPE(e5m2), [FV_DTYPE_I8] = FV_FEW_KERNELS_OF_DTYPE(i8),     \
     }
 
 #endif

@@ -27,8 +27,10 @@ FV_ALWAYS_INLINE fv_dtype fv_few_query_order(fv_dtype lane_dtype) { return lane_
 
 /* Queries of a group, in the order of their use: for each 16 elements in lane order the first 8 of each row, then
  * the second 8; a rest of 8 likewise. `lanes` is row `row`. */
-static inline void fv_few_pack_query(float *q, const float *lanes, int32_t row, int32_t head_size, int32_t num_rows)
+static inline void fv_few_pack_query(float *q, const float *lanes, int32_t row, int32_t head_size, int32_t num_rows,
+                                     fv_dtype dtype)
 {
+    (void)dtype;
     int32_t d = 0;
     for (; d + 16 <= head_size; d += 16, q += 16 * num_rows) {
         fv_store_f32(q + row * FV_LANES, fv_load_f32(lanes + d));
@@ -329,8 +331,10 @@ FV_ALWAYS_INLINE void fv_few_accumulate(float *sums, const float *weights, const
 }
 
 /* One row of a group's sums, side by side. */
-static inline void fv_few_unblock_row(float *to, const float *sums, int32_t row, int32_t num_rows, int32_t v_head_size)
+static inline void fv_few_unblock_row(float *to, const float *sums, int32_t row, int32_t num_rows, int32_t v_head_size,
+                                      fv_dtype dtype)
 {
+    (void)dtype;
     for (int32_t d = 0; d < v_head_size;) {
         int32_t width = fv_few_block_width(num_rows);
         if (d + width > v_head_size) width = d + 16 > v_head_size ? 8 : 16;

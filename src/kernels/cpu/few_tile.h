@@ -52,6 +52,15 @@ static inline int32_t fv_few_reads_bf16(const fv_attend_job *job)
     return !params->dense.k || fv_few_is_bf16_in_place(&job->dense);
 }
 
+/* The same of bytes, all of them in the cache. Values with scales of their own are not: those would be in the weights, and
+ * rounded with them, also where a row sees one key, whose weight of 1 has no error. */
+static inline int32_t fv_few_reads_bytes(const fv_attend_job *job)
+{
+    const fv_key_source *cache = &job->cache;
+    if (job->params->dense.k || job->has_v_scales) return 0;
+    return fv_dtype_bytes(cache->stored) == 1 && cache->k_in_place && cache->v_in_place;
+}
+
 /* Scratch is sized before the cache is known. */
 #define FV_FEW_MAX_ELEMENT_BYTES 4
 

@@ -57,8 +57,10 @@ FV_ALWAYS_INLINE fv_lanes fv_wide_fma_onto(fv_lanes sum, fv_lanes a, fv_lanes b)
 /* --- scores = K q ----------------------------------------------------------------------------------- */
 
 /* Row `row` of a group's queries, from `lanes`, whose order is that of fv_few_query_order. */
-static inline void fv_few_pack_query(float *q, const float *lanes, int32_t row, int32_t head_size, int32_t num_rows)
+static inline void fv_few_pack_query(float *q, const float *lanes, int32_t row, int32_t head_size, int32_t num_rows,
+                                     fv_dtype dtype)
 {
+    (void)dtype;
     for (int32_t d = 0; d < head_size; d += FV_FEW_UNIT, q += FV_FEW_UNIT * num_rows) {
         const int32_t num = fv_min_i32(FV_FEW_UNIT, head_size - d);
         memset(q + row * FV_FEW_UNIT, 0, FV_FEW_UNIT * sizeof(float));
@@ -187,8 +189,10 @@ FV_ALWAYS_INLINE void fv_few_accumulate(float *sums, const float *weights, const
 }
 
 /* One row of a group's sums, in the lane order of `lane_dtype`. */
-static inline void fv_few_unblock_row(float *to, const float *sums, int32_t row, int32_t num_rows, int32_t v_head_size)
+static inline void fv_few_unblock_row(float *to, const float *sums, int32_t row, int32_t num_rows, int32_t v_head_size,
+                                      fv_dtype dtype)
 {
+    (void)dtype;
     for (int32_t d = 0; d < v_head_size; d += FV_FEW_UNIT, sums += FV_FEW_UNIT * num_rows) {
         const int32_t num = fv_min_i32(FV_FEW_UNIT, v_head_size - d);
         memcpy(to + d, sums + row * FV_FEW_UNIT, (size_t)num * sizeof(float));

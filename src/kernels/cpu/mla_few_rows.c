@@ -114,7 +114,7 @@ static void begin_rows(const few_item *few)
         const char *from = fv_attend_q_row(few->job, 0, fv_min_i32(row, few->job->num_rows - 1));
         float *q = scratch->q + (int64_t)(row / few->num_rows * few->num_rows) * fv_few_padded(params->head_size);
         fv_row_load_lanes(scratch->row, from, params->head_size, params->q_dtype, few->job->lane_dtype);
-        fv_few_pack_query(q, scratch->row, row % few->num_rows, params->head_size, few->num_rows);
+        fv_few_pack_query(q, scratch->row, row % few->num_rows, params->head_size, few->num_rows, few->job->lane_dtype);
     }
     memset(scratch->sums, 0, (size_t)padded_rows * (size_t)fv_few_padded(params->v_head_size) * sizeof(float));
     if (few->in_place) return;
@@ -227,7 +227,7 @@ static void finish_rows(const few_item *few)
         const int32_t g = row / few->num_rows, lane = row % few->num_rows;
         const fv_row_group *group = &few->scratch.groups[g];
         const float *sums = few->scratch.sums + (int64_t)g * few->num_rows * fv_few_padded(params->v_head_size);
-        fv_few_unblock_row(few->scratch.row, sums, lane, few->num_rows, params->v_head_size);
+        fv_few_unblock_row(few->scratch.row, sums, lane, few->num_rows, params->v_head_size, few->job->lane_dtype);
         const fv_f32x8 sum = fv_sum_by_period(group->sum, few->num_rows);
         fv_attend_finish_row(few->job, 0, row, few->scratch.row, group->max[lane], sum[lane]);
     }
