@@ -46,6 +46,22 @@ typedef struct reader {
     const architecture *of;
 } reader;
 
+/* Large models come as several files, each of which lists its own tensors only. */
+static fv_status refuse_split(const reader *from)
+{
+    uint32_t count, index = 0;
+    if (!fv_gguf_has(from->file.gguf, "split.count")) return FV_OK;
+    fv_status status = fv_gguf_find_u32(&count, from->file.gguf, "split.count");
+    if (status == FV_OK && fv_gguf_has(from->file.gguf, "split.no")) {
+        status = fv_gguf_find_u32(&index, from->file.gguf, "split.no");
+    }
+    if (status != FV_OK || count <= 1) return status;
+    return fv_fail(FV_ERR_UNSUPPORTED,
+                   "%s: file %u of the %u that its model is split into; accepted: a model in one file "
+                   "(llama-gguf-split --merge makes one)",
+                   from->file.path, index + 1, count);
+}
+
 static fv_status find_architecture(reader *from)
 {
     fv_text name;
@@ -265,7 +281,8 @@ fv_status fv_model_config_read(fv_model_config *config, const fv_gguf *gguf)
 {
     memset(config, 0, sizeof(*config));
     reader from = {.file = {.gguf = gguf, .path = fv_gguf_path(gguf)}};
-    fv_status status = find_architecture(&from);
+    fv_status status = refuse_split(&from);
+    if (status == FV_OK) status = find_architecture(&from);
     if (status != FV_OK) return status;
     config->architecture = from.of->name;
     config->activation = from.of->activation;

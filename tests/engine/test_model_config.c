@@ -226,6 +226,8 @@ static void test_settings(void **state)
     assert_int_equal(config.num_groups, 1); /* no layer is full */
     assert_int_equal(config.groups[0].window, 512);
     assert_int_equal(fv_model_config_group_of(&config, 3), 0);
+    const setting whole = {"split.count", U32, 1, 0, NULL};
+    assert_int_equal(read_config(&config, gemma3, FV_ARRAY_LEN(gemma3), &whole, NULL), FV_OK);
     const setting scale = {"gemma3.attention.scale", F32, 0, 0.25f, NULL};
     assert_int_equal(read_config(&config, gemma3, FV_ARRAY_LEN(gemma3), &scale, NULL), FV_OK);
     assert_true(config.attention_scale == 0.25f);
@@ -255,6 +257,7 @@ static void test_refuses(void **state)
          of_llama,
          FV_ERR_UNSUPPORTED,
          "accepted: llama, gemma3, deepseek2"},
+        {{"split.count", U32, 3, 0, NULL}, NULL, of_llama, FV_ERR_UNSUPPORTED, "file 1 of the 3 that its model"},
         {{"gemma3.final_logit_softcapping", F32, 0, 30.0f, NULL},
          NULL,
          of_gemma3,
