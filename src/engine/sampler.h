@@ -15,7 +15,7 @@ typedef struct fv_sampler {
 /* FV_ERR_INVALID: a temperature below 0 or not finite, top_k below 0, top_p outside [0, 1]. */
 fv_status fv_sampler_init(fv_sampler *sampler, float temperature, int32_t top_k, float top_p, uint64_t seed);
 
-/* Room that fv_sampler_next needs, for any sampler. */
+/* Room that fv_sampler_next needs, for any sampler, aligned as by malloc. */
 size_t fv_sampler_scratch_bytes(int32_t vocabulary_size);
 
 /* Chooses among logits [vocabulary_size]; among equals the lowest id. NaN is never chosen.

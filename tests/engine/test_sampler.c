@@ -94,7 +94,7 @@ static void test_top_p(void **state)
     assert_true(counts[1] > 200);
 }
 
-/* The heap against sorting, on many logits: the set of possible tokens is the k likeliest. */
+/* On many logits: the set of possible tokens is the k likeliest. */
 static void test_large_vocabulary(void **state)
 {
     (void)state;
@@ -117,6 +117,76 @@ static void test_large_vocabulary(void **state)
     free(seen);
     free(scratch);
     free(many);
+}
+
+static const float *sorted_by;
+
+static int by_logit(const void *a, const void *b)
+{
+    const int32_t first = *(const int32_t *)a, second = *(const int32_t *)b;
+    if (sorted_by[first] != sorted_by[second]) return sorted_by[first] > sorted_by[second] ? -1 : 1;
+    return (first > second) - (first < second);
+}
+
+/* Draws until each token that sorting keeps should have come, and no other may. */
+static void check_against_sorting(const float *many, int32_t count, int32_t top_k, float top_p)
+{
+    enum { draws_each = 300 };
+    double total = 0.0, kept = 0.0;
+    int32_t num_kept = 0;
+    int32_t *order = malloc((size_t)count * sizeof(*order));
+    int32_t *draws = calloc((size_t)count, sizeof(*draws));
+    double *weights = malloc((size_t)count * sizeof(*weights));
+    void *scratch = malloc(fv_sampler_scratch_bytes(count));
+    for (int32_t i = 0; i < count; i++) {
+        order[i] = i;
+        weights[i] = (double)expf(many[i] - 2.5f);
+    }
+    sorted_by = many;
+    qsort(order, (size_t)count, sizeof(*order), by_logit);
+    const int32_t most = top_k > 0 ? top_k : count;
+    for (int32_t i = 0; i < most; i++) total += weights[order[i]];
+    while (num_kept < most && kept < (double)top_p * total) kept += weights[order[num_kept++]];
+
+    fv_sampler sampler;
+    assert_int_equal(fv_sampler_init(&sampler, 1.0f, top_k, top_p, 11), FV_OK);
+    for (int32_t i = 0; i < draws_each * num_kept; i++) {
+        int32_t token;
+        assert_int_equal(fv_sampler_next(&token, &sampler, many, count, scratch), FV_OK);
+        draws[token]++;
+    }
+    for (int32_t i = 0; i < count; i++) {
+        const double p = weights[order[i]] / kept;
+        const double expected = i < num_kept ? draws_each * num_kept * p : 0.0;
+        if (fabs(draws[order[i]] - expected) <= 5.0 * sqrt(expected)) continue;
+        fail_msg("top_k %d, top_p %g: the %d. likeliest came %d times, expected %g", top_k, (double)top_p, i,
+                 draws[order[i]], expected);
+    }
+    free(scratch);
+    free(weights);
+    free(draws);
+    free(order);
+}
+
+static void test_like_sorting(void **state)
+{
+    (void)state;
+    enum { vocabulary = 200 };
+    static const struct {
+        int32_t top_k;
+        float top_p;
+    } cases[] = {{2, 1.0f}, {17, 1.0f}, {60, 1.0f}, {0, 0.01f}, {0, 0.3f}, {0, 0.9f}, {20, 0.51f}, {199, 0.99f}};
+    float many[3][vocabulary];
+    for (int32_t i = 0; i < vocabulary; i++) {
+        many[0][i] = (float)((i * 7919) % vocabulary) / 80.0f;     /* all different */
+        many[1][i] = (float)((i * 7919) % vocabulary / 18) / 4.0f; /* 18 of each: of equals the first are kept */
+        many[2][i] = 2.5f + 1e-7f * (float)(i % 3);                /* weights of which only the last bits differ */
+    }
+    for (int32_t i = 0; i < FV_ARRAY_LEN(many); i++) {
+        for (int32_t j = 0; j < FV_ARRAY_LEN(cases); j++) {
+            check_against_sorting(many[i], vocabulary, cases[j].top_k, cases[j].top_p);
+        }
+    }
 }
 
 static void test_seeds(void **state)
@@ -161,6 +231,7 @@ int main(void)
         cmocka_unit_test(test_seeds),
         cmocka_unit_test(test_refusals),
         cmocka_unit_test(test_large_vocabulary),
+        cmocka_unit_test(test_like_sorting),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
