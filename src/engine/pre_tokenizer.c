@@ -14,7 +14,7 @@
 
 #include "engine/utf8.h"
 
-#define MAX_PATTERNS 3
+#define MAX_PATTERNS 6
 #define LEAST_MATCH_STEPS 10000000u /* of a match: PCRE2's own limit, */
 #define STEPS_PER_BYTE 8u           /* and so many for each byte of the text */
 
@@ -46,6 +46,18 @@
     "|[" SPACE "]*[\\r\\n]+"                       \
     "|" LAST_SPACES
 
+/* DeepSeek's first models and DeepSeek-V2. Letters that have cases, but for those of some scripts; marks of which the
+ * last range of ASCII holds letters, too, that the pattern before has taken. */
+#define DEEPSEEK_OTHER_LETTERS                                                                       \
+    "[\\x{560}-\\x{588}\\x{10c7}-\\x{10ff}\\x{1c80}-\\x{1c88}\\x{2d00}-\\x{2d2d}\\x{a790}-\\x{ab68}" \
+    "\\x{10570}-\\x{105bc}\\x{16e40}-\\x{16e7f}\\x{1d400}-\\x{1df1e}]"
+#define DEEPSEEK_WORDS "[" SPACE "]?(?:(?!" DEEPSEEK_OTHER_LETTERS ")\\p{L&})++"
+#define DEEPSEEK_MARKS \
+    "[" SPACE "]?[!-/:-~\\x{ff01}-\\x{ff0f}\\x{ff1a}-\\x{ff5e}\\x{2018}-\\x{201f}\\x{3000}-\\x{3002}]+"
+#define DEEPSEEK_IDEOGRAPHS "[\\x{800}-\\x{9fa5}\\x{ac00}-\\x{d7ff}]+"
+/* Blanks at the end; once for each run of blanks, not from each of them. */
+#define DEEPSEEK_BLANKS "(?<![" SPACE "])[" SPACE "]++\\z"
+
 typedef struct recipe {
     const char *name; /* tokenizer.ggml.pre */
     const char *patterns[MAX_PATTERNS];
@@ -57,6 +69,10 @@ static const recipe recipes[] = {
     {"smollm", {"\\p{N}", GPT2_WORDS}, false, false},
     {"gpt-2", {GPT2_WORDS}, false, false},
     {"llama-bpe", {LLAMA3_WORDS}, true, true},
+    {"deepseek-llm",
+     {"[\\r\\n]", DEEPSEEK_WORDS, DEEPSEEK_MARKS, DEEPSEEK_BLANKS, DEEPSEEK_IDEOGRAPHS, "\\p{N}+"},
+     false,
+     true},
     {"deepseek-v3", {"\\p{N}{1,3}", DEEPSEEK3_IDEOGRAPHS, DEEPSEEK3_WORDS}, false, true},
 };
 

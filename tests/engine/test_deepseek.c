@@ -321,27 +321,63 @@ static fv_status expect_piece(void *context, const char *piece, size_t length)
     return FV_OK;
 }
 
-static void test_recorded_pieces(void **state)
+static void check_pieces(const cJSON *texts, const cJSON *recorded, const char *name)
 {
-    (void)state;
-    cJSON *texts = read_json("tokenizer.json"), *recorded = read_json("deepseek_pieces.json");
-    const cJSON *pieces = cJSON_GetObjectItem(recorded, "pieces")->child, *item;
+    const cJSON *pieces = cJSON_GetObjectItem(cJSON_GetObjectItem(recorded, "pieces"), name)->child, *item;
     fv_pre_tokenizer *pre_tokenizer;
-    assert_int_equal(fv_pre_tokenizer_create(&pre_tokenizer, (fv_text){"deepseek-v3", 11}), FV_OK);
+    assert_int_equal(fv_pre_tokenizer_create(&pre_tokenizer, (fv_text){name, strlen(name)}), FV_OK);
     cJSON_ArrayForEach(item, cJSON_GetObjectItem(texts, "cases"))
     {
         char buffer[256];
         const fv_text text = case_text(item, buffer);
         const cJSON *next = pieces->child;
         if (fv_pre_tokenizer_split(pre_tokenizer, text.data, text.length, expect_piece, &next) != FV_OK || next) {
-            fail_msg("'%s': %s", text.data, next ? fv_last_error() : "pieces are missing");
+            fail_msg("%s, '%s': %s", name, text.data, next ? fv_last_error() : "pieces are missing");
         }
         pieces = pieces->next;
     }
     assert_null(pieces);
     fv_pre_tokenizer_destroy(pre_tokenizer);
+}
+
+static void test_recorded_pieces(void **state)
+{
+    (void)state;
+    cJSON *texts = read_json("tokenizer.json"), *recorded = read_json("deepseek_pieces.json");
+    check_pieces(texts, recorded, "deepseek-v3");
+    check_pieces(texts, recorded, "deepseek-llm");
     cJSON_Delete(texts);
     cJSON_Delete(recorded);
+}
+
+/* Blanks that no pattern takes, and words of a megabyte: time grows with the text, and no limit of PCRE2 is met. */
+static fv_status count_piece(void *context, const char *piece, size_t length)
+{
+    (void)piece;
+    *(size_t *)context += length;
+    return FV_OK;
+}
+
+static void test_long_runs(void **state)
+{
+    (void)state;
+    enum { num_bytes = 1 << 20 };
+    static const char *const names[] = {"deepseek-llm", "deepseek-v3"};
+    char *text = malloc(num_bytes);
+    for (int32_t i = 0; i < 2 * FV_ARRAY_LEN(names); i++) {
+        const char *name = names[i / 2];
+        size_t total = 0;
+        fv_pre_tokenizer *pre_tokenizer;
+        assert_int_equal(fv_pre_tokenizer_create(&pre_tokenizer, (fv_text){name, strlen(name)}), FV_OK);
+        memset(text, i % 2 ? 'a' : ' ', num_bytes);
+        text[num_bytes - 1] = '1';
+        if (fv_pre_tokenizer_split(pre_tokenizer, text, num_bytes, count_piece, &total) != FV_OK) {
+            fail_msg("%s: %s", name, fv_last_error());
+        }
+        assert_int_equal(total, num_bytes);
+        fv_pre_tokenizer_destroy(pre_tokenizer);
+    }
+    free(text);
 }
 
 /* --- files that are refused ----------------------------------------------------------------------------- */
@@ -494,6 +530,7 @@ int main(void)
         cmocka_unit_test(test_routing_like_the_recording),
         cmocka_unit_test(test_routing_of_nan),
         cmocka_unit_test(test_recorded_pieces),
+        cmocka_unit_test(test_long_runs),
         cmocka_unit_test(test_refuses),
         cmocka_unit_test(test_both_forms),
     };

@@ -251,12 +251,13 @@ static void test_refuses(void **state)
 {
     (void)state;
     gguf_builder file;
-    build_tokenizer_file(&file, "deepseek-llm");
+    build_tokenizer_file(&file, "deepseek-coder");
     fv_gguf *gguf;
     fv_tokenizer *tokenizer;
     assert_int_equal(fv_gguf_open_memory(&gguf, file.data, file.bytes), FV_OK);
     assert_int_equal(fv_tokenizer_create(&tokenizer, gguf), FV_ERR_UNSUPPORTED);
-    assert_non_null(strstr(fv_last_error(), "pre-tokenizer 'deepseek-llm'; accepted: smollm, gpt-2, llama-bpe"));
+    assert_non_null(
+        strstr(fv_last_error(), "pre-tokenizer 'deepseek-coder'; accepted: smollm, gpt-2, llama-bpe, deepseek-llm"));
     assert_null(tokenizer);
     fv_gguf_close(gguf);
     free(file.data);

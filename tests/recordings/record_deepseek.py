@@ -41,10 +41,18 @@ BYTES, BOS, EOS = 256, 256, 257  # tokens 0 to 255 are bytes
 VOCABULARY = ["<|begin|>", "<|end|>", "th", "in", "er", "an", "Ġt", "Ġa", "the", "Ġthe", "ing", "and", "Ġand", "re"]
 MERGES = ["t h", "i n", "e r", "a n", "Ġ t", "Ġ a", "th e", "Ġ the", "in g", "an d", "Ġ and", "r e"]
 
-# Where DeepSeek-V3's tokenizer cuts a text, one after another.
-PATTERNS = [r"\p{N}{1,3}", "[一-龥぀-ゟ゠-ヿ]+",
-            "[!\"#$%&'()*+,\\-./:;<=>?@\\[\\\\\\]^_`{|}~][A-Za-z]+|[^\r\n\\p{L}\\p{P}\\p{S}]?[\\p{L}\\p{M}]+"
-            "| ?[\\p{P}\\p{S}]+[\r\n]*|\\s*[\r\n]+|\\s+(?!\\S)|\\s+"]
+# Where the tokenizers of DeepSeek-V3 and V2 cut a text, one after another.
+# Letters with cases, of some scripts none: the list of ranges in DeepSeek-V2's tokenizer.json, in short.
+CASED = (r"[[\p{Lu}\p{Ll}\p{Lt}]&&[^\x{560}-\x{588}\x{10c7}-\x{10ff}\x{1c80}-\x{1c88}\x{2d00}-\x{2d2d}\x{a790}-\x{ab68}"
+         r"\x{10570}-\x{105bc}\x{16e40}-\x{16e7f}\x{1d400}-\x{1df1e}]]")
+PATTERNS = {
+    "deepseek-v3": [r"\p{N}{1,3}", "[一-龥぀-ゟ゠-ヿ]+",
+                    "[!\"#$%&'()*+,\\-./:;<=>?@\\[\\\\\\]^_`{|}~][A-Za-z]+|[^\r\n\\p{L}\\p{P}\\p{S}]?[\\p{L}\\p{M}]+"
+                    "| ?[\\p{P}\\p{S}]+[\r\n]*|\\s*[\r\n]+|\\s+(?!\\S)|\\s+"],
+    "deepseek-llm": ["[\r\n]", r"\s?" + CASED + "+",
+                     r"\s?[!-/:-~\x{ff01}-\x{ff0f}\x{ff1a}-\x{ff5e}\x{2018}-\x{201f}\x{3000}-\x{3002}]+",
+                     r"\s+$", r"[\x{4e00}-\x{9fa5}\x{800}-\x{4e00}\x{ac00}-\x{d7ff}]+", r"\p{N}+"],
+}
 
 TEXTS = ["The keeper of the lighthouse climbed", "2 + 2 = ", "int main(void)\n{\n", "Über die Brücke", "\x00\x01\x02", "a"]
 LONG_LENGTHS = [130, 330]
@@ -319,13 +327,15 @@ def write_routing(name):
 
 def write_pieces(name):
     """The lengths of the pieces, in bytes, of the texts of tokenizer.json."""
-    cuts = [tokenizers.pre_tokenizers.Split(tokenizers.Regex(pattern), "isolated") for pattern in PATTERNS]
-    pre_tokenizer = tokenizers.pre_tokenizers.Sequence(cuts)
     texts = [case.get("text", bytes.fromhex(case.get("hex", "")).decode())
              for case in json.loads((HERE / "tokenizer.json").read_text())["cases"]]
-    pieces = [[len(piece.encode()) for piece, _ in pre_tokenizer.pre_tokenize_str(text)] for text in texts]
+    pieces = {}
+    for pre, patterns in PATTERNS.items():
+        cuts = [tokenizers.pre_tokenizers.Split(tokenizers.Regex(pattern), "isolated") for pattern in patterns]
+        pre_tokenizer = tokenizers.pre_tokenizers.Sequence(cuts)
+        pieces[pre] = [[len(piece.encode()) for piece, _ in pre_tokenizer.pre_tokenize_str(text)] for text in texts]
+        print(f"{pre}: {sum(map(len, pieces[pre]))} pieces of {len(texts)} texts")
     write_json(name, {"pieces": pieces})
-    print(f"{sum(map(len, pieces))} pieces of {len(pieces)} texts")
 
 
 def main():
