@@ -241,6 +241,76 @@ static inline void build_tiny_deepseek(gguf_builder *out, int is_split)
     for (uint64_t i = 0; i < offset / sizeof(float); i++) put_f32(out, 0.25f);
 }
 
+/* A whole gemma3 model in 22 KB, with a tokenizer and a chat template: of two layers, the second one full. */
+static inline void build_tiny_gemma(gguf_builder *out)
+{
+    enum { hidden = 4, heads = 2, head_size = 32, ffn = 8, layers = 2, vocabulary = 275 };
+    static const struct {
+        const char *name;
+        uint32_t value;
+    } counts[] = {
+        {"gemma3.block_count", layers},
+        {"gemma3.embedding_length", hidden},
+        {"gemma3.attention.head_count", heads},
+        {"gemma3.attention.head_count_kv", 1},
+        {"gemma3.attention.key_length", head_size},
+        {"gemma3.attention.value_length", head_size},
+        {"gemma3.feed_forward_length", ffn},
+        {"gemma3.context_length", 200},
+        {"gemma3.attention.sliding_window", 7},
+        {"gemma3.attention.sliding_window_pattern", 2},
+        {"gemma3.rope.dimension_count", head_size},
+    };
+    static const struct {
+        const char *name;
+        uint64_t columns, rows;
+    } tensors[] = {
+        {"token_embd.weight", hidden, vocabulary},
+        {"output_norm.weight", hidden, 1},
+        {"blk.%c.attn_norm.weight", hidden, 1},
+        {"blk.%c.attn_q.weight", hidden, heads * head_size},
+        {"blk.%c.attn_k.weight", hidden, head_size},
+        {"blk.%c.attn_v.weight", hidden, head_size},
+        {"blk.%c.attn_q_norm.weight", head_size, 1},
+        {"blk.%c.attn_k_norm.weight", head_size, 1},
+        {"blk.%c.attn_output.weight", heads * head_size, hidden},
+        {"blk.%c.post_attention_norm.weight", hidden, 1},
+        {"blk.%c.ffn_norm.weight", hidden, 1},
+        {"blk.%c.ffn_gate.weight", hidden, ffn},
+        {"blk.%c.ffn_up.weight", hidden, ffn},
+        {"blk.%c.ffn_down.weight", ffn, hidden},
+        {"blk.%c.post_ffw_norm.weight", hidden, 1},
+    };
+    enum { num_counts = sizeof(counts) / sizeof(counts[0]), num_tensors = sizeof(tensors) / sizeof(tensors[0]) };
+    uint64_t offset = 0;
+    *out = (gguf_builder){0};
+    put_header(out, 3, 2 + layers * (num_tensors - 2), num_counts + 4 + SMALL_SENTENCEPIECE_KEYS);
+    put_string_key(out, "general.architecture", "gemma3");
+    for (int i = 0; i < num_counts; i++) put_u32_key(out, counts[i].name, counts[i].value);
+    put_key(out, "gemma3.rope.freq_base", FV_GGUF_VALUE_F32);
+    put_f32(out, 1e6f);
+    put_key(out, "gemma3.attention.layer_norm_rms_epsilon", FV_GGUF_VALUE_F32);
+    put_f32(out, 1e-6f);
+    put_string_key(out, "tokenizer.chat_template", "<start_of_turn>");
+    put_small_sentencepiece(out, 256);
+    for (char layer = '0'; layer < '0' + layers; layer++) {
+        for (int i = layer == '0' ? 0 : 2; i < num_tensors; i++) {
+            char name[48];
+            strcpy(name, tensors[i].name);
+            if (strchr(name, '%')) memmove(strchr(name, '%') + 1, strchr(name, '%') + 2, strlen(strchr(name, '%') + 1));
+            if (strchr(name, '%')) *strchr(name, '%') = layer;
+            put_tensor_2d(out, name, tensors[i].columns, tensors[i].rows, FV_GGUF_F32, offset);
+            offset = (offset + tensors[i].columns * tensors[i].rows * sizeof(float) + 31) / 32 * 32;
+        }
+    }
+    while (out->bytes % 32 != 0) put_u8(out, 0);
+    uint32_t seed = 11;
+    for (uint64_t i = 0; i < offset / sizeof(float); i++) {
+        seed = seed * 1664525u + 1013904223u;
+        put_f32(out, (float)(int32_t)seed * 0x1p-31f);
+    }
+}
+
 /* A valid file: every kind of metadata, a tokenizer, tensors of two types. */
 static inline void build_valid_file(gguf_builder *out)
 {

@@ -20,7 +20,7 @@ size_t LLVMFuzzerMutate(uint8_t *data, size_t bytes, size_t max_bytes); /* of li
 
 enum {
     MAX_ELEMENTS = 4096, /* of a tensor: more finds nothing new */
-    MAX_ROWS = 17,       /* of X: enough for panels */
+    MAX_ROWS = 17,       /* of X: enough for panels with the portable kernels */
 };
 
 static void read_metadata(const fv_gguf *gguf)
