@@ -17,8 +17,9 @@
 #include "engine/gguf.h"
 
 enum {
-    min_panel_rows = 16,     /* below, making a panel takes longer than multiplying with it */
-    x_rows_of_task = 64,     /* rows of X that one task of the kernels multiplies */
+    min_panel_rows = 16, /* below, making a panel takes longer than multiplying with it; with slow kernels, or AMX */
+    min_wide_rows = 128, /* the same with fast kernels and no AMX: docs/notes/cpu-weights.md */
+    x_rows_of_task = 64, /* rows of X that one task of the kernels multiplies */
     cached_bytes = 16 << 10, /* of W: stays in the first cache for several rows of X */
     tasks_per_worker = 8,
 };
@@ -27,9 +28,12 @@ enum {
 static bool uses_panels(const fv_gemm_job *job)
 {
     const fv_gemm_library *gemm = job->gemm;
-    if (job->batch_invariant || job->num_rows < min_panel_rows) return false;
-    const bool is_wider = gemm->context->isa > gemm->stored.table->isa;
-    return is_wider || gemm->kernel->dtype != FV_DTYPE_F32 || !gemm->stored.table->is_for_many_rows;
+    if (job->batch_invariant) return false;
+    if (!gemm->stored.table->is_for_many_rows) return job->num_rows >= min_panel_rows;
+    const fv_isa isa = gemm->context->isa;
+    const bool is_bf16 = gemm->kernel->dtype == FV_DTYPE_BF16;
+    if (!is_bf16 && isa <= gemm->stored.table->isa) return false;
+    return job->num_rows >= (is_bf16 && isa >= FV_ISA_AMX ? min_panel_rows : min_wide_rows);
 }
 
 bool fv_gemm_stored_is_smaller(const fv_gemm_library *gemm, int64_t in_features, const fv_gemm_rows *parts,
