@@ -235,8 +235,12 @@ static fv_status create_arrays(fv_session *session, const fv_session_options *op
     lay_out_arrays(session);
     step->logit_parts = calloc((size_t)step->max_tokens, sizeof(*step->logit_parts));
     step->parts = calloc((size_t)max_num_seqs, sizeof(*step->parts));
-    session->sampler_scratch = malloc(fv_sampler_scratch_bytes(session->engine->model->config.vocabulary_size));
-    if (step->logit_parts && step->parts && session->sampler_scratch) return FV_OK;
+    step->next_tokens = calloc((size_t)fv_runner_logit_rows(session), sizeof(*step->next_tokens));
+    session->sampler_bytes = (size_t)fv_round_up(
+        (int64_t)fv_sampler_scratch_bytes(session->engine->model->config.vocabulary_size), FV_CACHE_LINE);
+    session->sampler_scratch = malloc((size_t)fv_context_num_workers(session->engine->context) *
+                                      session->sampler_bytes);
+    if (step->logit_parts && step->next_tokens && step->parts && session->sampler_scratch) return FV_OK;
     return fv_fail(FV_ERR_NO_MEMORY, "no memory for steps of %d tokens of %d requests", step->max_tokens, max_num_seqs);
 }
 
@@ -326,6 +330,7 @@ void fv_session_destroy(fv_session *session)
     for (int32_t i = 0; i < session->num_groups; i++) fv_plan_destroy(session->groups[i].plan);
     session->runner->destroy(session); /* the stream, which plans wait for when they end */
     free(session->step.logit_parts);
+    free(session->step.next_tokens);
     free(session->step.parts);
     free(session->sampler_scratch);
     free(session->cache_views);

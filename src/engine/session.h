@@ -56,7 +56,8 @@ typedef struct fv_step_arrays {
     int32_t *query_start; /* [max_num_seqs + 1] */
     int32_t *seq_lens;
     int32_t *logit_rows;  /* rows of the step whose logits are wanted */
-    int32_t *logit_parts; /* the part of each; this and the next for the host only */
+    int32_t *logit_parts; /* the part of each; this and the next two for the host only */
+    int32_t *next_tokens; /* [max_logit_rows], what was sampled of each; -1: nothing */
     fv_step_part *parts;
     int32_t num_parts;
     int32_t num_tokens;
@@ -80,7 +81,8 @@ struct fv_session {
     fv_kv_view *cache_views; /* [num_layers] */
     int32_t max_logit_rows;
     fv_forward_profile profile;
-    void *sampler_scratch;
+    void *sampler_scratch; /* sampler_bytes for each worker */
+    size_t sampler_bytes;
     fv_step_arrays step;
     fv_session_request *requests, *last_request; /* NULL: there are none */
     int32_t num_unfinished;

@@ -109,14 +109,38 @@ static void tell_token(fv_session_request *of, int32_t token, bool is_end, fv_fi
     if (of->on_token) of->on_token(of->user, &event);
 }
 
-/* Samples the token after the last one, tells it, and ends the request or lets it go on. */
-static fv_status write_token(fv_session *session, fv_session_request *to, const float *logits)
+/* Does a row of wanted logits end at the last known token of its request? */
+static bool ends_part(const fv_step_arrays *step, int32_t logit_row)
+{
+    const int32_t part = step->logit_parts[logit_row];
+    return step->parts[part].is_last && step->logit_rows[logit_row] == step->query_start[part + 1] - 1;
+}
+
+typedef struct sampling {
+    fv_session *session;
+    const float *logits; /* of the rows from first_row on */
+    int32_t first_row;
+} sampling;
+
+static void sample_row(void *user, int64_t index, int32_t worker)
+{
+    const sampling *on = user;
+    fv_session *session = on->session;
+    const fv_step_arrays *step = &session->step;
+    const int32_t vocabulary_size = session->engine->model->config.vocabulary_size;
+    const int32_t row = on->first_row + (int32_t)index;
+    int32_t *token = &step->next_tokens[index];
+    *token = -1;
+    if (!ends_part(step, row)) return;
+    fv_session_request *to = (fv_session_request *)step->parts[step->logit_parts[row]].sequence;
+    char *scratch = (char *)session->sampler_scratch + (size_t)worker * session->sampler_bytes;
+    (void)fv_sampler_next(token, &to->sampler, on->logits + index * vocabulary_size, vocabulary_size, scratch);
+}
+
+/* Tells the token after the last one, and ends the request or lets it go on. */
+static void write_token(fv_session *session, fv_session_request *to, int32_t token)
 {
     const fv_engine *engine = session->engine;
-    int32_t token;
-    const fv_status status = fv_sampler_next(&token, &to->sampler, logits, engine->model->config.vocabulary_size,
-                                             session->sampler_scratch);
-    if (status != FV_OK) return status;
     if (to->num_written < to->num_forced) token = to->forced[to->num_written];
     to->tokens[to->num_prompt + to->num_written++] = token;
 
@@ -131,7 +155,6 @@ static fv_status write_token(fv_session *session, fv_session_request *to, const 
     } else {
         fv_session_finish_request(session, to);
     }
-    return FV_OK;
 }
 
 void fv_session_end_cancelled(fv_session *session)
@@ -148,7 +171,8 @@ void fv_session_end_cancelled(fv_session *session)
     }
 }
 
-/* Logits of the wanted rows, as many at a time as there is room for. */
+/* Logits of the wanted rows, as many at a time as there is room for; tokens are sampled on all threads, then told in
+ * order. */
 static fv_status write_tokens(fv_session *session)
 {
     const fv_step_arrays *step = &session->step;
@@ -157,17 +181,20 @@ static fv_status write_tokens(fv_session *session)
     for (int32_t first = 0; first < num_rows; first += session->max_logit_rows) {
         const int32_t count = fv_min_i32(session->max_logit_rows, num_rows - first);
         const float *all_logits = NULL;
-        fv_status status = session->runner->compute_logits(&all_logits, session, step->logit_rows + first, count);
-        for (int32_t i = 0; i < count && status == FV_OK; i++) {
+        const fv_status status = session->runner->compute_logits(&all_logits, session, step->logit_rows + first, count);
+        if (status != FV_OK) return status;
+        sampling rows = {session, all_logits, first};
+        fv_context_parallel_for(session->engine->context, count, sample_row, &rows);
+        for (int32_t i = 0; i < count; i++) {
             const int32_t row = step->logit_rows[first + i], index = step->logit_parts[first + i];
             const float *logits = all_logits + (int64_t)i * vocabulary_size;
             fv_session_request *to = (fv_session_request *)step->parts[index].sequence;
             const bool is_asked = to->on_logits && step->positions[row] >= to->first_logits;
             if (is_asked) to->on_logits(to->user, to->id, step->positions[row], logits, vocabulary_size);
-            const bool is_last = step->parts[index].is_last && row == step->query_start[index + 1] - 1;
-            if (is_last) status = write_token(session, to, logits);
+            if (!ends_part(step, first + i)) continue;
+            if (step->next_tokens[i] < 0) return fv_fail(FV_ERR_INTERNAL, "no logit is a number: nothing to sample");
+            write_token(session, to, step->next_tokens[i]);
         }
-        if (status != FV_OK) return status;
     }
     return FV_OK;
 }

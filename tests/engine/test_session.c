@@ -150,6 +150,62 @@ static void test_keeps_the_order_of_requests(void **state)
     }
 }
 
+/* --- chance ----------------------------------------------------------------------------------------------- */
+
+enum { num_drawn = 7, drawn_tokens = 12 };
+
+typedef struct drawn_texts {
+    int32_t tokens[num_drawn][drawn_tokens];
+    int32_t counts[num_drawn];
+} drawn_texts;
+
+static void note_drawn(void *user, const fv_token_event *event)
+{
+    drawn_texts *drawn = user;
+    drawn->tokens[event->request][drawn->counts[event->request]++] = event->token;
+}
+
+static void draw_texts(drawn_texts *drawn, fv_engine *engine)
+{
+    static const int32_t prompt[] = {5, 6, 7};
+    const fv_session_options options = {.struct_size = sizeof(options), .batch_invariant = 1};
+    fv_session *session = create_session(engine, &options);
+    memset(drawn, 0, sizeof(*drawn));
+    for (int32_t i = 0; i < num_drawn; i++) {
+        const fv_request request = {
+            .struct_size = sizeof(request),
+            .prompt = prompt,
+            .num_prompt_tokens = FV_ARRAY_LEN(prompt),
+            .max_tokens = drawn_tokens,
+            .temperature = 1.0f,
+            .top_k = i % 3 == 1 ? 20 : 0,
+            .top_p = i % 3 == 2 ? 0.9f : 0.0f,
+            .seed = (uint64_t)i / 2,
+            .ignore_eos = 1,
+            .on_token = note_drawn,
+            .user = drawn,
+        };
+        assert_int_equal(fv_session_add(NULL, session, &request), FV_OK);
+    }
+    run_steps(session);
+    fv_session_destroy(session);
+}
+
+/* Requests draw on several threads at once, each its own numbers. */
+static void test_threads_do_not_matter_to_chance(void **state)
+{
+    (void)state;
+    drawn_texts expected, drawn;
+    for (int32_t num_threads = 1; num_threads <= 4; num_threads++) {
+        fv_engine *engine = tiny_model_load(num_threads);
+        draw_texts(num_threads == 1 ? &expected : &drawn, engine);
+        if (num_threads > 1) assert_memory_equal(&drawn, &expected, sizeof(drawn));
+        fv_engine_destroy(engine);
+    }
+    for (int32_t i = 0; i < num_drawn; i++) assert_int_equal(expected.counts[i], drawn_tokens);
+    assert_memory_not_equal(expected.tokens[0], expected.tokens[3], sizeof(expected.tokens[0]));
+}
+
 /* --- cancelling ------------------------------------------------------------------------------------------- */
 
 static fv_session_stats stats_of(const fv_session *session)
@@ -405,6 +461,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_no_step_inside_a_callback),
         cmocka_unit_test(test_keeps_the_order_of_requests),
+        cmocka_unit_test(test_threads_do_not_matter_to_chance),
         cmocka_unit_test(test_cancels_between_steps),
         cmocka_unit_test(test_cancels_inside_a_callback),
         cmocka_unit_test(test_cancels_while_one_ends),
