@@ -108,7 +108,7 @@ static void test_values(void **state)
 {
     (void)state;
     static const int64_t shapes[][2] = {{576, 576}, {960, 576}, {576, 1536}, {1, 32}, {97, 64}, {200, 33}};
-    static const int64_t row_counts[] = {1, 2, 3, 4, 5, 16, 17, 127, 128, 129, 300};
+    static const int64_t row_counts[] = {1, 2, 3, 4, 5, 16, 17, 33, 49, 65, 97, 127, 128, 129, 300};
     for (int32_t d = 0; d < FV_ARRAY_LEN(dtypes); d++) {
         if (!is_there(dtypes[d])) continue;
         for (int32_t s = 0; s < FV_ARRAY_LEN(shapes); s++) {
