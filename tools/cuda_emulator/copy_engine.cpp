@@ -99,6 +99,15 @@ void ptx_mbarrier_wait(uint64_t *barrier, uint32_t parity)
     }
 }
 
+void ptx_mbarrier_arrive_and_wait(uint64_t *barrier)
+{
+    const shared_place place = barrier_of(barrier);
+    mbarrier_state state;
+    check_at(mbarrier_read(&state, *(uint64_t *)place.at), place.block, place.at);
+    count(place, 1, 0);
+    ptx_mbarrier_wait(barrier, state.parity);
+}
+
 /* --- copies ---------------------------------------------------------------------------------------------------- */
 
 void ptx_prefetch_map(const fv_tensor_map *) {}

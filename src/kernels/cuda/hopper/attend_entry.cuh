@@ -83,12 +83,12 @@ static __device__ __forceinline__ void weigh_entries(entry_state<N> *state, entr
             mask_columns<N>(s, memory->rows, tile_first);
         const float2 scales = read_entry_scales(key);
         const float largest_scale = fmaxf(fabsf(scales.x), fabsf(scales.y));
-        if (GROUPS > 1 && tile > 0) ptx_bar_sync(ENTRY_BARRIER_ODD - group, SCORERS);
+        if (GROUPS > 1 && tile > 0) wait_at_bar(&memory->bars, ENTRY_BARRIER_ODD - group, SCORERS);
         follow_entry_maxima<N>(state, memory);
-        const bool raises = ptx_bar_any(ENTRY_BARRIER_GROUP + group, 128,
+        const bool raises = vote_at_bar(&memory->bars, ENTRY_BARRIER_GROUP + group, 128,
                                         exceeds_entry_maxima<N>(s, state, largest_scale));
         if (raises) raise_entry_maxima<N>(state, s, largest_scale, memory, group, tile);
-        if (GROUPS > 1 && tile + 1 < num_tiles) arrive_at_bar(ENTRY_BARRIER_EVEN + group, SCORERS);
+        if (GROUPS > 1 && tile + 1 < num_tiles) arrive_at_bar(&memory->bars, ENTRY_BARRIER_EVEN + group, SCORERS);
         exponentiate_entry_scores<N>(s, state);
         wait_for_entry_space(memory, tile);
         if (threadIdx.x % 128 == 0) memory->move[buffer].is_needed = raises;
@@ -103,20 +103,20 @@ template <int N>
 static __device__ __forceinline__ void score_entries(entry_memory<N> *memory, const attend_args *args, int32_t group,
                                                      int32_t origin, int32_t num_tiles)
 {
-    ptx_bar_sync(ENTRY_BARRIER_QUERIES, entry_shape<N>::CONSUMERS);
+    wait_at_bar(&memory->bars, ENTRY_BARRIER_QUERIES, entry_shape<N>::CONSUMERS);
     const float inverse = find_query_scale(memory->largest_query).inverse;
     const float scale = args->params.scale * memory->job.k_head_scale * FV_LOG2E * inverse; /* of scores, in base 2 */
     entry_state<N> state = {};
     state.inverse_unit = 1.0f / ENTRY_FIRST_UNIT;
     weigh_entries<N>(&state, memory, group, origin, num_tiles, scale);
-    ptx_bar_sync(ENTRY_BARRIER_SCORERS, entry_shape<N>::SCORERS);
+    wait_at_bar(&memory->bars, ENTRY_BARRIER_SCORERS, entry_shape<N>::SCORERS);
     follow_entry_maxima<N>(&state, memory);
 #pragma unroll
     for (int i = 0; i < N / 4; i++) {
         const float sum = sum_of_column(state.sum[i]);
         if (threadIdx.x % 32 < 4) memory->sums[threadIdx.x / 32][column_of_thread(i)] = sum;
     }
-    arrive_at_bar(ENTRY_BARRIER_CONSUMERS, entry_shape<N>::CONSUMERS);
+    arrive_at_bar(&memory->bars, ENTRY_BARRIER_CONSUMERS, entry_shape<N>::CONSUMERS);
 }
 
 /* --- values ---------------------------------------------------------------------------------------------------- */

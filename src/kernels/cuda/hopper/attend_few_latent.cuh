@@ -168,7 +168,7 @@ static __device__ __forceinline__ void find_latent_maxima(float (&max)[N / 4], c
         for (int by = 4; by < 32; by *= 2) most = fmaxf(most, __shfl_xor_sync(~0u, most, by));
         if (lane < 4) memory->found_max[group][warp][column_of_thread(i)] = most;
     }
-    ptx_bar_sync(FEW_LATENT_BARRIER_GROUP + group, 128);
+    wait_at_bar(&memory->bars, FEW_LATENT_BARRIER_GROUP + group, 128);
 #pragma unroll
     for (int i = 0; i < N / 4; i++) {
         max[i] = -INFINITY;
@@ -258,15 +258,15 @@ static __device__ __forceinline__ void weigh_few_latents(few_latent_state<F::ROW
         for (int i = 0; i < N / 2; i++) s[i] *= scale;
         if (tile_first < memory->keys.full_first || tile_first + LATENT_TILE > memory->keys.full_end)
             mask_columns<N>(s, memory->rows, tile_first);
-        if (tile > 0) ptx_bar_sync(FEW_LATENT_BARRIER_ODD - group, FEW_LATENT_SCORERS);
+        if (tile > 0) wait_at_bar(&memory->bars, FEW_LATENT_BARRIER_ODD - group, FEW_LATENT_SCORERS);
         follow_latent_maxima<N>(state, memory);
-        const bool raises = ptx_bar_any(FEW_LATENT_BARRIER_GROUP + group, 128, exceeds_latent_maxima<N>(s, state));
+        const bool raises = vote_at_bar(&memory->bars, FEW_LATENT_BARRIER_GROUP + group, 128, exceeds_latent_maxima<N>(s, state));
         if (raises) {
             float max[N / 4];
             find_latent_maxima<N>(max, s, memory, group);
             raise_latent_maxima<N>(state, max, memory, tile);
         }
-        if (tile + 1 < num_tiles) arrive_at_bar(FEW_LATENT_BARRIER_EVEN + group, FEW_LATENT_SCORERS);
+        if (tile + 1 < num_tiles) arrive_at_bar(&memory->bars, FEW_LATENT_BARRIER_EVEN + group, FEW_LATENT_SCORERS);
         exponentiate_few_latents<N>(s, state);
         wait_for_weights_space(memory, tile);
         if (threadIdx.x % 128 == 0) memory->move[p_buffer].is_needed = raises;
@@ -323,18 +323,18 @@ static __device__ __forceinline__ void score_few_latents(few_latent_memory<F::RO
     constexpr int N = F::ROWS;
     store_latent_query<N>(memory, query);
     ptx_fence_proxy_async();
-    ptx_bar_sync(FEW_LATENT_BARRIER_SCORERS, FEW_LATENT_SCORERS);
+    wait_at_bar(&memory->bars, FEW_LATENT_BARRIER_SCORERS, FEW_LATENT_SCORERS);
     few_latent_state<N> state = {};
     const float scale = args->params.scale * memory->job.k_head_scale * FV_LOG2E; /* of scores, in base 2 */
     weigh_few_latents<F>(&state, memory, group, origin, num_tiles, scale);
-    ptx_bar_sync(FEW_LATENT_BARRIER_SCORERS, FEW_LATENT_SCORERS);
+    wait_at_bar(&memory->bars, FEW_LATENT_BARRIER_SCORERS, FEW_LATENT_SCORERS);
     follow_latent_maxima<N>(&state, memory);
 #pragma unroll
     for (int i = 0; i < N / 4; i++) {
         const float2 own = make_float2(sum_of_column(state.sums[0][i]), sum_of_column(state.sums[1][i]));
         if (threadIdx.x % 32 < 4) memory->ends.sums[threadIdx.x / 32][column_of_thread(i)] = own;
     }
-    ptx_bar_sync(FEW_LATENT_BARRIER_SCORERS, FEW_LATENT_SCORERS);
+    wait_at_bar(&memory->bars, FEW_LATENT_BARRIER_SCORERS, FEW_LATENT_SCORERS);
     end_few_latent_rows<N>(memory, args);
 }
 

@@ -82,6 +82,7 @@ template <int N> struct entry_memory {
     attend_keys keys;
     int32_t has_item;
     attend_job job;
+    block_bars bars;
 };
 static_assert(sizeof(entry_memory<16>) <= 227 * 1024 && sizeof(entry_memory<32>) <= 227 * 1024 &&
                   sizeof(entry_memory<64>) <= 227 * 1024,
@@ -98,6 +99,14 @@ template <int N> static __device__ __forceinline__ void init_entry_memory(entry_
         init_warp_barrier(&memory->p_full[i], 4);
         init_warp_barrier(&memory->p_empty[i], ENTRY_VALUERS / 32);
     }
+    init_bar(&memory->bars, ENTRY_BARRIER_EVEN, entry_shape<N>::SCORERS);
+    init_bar(&memory->bars, ENTRY_BARRIER_ODD, entry_shape<N>::SCORERS);
+    for (int32_t i = 0; i < 2; i++) init_bar(&memory->bars, ENTRY_BARRIER_GROUP + i, 128);
+    init_bar(&memory->bars, ENTRY_BARRIER_SCORERS, entry_shape<N>::SCORERS);
+    init_bar(&memory->bars, ENTRY_BARRIER_VALUERS, ENTRY_VALUERS);
+    init_bar(&memory->bars, ENTRY_BARRIER_QUERIES, entry_shape<N>::CONSUMERS);
+    init_bar(&memory->bars, ENTRY_BARRIER_CONSUMERS, entry_shape<N>::CONSUMERS);
+    init_bar(&memory->bars, ENTRY_BARRIER_PRODUCERS, ENTRY_PRODUCERS * 32);
     ptx_fence_mbarrier_init();
     memory->largest_query = 0;
     memory->inverse_unit = 1.0f / ENTRY_FIRST_UNIT;

@@ -48,7 +48,7 @@ static __device__ __forceinline__ void bring_entries(entry_memory<N> *memory, co
         next = find_entry_run(memory, args, origin + (tile + 1) * LATENT_TILE, run_keys);
         /* A warp without a copy does not lead by a phase; nor does it wait, for without its bytes the tile may come and
          * be gone before. */
-        ptx_bar_sync(ENTRY_BARRIER_PRODUCERS, ENTRY_PRODUCERS * 32);
+        wait_at_bar(&memory->bars, ENTRY_BARRIER_PRODUCERS, ENTRY_PRODUCERS * 32);
         const bool copies = run.key < LATENT_TILE;
         if (!__any_sync(~0u, copies)) continue;
         ptx_mbarrier_wait(&memory->empty[at], (tile / TILES + 1) % 2);

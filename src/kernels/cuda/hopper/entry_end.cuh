@@ -72,7 +72,7 @@ static __device__ __forceinline__ void store_entry_values(const float (&out)[ENT
     const int32_t lane = threadIdx.x % 32, warp = warp_of_group();
     attend_target targets[(N + 31) / 32];
     bool is_apart = false;
-    ptx_bar_sync(ENTRY_BARRIER_CONSUMERS, entry_shape<N>::CONSUMERS);
+    wait_at_bar(&memory->bars, ENTRY_BARRIER_CONSUMERS, entry_shape<N>::CONSUMERS);
 #pragma unroll
     for (int i = 0; i < (N + 31) / 32; i++) {
         targets[i] = end_entry_row<N>(memory, args, row0, lane + i * 32, group == 0 && warp == 0);

@@ -92,7 +92,7 @@ static __device__ __forceinline__ float find_entry_maxima(float2 *max, const flo
     largest_scale = __uint_as_float(__reduce_max_sync(~0u, __float_as_uint(largest_scale)));
     *(float2 *)&memory->found_max[group][warp][own] = make_float2(most[0], most[1]);
     if (threadIdx.x % 32 == 0) memory->found_scale[group][warp] = largest_scale;
-    ptx_bar_sync(ENTRY_BARRIER_GROUP + group, 128);
+    wait_at_bar(&memory->bars, ENTRY_BARRIER_GROUP + group, 128);
     *max = make_float2(-INFINITY, -INFINITY);
 #pragma unroll
     for (int w = 0; w < 4; w++) {

@@ -96,7 +96,7 @@ static __device__ __forceinline__ void load_entry_queries(entry_memory<N> *memor
         if (first_row + i * PASS < N)
             atomicMax(&memory->largest_query, largest_of_warp(chunks[i]));
     }
-    ptx_bar_sync(ENTRY_BARRIER_VALUERS, ENTRY_VALUERS);
+    wait_at_bar(&memory->bars, ENTRY_BARRIER_VALUERS, ENTRY_VALUERS);
     const float factor = find_query_scale(memory->largest_query).factor;
 #pragma unroll
     for (int i = 0; i < NUM_PASSES; i++) {
@@ -110,7 +110,7 @@ static __device__ __forceinline__ void load_entry_queries(entry_memory<N> *memor
                                 scale_chunk<__nv_bfloat16>(chunks[i][LATENT_PANELS - 1], factor));
     }
     ptx_fence_proxy_async();
-    arrive_at_bar(ENTRY_BARRIER_QUERIES, entry_shape<N>::CONSUMERS);
+    arrive_at_bar(&memory->bars, ENTRY_BARRIER_QUERIES, entry_shape<N>::CONSUMERS);
 }
 
 #endif

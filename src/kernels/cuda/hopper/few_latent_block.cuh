@@ -92,6 +92,7 @@ template <int N> struct few_latent_memory {
     alignas(16) float4 sums_of_other[N]; /* maximum, sum, and sum of P as rounded, of its rows */
     uint64_t met;                        /* they are there */
     uint64_t inbox[4];                   /* `parts` of its warps */
+    block_bars bars;
 };
 static_assert(sizeof(few_latent_memory<16>) <= 227 * 1024 && sizeof(few_latent_memory<32>) <= 227 * 1024,
               "the shared memory of a block");
@@ -107,6 +108,15 @@ static __device__ __forceinline__ void init_few_latent_memory(few_latent_memory<
         init_warp_barrier(&memory->p_full[i], 4);
         init_warp_barrier(&memory->p_empty[i], FEW_LATENT_VALUERS / 32);
     }
+    init_bar(&memory->bars, FEW_LATENT_BARRIER_EVEN, FEW_LATENT_SCORERS);
+    init_bar(&memory->bars, FEW_LATENT_BARRIER_ODD, FEW_LATENT_SCORERS);
+    for (int32_t i = 0; i < 2; i++) {
+        init_bar(&memory->bars, FEW_LATENT_BARRIER_GROUP + i, 128);
+        init_bar(&memory->bars, FEW_LATENT_BARRIER_VALUERS + i, 128);
+    }
+    init_bar(&memory->bars, FEW_LATENT_BARRIER_SCORERS, FEW_LATENT_SCORERS);
+    init_bar(&memory->bars, FEW_LATENT_BARRIER_CONSUMERS, FEW_LATENT_CONSUMERS);
+    init_bar(&memory->bars, FEW_LATENT_BARRIER_PRODUCERS, FEW_LATENT_PRODUCERS * 32);
     init_meeting(memory, args, N, few_part_bytes<N>);
 }
 

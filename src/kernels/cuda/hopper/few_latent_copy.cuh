@@ -80,7 +80,7 @@ static __device__ __forceinline__ void bring_few_latents(few_latent_memory<N> *m
         next = find_latent_copy(source, args, unit + FEW_TILE_UNITS, run);
         /* A warp without a copy does not lead by a phase; nor does it wait, for without its bytes the unit may come and
          * be gone before. */
-        ptx_bar_sync(FEW_LATENT_BARRIER_PRODUCERS, FEW_LATENT_PRODUCERS * 32);
+        wait_at_bar(&memory->bars, FEW_LATENT_BARRIER_PRODUCERS, FEW_LATENT_PRODUCERS * 32);
 #pragma unroll
         for (int i = 0; i < FEW_TILE_UNITS; i++) {
             const int32_t at = (unit + i) % FEW_UNITS;

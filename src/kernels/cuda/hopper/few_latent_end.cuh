@@ -134,7 +134,7 @@ static __device__ __forceinline__ void narrow_few_rows(few_latent_memory<N> *mem
 {
     const int32_t r = threadIdx.x % 128;
     if (r < N && memory->ends.rows[r].partial >= 0) narrow_few_row<N>(memory, args, r, group);
-    ptx_bar_sync(FEW_LATENT_BARRIER_VALUERS + group, 128);
+    wait_at_bar(&memory->bars, FEW_LATENT_BARRIER_VALUERS + group, 128);
 }
 
 /* In 16 bits, that is, with a scale for half of a row. */
@@ -168,7 +168,7 @@ static __device__ __forceinline__ void end_few_latent_rows(few_latent_memory<N> 
         memory->ends.targets[r] = to;
     }
     __syncwarp();
-    arrive_at_bar(FEW_LATENT_BARRIER_CONSUMERS, FEW_LATENT_CONSUMERS);
+    arrive_at_bar(&memory->bars, FEW_LATENT_BARRIER_CONSUMERS, FEW_LATENT_CONSUMERS);
     if (is_row && !narrows && !(splits && blockIdx.x % 2 != 0)) store_sums(args, row, &end);
 }
 
@@ -213,16 +213,18 @@ static __device__ __forceinline__ void store_few_latents(float (&out)[FEW_LATENT
     const int32_t row_bytes = staged_row_bytes(element_bytes);
     char *staged = memory->units[0] + group * N * staged_row_bytes(4);
     const bool splits = is_split(args);
-    if (narrows && !splits) keep_largest_latents<N>(memory, out, group);
+    /* Where queries were: behind the last tile's P nobody reads them, without tiles they may still be on their way there. */
+    const bool keeps_early = narrows && !splits && count_latent_tiles(&memory->keys) > 0;
+    if (keeps_early) keep_largest_latents<N>(memory, out, group);
     if (splits) ptx_cluster_wait();
-    ptx_bar_sync(FEW_LATENT_BARRIER_CONSUMERS, FEW_LATENT_CONSUMERS);
+    wait_at_bar(&memory->bars, FEW_LATENT_BARRIER_CONSUMERS, FEW_LATENT_CONSUMERS);
     if (splits) {
         if (group != (int32_t)blockIdx.x % 2) return give_few_latents<N>(out, memory);
         take_few_latents<N>(out, memory);
-        if (narrows) {
-            keep_largest_latents<N>(memory, out, group);
-            ptx_bar_sync(FEW_LATENT_BARRIER_VALUERS + group, 128);
-        }
+    }
+    if (narrows && !keeps_early) {
+        keep_largest_latents<N>(memory, out, group);
+        wait_at_bar(&memory->bars, FEW_LATENT_BARRIER_VALUERS + group, 128);
     }
     if (narrows) narrow_few_rows<N>(memory, args, group);
     const float *by = memory->ends.by[group];
@@ -235,7 +237,7 @@ static __device__ __forceinline__ void store_few_latents(float (&out)[FEW_LATENT
     else
         stage_few_latents<__nv_bfloat16, N>(out, staged, by);
     ptx_fence_proxy_async();
-    ptx_bar_sync(FEW_LATENT_BARRIER_VALUERS + group, 128);
+    wait_at_bar(&memory->bars, FEW_LATENT_BARRIER_VALUERS + group, 128);
     const int32_t lane = threadIdx.x % 32, first_row = warp_of_group() * (N / 4);
     char *to = lane < N / 4 ? memory->ends.targets[first_row + lane] : NULL;
     if (to) to += group * bytes;

@@ -33,6 +33,15 @@ __device__ __forceinline__ void ptx_mbarrier_wait(uint64_t *barrier, uint32_t pa
                  : "memory");
 }
 
+/* An arrival, and a wait until the phase that it belongs to has ended. */
+__device__ __forceinline__ void ptx_mbarrier_arrive_and_wait(uint64_t *barrier)
+{
+    asm volatile("{\n.reg .pred done;\n.reg .b64 phase;\nmbarrier.arrive.shared::cta.b64 phase, [%0];\n"
+                 "fv_wait:\nmbarrier.try_wait.shared::cta.b64 done, [%0], phase;\n@!done bra fv_wait;\n}\n" ::"r"(
+                     ptx_shared_address(barrier))
+                 : "memory");
+}
+
 /* "mbarrier.arrive.expect_tx": an arrival; the phase does not end before that many more bytes are there. */
 __device__ __forceinline__ void ptx_mbarrier_expect(uint64_t *barrier, uint32_t bytes)
 {
