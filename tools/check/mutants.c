@@ -330,7 +330,8 @@ static void run_mutant(void *user, int64_t index, int32_t worker)
     if (fv_problem_normalize(&test.problem, &test.problem) != FV_OK) return;
 
     const fv_executor here = {.num_workers = 1};
-    const check_lane lane = {.executor = &here};
+    fv_device cpu = {.host_is_device = 1}; /* the reference's, which mutants are of */
+    const check_lane lane = {.device = &cpu, .executor = &here};
     check_scene scene;
     check_expected expected;
     check_scene_init(&scene, &test);
