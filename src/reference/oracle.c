@@ -260,6 +260,16 @@ static void rise_to_sink(fv_oracle_row *row, row_sums *sums, double max, int32_t
     }
 }
 
+/* What products of pairs of bf16, whose sums below the least normal number are 0, may lose of a row. */
+static double flushed(const fv_oracle_row *row, const row_sums *sums, const fv_attend_params *params)
+{
+    const int32_t kv_head = row->row.head / (params->num_heads / params->num_kv_heads);
+    const double scale = params->num_kv_scales == 0 || !params->v_scale
+                             ? 1
+                             : params->v_scale[params->num_kv_scales == 1 ? 0 : kv_head];
+    return least_number * sums->num_keys * sqrt(params->v_head_size) * fmax(1, fabs(scale));
+}
+
 /* Divides by the denominator, sink included, and turns the sums into the floors. */
 static void finish_row(fv_oracle_row *row, row_sums *sums, const fv_attend_params *params)
 {
@@ -289,7 +299,7 @@ static void finish_row(fv_oracle_row *row, row_sums *sums, const fv_attend_param
     const double score_part = (sqrt(sums->value_error2) + sqrt(sums->p_error2) * out_norm) / denominator;
     const double sum_growth = unit_roundoff * (sqrt(sums->num_keys) + 8);
     row->out_floor = 2 * score_part + sum_growth * (sqrt(sums->value2) / denominator + out_norm) +
-                     sums->tiny / denominator + least_number * keys_norm;
+                     (sums->tiny + flushed(row, sums, params)) / denominator + least_number * keys_norm;
     row->lse_floor = 2 * sqrt(sums->p_error2) / denominator + sum_growth +
                      unit_roundoff * (2 * fabs(row->lse) + 2 * fabs(sums->max));
     const double of_sums = unit_roundoff * (sums->num_keys / STEP_OF_SUMS);
