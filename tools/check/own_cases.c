@@ -183,9 +183,30 @@ static void equal_scores(check_case_list *list)
     }
 }
 
+/* Scores beyond fp32, of zeros too, whose scores are 0 however large the scale: few rows and many, of which only CPUs promise
+ * numbers. */
+static void huge_scores(check_case_list *list)
+{
+    static const heads shapes[] = {{1, 1}, {6, 2}, {6, 3}, {4, 1}, {12, 1}};
+    static const fv_dtype small[] = {FV_DTYPE_F8_E4M3, FV_DTYPE_NONE, FV_DTYPE_F8_E5M2, FV_DTYPE_I8};
+    static const fv_dtype dtypes[] = {FV_DTYPE_F32, FV_DTYPE_BF16, FV_DTYPE_F16};
+    static const float scales[] = {1e37f, 1e38f, 3.4e38f, -1e38f};
+    const lens_list lens = LENS(C(1, 130), C(1, 67), C(3, 40), C(20, 90));
+    for (int32_t cell = 0; cell < 5 * 4 * 3; cell++) {
+        check_case test = grid_case(shapes[cell % 5], 64, 16, dtypes[cell % 3]);
+        if (small[cell % 4]) grid_set_fp8(&test, small[cell % 4]);
+        test.huge_scores = test.odd_rows = 1;
+        test.problem.scale = scales[cell / 5 % 4];
+        test.problem.soft_cap = cell / 3 % 2 ? 40 : 0;
+        test.problem.returns_lse = 1;
+        grid_add(list, "huge_scores", &test, &lens);
+    }
+}
+
 void check_own_cases(check_case_list *list)
 {
     equal_scores(list);
+    huge_scores(list);
     static_lists(list);
     many_decodes(list);
     equal_decodes(list);

@@ -116,7 +116,7 @@ static void attend_tile_head(void *user, fv_few_tile *tile, int32_t head)
         .scale = fv_attend_score_scale(job, job->item->first_kv_head + head),
         .weight_factor = factor,
     };
-    span.scale.dot *= factor;
+    const float dot_factor = fv_few_take_factor(&span.scale, factor);
 
     for (int32_t g = 0; g < few->num_groups; g++) {
         fv_row_group *group = &scratch->groups[head * few->num_groups + g];
@@ -135,6 +135,7 @@ static void attend_tile_head(void *user, fv_few_tile *tile, int32_t head)
         float rescale[FV_LANES];
         kernels->dot(scratch->scores, scratch->q + first_row * fv_few_padded(params->head_size), &tile->rows, first,
                      end, params->head_size);
+        if (dot_factor != 1.0f) fv_few_grow_dots(scratch->scores, dot_factor, first, end, num_rows);
         const int32_t max_grew = kernels->softmax(group, scratch->scores, rescale, &span);
         const fv_few_accumulate_fn add = some_masked ? kernels->accumulate_masked : kernels->accumulate;
         add(scratch->sums + first_row * fv_few_padded(params->v_head_size), scratch->scores, max_grew ? rescale : NULL,

@@ -7,6 +7,7 @@
 #define FV_KERNELS_CPU_ATTEND_ITEM_H
 
 #include <assert.h>
+#include <float.h>
 #include <math.h>
 
 #include "kernels/cpu/isa.h"
@@ -50,7 +51,7 @@ typedef struct fv_attend_job {
     int32_t has_k_scales, has_v_scales; /* of single keys */
 } fv_attend_job;
 
-/* Constants of the score of one KV head. */
+/* Constants of the score of one KV head, finite where those of the call are: 0 times infinity is no number. */
 typedef struct fv_score_scale {
     float dot; /* factor of the dot product; with a soft cap, of its argument */
     float cap; /* 0: none; else cap * log2(e) */
@@ -278,8 +279,11 @@ static inline fv_score_scale fv_attend_score_scale(const fv_attend_job *job, int
 {
     const fv_attend_params *params = job->params;
     const float scale = params->scale * fv_head_scale_of(job->k_head_scale, params->num_kv_scales, kv_head);
-    if (params->soft_cap > 0) return (fv_score_scale){scale / params->soft_cap, params->soft_cap * FV_LOG2E};
-    return (fv_score_scale){scale * FV_LOG2E, 0.0f};
+    const float dot = params->soft_cap > 0 ? scale / params->soft_cap : scale * FV_LOG2E;
+    return (fv_score_scale){
+        .dot = isinf(dot) ? copysignf(FLT_MAX, dot) : dot,
+        .cap = params->soft_cap > 0 ? params->soft_cap * FV_LOG2E : 0.0f,
+    };
 }
 
 FV_ALWAYS_INLINE fv_f32x8 fv_attend_score(fv_f32x8 dot, fv_score_scale scale)

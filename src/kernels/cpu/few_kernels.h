@@ -89,6 +89,24 @@ FV_ALWAYS_INLINE fv_f32x8 fv_few_load8(const void *from, const fv_dtype dtype)
     return fv_few_factor(dtype) == 1.0f ? value : value * (1.0f / fv_few_factor(dtype));
 }
 
+/* Takes the factor into the scale of scores, but where the scale would be beyond fp32: then it returns the factor, and dot
+ * products are to be multiplied by it (fv_few_grow_dots), else 1. */
+static inline float fv_few_take_factor(fv_score_scale *scale, float factor)
+{
+    if (fabsf(scale->dot) > FLT_MAX / factor) return factor;
+    scale->dot *= factor;
+    return 1.0f;
+}
+
+/* Dot products of the keys [first, end), and of those that share a vector with them. */
+static inline void fv_few_grow_dots(float *scores, float factor, int32_t first, int32_t end, int32_t num_rows)
+{
+    const int32_t num_scores = fv_few_scores_of_key(num_rows), num_keys = FV_LANES / num_scores;
+    float *to = scores + end * num_scores;
+    for (float *at = scores + first / num_keys * FV_LANES; at < to; at += FV_LANES)
+        fv_store_f32(at, fv_load_f32(at) * factor);
+}
+
 /* A portion to be asked for bit by bit. */
 FV_ALWAYS_INLINE fv_prefetch_portion fv_few_portion(fv_prefetch_cursor *cursor, int64_t bytes)
 {

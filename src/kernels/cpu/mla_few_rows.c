@@ -189,14 +189,13 @@ static void attend_tile(const few_item *few, const few_tile *tile, fv_prefetch_s
         .v_stride = fv_few_row_stride(latents, tile->first, tile->end),
         .ahead = ahead,
     };
-    const float factor = fv_few_factor(few->dtype);
+    assert(fv_few_factor(few->dtype) == 1.0f); /* fp8 is not worked on in place */
     fv_softmax_span span = {
         .job = job,
         .first_key = tile->first_key,
         .scale = fv_attend_score_scale(job, 0),
-        .weight_factor = factor,
+        .weight_factor = 1.0f,
     };
-    span.scale.dot *= factor;
     for (int32_t g = 0; g < few->num_groups; g++) {
         fv_row_group *group = &scratch->groups[g];
         const int32_t first = fv_max_i32(group->some.first - tile->first_key, tile->first);
