@@ -14,7 +14,8 @@
  * the cache are copied to fp32 first.
  *
  * The products are those of few_rows.h, at level avx512 those of few_wide.h; level avx512_bf16 has those of
- * few_pairs.h, and leaves to its base what bf16 does not have exactly, queries or keys of fp16 and fp32. */
+ * few_pairs.h, and leaves to its base what bf16 does not have exactly, queries or keys of fp16 and fp32, and what gains
+ * nothing by pairs, int8 of fewer than 4 rows. */
 #if defined(__AVX2__)
 #define FV_FEW_HAS_3_ROWS 1
 #endif
@@ -159,16 +160,22 @@ static void finish_head(const few_item *few, int32_t head)
 }
 
 #if defined(FV_HAS_PAIRS)
-int32_t FV_ISA_SYMBOL(fv_attend_few_serves)(const fv_attend_job *job)
+#define LEAST_ROWS_I8 4 /* fewer do not pay for its look-up: the base converts 16 numbers in two instructions */
+
+int32_t FV_ISA_SYMBOL(fv_attend_few_serves)(const fv_attend_job *job, int64_t num_rows)
 {
     const fv_attend_params *params = job->params;
     if (params->q_dtype != FV_DTYPE_BF16) return 0;
     const int32_t width = FV_FEW_UNIT * fv_few_units_of_line(job->lane_dtype);
     if (params->head_size % width != 0 || params->v_head_size % width != 0) return 0;
+    if (job->lane_dtype == FV_DTYPE_I8 && num_rows < LEAST_ROWS_I8) return 0;
     return fv_few_reads_bf16(job) || fv_few_reads_bytes(job);
 }
 #else
-int32_t FV_ISA_SYMBOL(fv_attend_few_serves)(const fv_attend_job *job) { return job != NULL; }
+int32_t FV_ISA_SYMBOL(fv_attend_few_serves)(const fv_attend_job *job, int64_t num_rows)
+{
+    return job != NULL && num_rows > 0;
+}
 #endif
 
 void FV_ISA_SYMBOL(fv_attend_few_rows)(const fv_attend_job *job, const fv_attend_job *next_job, void *memory)

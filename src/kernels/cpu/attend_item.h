@@ -374,8 +374,8 @@ size_t FV_ISA_SYMBOL(fv_attend_few_scratch)(const fv_attend_params *params);
 /* `next`: whose first keys are prefetched at the end, that of the worker's next item; without keys there is none. */
 void FV_ISA_SYMBOL(fv_attend_few_rows)(const fv_attend_job *job, const fv_attend_job *next, void *scratch);
 
-/* 0: not by this level, whose base takes the item. */
-int32_t FV_ISA_SYMBOL(fv_attend_few_serves)(const fv_attend_job *job);
+/* 0: not by this level, whose base takes the item. `num_rows` are those of the item's query. */
+int32_t FV_ISA_SYMBOL(fv_attend_few_serves)(const fv_attend_job *job, int64_t num_rows);
 size_t FV_BASE_SYMBOL(fv_attend_few_scratch)(const fv_attend_params *params);
 void FV_BASE_SYMBOL(fv_attend_few_rows)(const fv_attend_job *job, const fv_attend_job *next, void *scratch);
 

@@ -48,7 +48,7 @@ static void attend_item(const fv_attend_params *params, const fv_work_item *item
         return;
     }
 #endif
-    if (FV_ISA_SYMBOL(fv_attend_few_serves)(&job))
+    if (FV_ISA_SYMBOL(fv_attend_few_serves)(&job, num_rows))
         FV_ISA_SYMBOL(fv_attend_few_rows)(&job, &next_job, scratch);
     else
         FV_BASE_SYMBOL(fv_attend_few_rows)(&job, &next_job, scratch);
