@@ -37,7 +37,7 @@
 enum {
     GROUP_PAIRS = FV_TILE_GROUP_PAIRS,
     SLICE_SUMS = FV_SLICE_COLUMNS * FV_TILE_STRIP_ROWS, /* of a strip */
-    FEW_KEYS = 64,                                      /* up to here weights are exact */
+    FEW_KEYS = 128,                                     /* of a row, up to here weights are exact */
     STREAM_BYTES = 8 << 20, /* of a sequence's output, from which on it is written past the caches */
 };
 
@@ -125,6 +125,17 @@ static void add_values(const fv_many_item *many, const fv_strip_pair *pair)
 
 /* --- the item ----------------------------------------------------------------------------------------------------- */
 
+/* Does a row see few keys, but some? */
+static int32_t strip_sees_few(const fv_row_strip *rows)
+{
+    int32_t few = 0;
+    for (int32_t i = 0; i < FV_TILE_STRIP_ROWS; i++) {
+        const int32_t num_keys = rows->end[i] - rows->first[i];
+        few |= num_keys > 0 && num_keys <= FEW_KEYS;
+    }
+    return few;
+}
+
 /* The pair of strips from `first` on, number p of its group; its weighers are not set. */
 static void pair_work_begin(fv_pair_work *work, const fv_many_item *many, int32_t first, int32_t p)
 {
@@ -141,10 +152,7 @@ static void pair_work_begin(fv_pair_work *work, const fv_many_item *many, int32_
     }
     fv_pair_find_steps(pair, &many->keys->block);
     /* Rows that see few keys, wherever these lie: the largest weight is then 1, which is held as it is. */
-    for (int32_t i = 0; i < pair->num; i++) {
-        const fv_key_range *some = &pair->strips[i]->rows.some;
-        if (some->end - some->first <= FEW_KEYS) work->is_exact = 1;
-    }
+    for (int32_t i = 0; i < pair->num && !work->is_exact; i++) work->is_exact = strip_sees_few(&pair->strips[i]->rows);
 }
 
 static void attend_keys(const fv_many_item *many)
