@@ -116,6 +116,14 @@ static bool lie_alike(const fv_kv_plane *k, const fv_kv_plane *v)
            k->block_stride >= 0 && k->block_stride <= UINT32_MAX && k->head_stride >= 0 && k->head_stride <= UINT32_MAX;
 }
 
+/* Has the output more digits than P, which is of the queries' dtype, but fp16 next to one byte? */
+static bool is_output_finer(const fv_attend_params *params)
+{
+    if (params->out_dtype == FV_DTYPE_F32) return true;
+    return params->out_dtype == FV_DTYPE_F16 && params->q_dtype == FV_DTYPE_BF16 &&
+           fv_dtype_bytes(params->cache.dtype) > 1;
+}
+
 static void set_args(attend_args *args, const fv_attend_params *params, fv_rescaling rescaling)
 {
     memset(args, 0, sizeof(*args));
@@ -131,6 +139,7 @@ static void set_args(attend_args *args, const fv_attend_params *params, fv_resca
     args->is_narrow = args->k[0].read == FV_READ_CONVERT && args->v[0].read == FV_READ_CONVERT && !params->dense.k;
     args->p_factor = args->key_scales && params->q_dtype == FV_DTYPE_F16 ? 64.0f : 1.0f;
     args->inverse_soft_cap = params->soft_cap > 0 ? 1.0f / params->soft_cap : 0.0f;
+    args->max_slack = is_output_finer(params) ? 0.0f : FV_MAX_SLACK;
     args->is_special = params->soft_cap > 0 || params->alibi != FV_ALIBI_NONE || params->tree_mask;
     if (!params->alibi_slopes) args->params.alibi = FV_ALIBI_NONE;
     const int64_t q_places[] = {(int64_t)params->q, params->q_token_stride, params->q_head_stride};
@@ -429,7 +438,7 @@ static fv_status allow_shared(const fv_device *device, const Kernel *kernel, int
 
 static fv_status allow_hopper(const fv_device *device, const fv_cuda_hopper_kernels *hopper)
 {
-    const fv_cuda_attend_kernel *pairs[] = {hopper->rows[0], hopper->rows[1], hopper->rows[2],  hopper->latent,
+    const fv_cuda_attend_kernel *pairs[] = {hopper->rows[0], hopper->rows[1],   hopper->rows[2],  hopper->latent,
                                             hopper->amla,    hopper->latent_16, hopper->latent_32};
     fv_status status = FV_OK;
     for (const fv_cuda_attend_kernel *kernels : pairs) {

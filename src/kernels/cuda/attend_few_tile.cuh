@@ -11,8 +11,7 @@
 #include "kernels/cuda/widen.cuh"
 
 /* IS_NARROW: of entries of one byte. HEADS: KV heads of a job; where they are two, each has half of the rows. */
-template <int HEAD_, bool IS_NARROW_, int ROWS, int WARPS_ = HEAD_ <= 64 ? 4 : 6, int HEADS_ = 1,
-          bool MEETS_ = false>
+template <int HEAD_, bool IS_NARROW_, int ROWS, int WARPS_ = HEAD_ <= 64 ? 4 : 6, int HEADS_ = 1, bool MEETS_ = false>
 struct few_shape {
     static constexpr int HEAD = HEAD_, VALUE = HEAD_, TILE = 16, BLOCK_M = ROWS, OCTETS = ROWS / 8;
     static constexpr int HEADS = HEADS_, ITEM_ROWS = ROWS / HEADS; /* of an item, at once */
@@ -382,7 +381,7 @@ static __device__ __forceinline__ void mask_few_keys(float (&s)[S::OCTETS][4], c
 template <class S>
 static __device__ __forceinline__ void raise_few_maxima(float (&x)[S::OCTETS][4], few_state<S> *state,
                                                         const float (&s)[S::OCTETS][4],
-                                                        const float (&scale)[S::OCTETS][2])
+                                                        const float (&scale)[S::OCTETS][2], float slack)
 {
     bool changes = false; /* else the sums are 0 */
 #pragma unroll
@@ -400,7 +399,7 @@ static __device__ __forceinline__ void raise_few_maxima(float (&x)[S::OCTETS][4]
                 largest = fmaxf(largest, x[i][k] == -INFINITY ? -INFINITY : s[i][k] * scale[i][j]);
 #pragma unroll
             for (int step = 4; step < 32; step *= 2) largest = fmaxf(largest, __shfl_xor_sync(~0u, largest, step));
-            const bool passes = largest > max + FV_MAX_SLACK;
+            const bool passes = largest > max + slack;
             factor[j] = passes ? ptx_ex2(max - largest) : 1.0f;
             state->max[i][j] = passes ? largest : max;
             state->sum[i][j] *= factor[j];
@@ -422,7 +421,7 @@ template <class S>
 static __device__ __forceinline__ void score_few_keys(float (&x)[S::OCTETS][4], few_state<S> *state,
                                                       const float (&s)[S::OCTETS][4],
                                                       const float (&scale)[S::OCTETS][2], const few_slot *slot,
-                                                      bool is_whole, int32_t first_key, int32_t lane)
+                                                      bool is_whole, int32_t first_key, float slack, int32_t lane)
 {
     float largest = -INFINITY;
 #pragma unroll
@@ -434,7 +433,7 @@ static __device__ __forceinline__ void score_few_keys(float (&x)[S::OCTETS][4], 
     for (int i = 0; i < S::OCTETS; i++)
 #pragma unroll
         for (int j = 0; j < 4; j++) largest = fmaxf(largest, x[i][j]);
-    if (__any_sync(~0u, largest > FV_MAX_SLACK)) raise_few_maxima<S>(x, state, s, scale);
+    if (__any_sync(~0u, largest > slack)) raise_few_maxima<S>(x, state, s, scale, slack);
 }
 
 /* P^T of the keys as T, each octet of rows the second operand of O^T = V^T P^T; their sums, too. */
@@ -671,7 +670,8 @@ static __device__ __forceinline__ void take_few_queries(few_reads<S> *reads, con
 template <class S, fv_dtype DTYPE>
 static __device__ __forceinline__ void attend_few_tile(few_state<S> *state, const few_memory<S> *memory,
                                                        const few_slot *slot, const few_reads<S> *reads, int32_t stage,
-                                                       bool is_whole, int32_t first_key, float scale, int32_t lane)
+                                                       bool is_whole, int32_t first_key, float scale, float slack,
+                                                       int32_t lane)
 {
     using T = std::conditional_t<DTYPE == FV_DTYPE_BF16, __nv_bfloat16, __half>; /* of q and P */
     const uint32_t tile = stage * S::STAGE;
@@ -682,11 +682,11 @@ static __device__ __forceinline__ void attend_few_tile(few_state<S> *state, cons
     else
         multiply_few_keys<S, T>(s, reads, reads->keys + tile);
     if constexpr (S::OCTETS == 1) {
-        score_few_keys<S>(x, state, s, reads->scale, slot, is_whole, first_key, lane);
+        score_few_keys<S>(x, state, s, reads->scale, slot, is_whole, first_key, slack, lane);
     } else {
         float scales[S::OCTETS][2];
         find_few_scales<S>(scales, memory, scale, lane);
-        score_few_keys<S>(x, state, s, scales, slot, is_whole, first_key, lane);
+        score_few_keys<S>(x, state, s, scales, slot, is_whole, first_key, slack, lane);
     }
     weigh_few_keys<S, T>(weights, state, x);
     if constexpr (S::IS_NARROW)
@@ -703,17 +703,22 @@ static __device__ __forceinline__ void attend_few_stage(few_state<S> *state, con
                                                         int32_t first_key, float scale, int32_t lane)
 {
     const fv_dtype dtype = args->params.cache.dtype;
+    const float slack = args->max_slack;
     if constexpr (!S::IS_NARROW) {
         if (dtype == FV_DTYPE_BF16)
-            attend_few_tile<S, FV_DTYPE_BF16>(state, memory, slot, reads, stage, is_whole, first_key, scale, lane);
+            attend_few_tile<S, FV_DTYPE_BF16>(state, memory, slot, reads, stage, is_whole, first_key, scale, slack,
+                                              lane);
         else
-            attend_few_tile<S, FV_DTYPE_F16>(state, memory, slot, reads, stage, is_whole, first_key, scale, lane);
+            attend_few_tile<S, FV_DTYPE_F16>(state, memory, slot, reads, stage, is_whole, first_key, scale, slack,
+                                             lane);
     } else if (dtype == FV_DTYPE_F8_E4M3) {
-        attend_few_tile<S, FV_DTYPE_F8_E4M3>(state, memory, slot, reads, stage, is_whole, first_key, scale, lane);
+        attend_few_tile<S, FV_DTYPE_F8_E4M3>(state, memory, slot, reads, stage, is_whole, first_key, scale, slack,
+                                             lane);
     } else if (dtype == FV_DTYPE_F8_E5M2) {
-        attend_few_tile<S, FV_DTYPE_F8_E5M2>(state, memory, slot, reads, stage, is_whole, first_key, scale, lane);
+        attend_few_tile<S, FV_DTYPE_F8_E5M2>(state, memory, slot, reads, stage, is_whole, first_key, scale, slack,
+                                             lane);
     } else {
-        attend_few_tile<S, FV_DTYPE_I8>(state, memory, slot, reads, stage, is_whole, first_key, scale, lane);
+        attend_few_tile<S, FV_DTYPE_I8>(state, memory, slot, reads, stage, is_whole, first_key, scale, slack, lane);
     }
 }
 

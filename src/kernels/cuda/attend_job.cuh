@@ -20,7 +20,8 @@
 #define FV_SCORE_LIMIT 3e38f
 
 /* Scores may pass the maximum that a row's sums are relative to by so much, in base 2, before those are rescaled: P up
- * to 2^8 loses nothing, and most rows are never rescaled after their first tile. */
+ * to 2^8 loses nothing, and most rows are never rescaled after their first tile. The largest weight is rounded then, too:
+ * not where the output is finer than P (attend_args.max_slack). */
 #define FV_MAX_SLACK 8.0f
 
 /* How eight neighbouring elements of a row come to shared memory. */
@@ -43,13 +44,14 @@ typedef struct attend_source {
 /* What a block of decode needs first follows what params ends with: parameters come to a multiprocessor a line at a time. */
 typedef struct attend_args {
     fv_attend_params params;
-    index_divisor block;      /* slots of a block */
-    index_divisor row_parts;  /* blocks of threads, neighbours in the grid, that share an item's rows; or the fours
+    index_divisor block;     /* slots of a block */
+    index_divisor row_parts; /* blocks of threads, neighbours in the grid, that share an item's rows; or the fours
                                * that each of those that share its keys ends (hopper/attend_few_meeting.cuh) */
     index_divisor kv_heads, group, segments; /* num_kv_heads, their query heads, num_segments */
     int32_t num_jobs; /* items times KV heads, or cells; -1: those of the sequences of whole queries in the batch */
     int32_t pages_hold_tiles; /* 1: 16 keys from a multiple of 16 on lie in one page of a plain cache */
     int32_t planes_alike;     /* 1: values of a plain cache lie as its keys do, at strides of 32 bits */
+    float max_slack;          /* FV_MAX_SLACK; 0: the largest weight is to be 1 */
     int32_t num_whole;        /* of a list: blocks of threads of items that no two blocks share, the first ones, ... */
     int32_t first_split;      /* ... and the first of the others, a multiple of 2; INT32_MAX: there is none */
     int32_t out_pairs;        /* 1: two neighbouring elements of out can be written at once */

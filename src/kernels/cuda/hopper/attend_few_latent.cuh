@@ -145,13 +145,13 @@ static __device__ __forceinline__ void follow_latent_maxima(few_latent_state<N> 
 
 /* Does a score pass what its row's sums are relative to by too much? */
 template <int N>
-static __device__ __forceinline__ bool exceeds_latent_maxima(const float (&s)[N / 2], const few_latent_state<N> *state)
+static __device__ __forceinline__ bool exceeds_latent_maxima(const float (&s)[N / 2], const few_latent_state<N> *state,
+                                                             float slack)
 {
     bool exceeds = false;
 #pragma unroll
     for (int i = 0; i < N / 4; i++)
-        exceeds = exceeds ||
-                  fmaxf(s[element_of_column(i, 0)], s[element_of_column(i, 1)]) > state->max[i] + FV_MAX_SLACK;
+        exceeds = exceeds || fmaxf(s[element_of_column(i, 0)], s[element_of_column(i, 1)]) > state->max[i] + slack;
     return exceeds;
 }
 
@@ -181,7 +181,7 @@ static __device__ __forceinline__ void find_latent_maxima(float (&max)[N / 4], c
  * scorers, and what the output moves by to the valuers, when P's place is free. Rare. */
 template <int N>
 static __device__ __forceinline__ void raise_latent_maxima(few_latent_state<N> *state, const float (&max)[N / 4],
-                                                           few_latent_memory<N> *memory, int32_t tile)
+                                                           few_latent_memory<N> *memory, int32_t tile, float slack)
 {
     few_latent_move<N> *output = &memory->move[tile % few_latent_memory<N>::NUM_P];
     const bool tells = threadIdx.x % 128 < 4;
@@ -189,7 +189,7 @@ static __device__ __forceinline__ void raise_latent_maxima(few_latent_state<N> *
 #pragma unroll
     for (int i = 0; i < N / 4; i++) {
         const float before = state->max[i];
-        const float now = max[i] > before + FV_MAX_SLACK ? max[i] : before;
+        const float now = max[i] > before + slack ? max[i] : before;
         const float factor = now == before ? 1.0f : ptx_ex2(before - now);
         state->max[i] = now;
         move_column_sums(state, i, factor);
@@ -235,7 +235,8 @@ static __device__ __forceinline__ void store_latent_weights(typename F::memory *
 /* Tiles group, group + 2, ... */
 template <class F>
 static __device__ __forceinline__ void weigh_few_latents(few_latent_state<F::ROWS> *state, typename F::memory *memory,
-                                                         int32_t group, int32_t origin, int32_t num_tiles, float scale)
+                                                         int32_t group, int32_t origin, int32_t num_tiles, float scale,
+                                                         float slack)
 {
     constexpr int N = F::ROWS, NUM_P = F::memory::NUM_P;
     const int32_t warp = warp_of_group();
@@ -260,11 +261,12 @@ static __device__ __forceinline__ void weigh_few_latents(few_latent_state<F::ROW
             mask_columns<N>(s, memory->rows, tile_first);
         if (tile > 0) wait_at_bar(&memory->bars, FEW_LATENT_BARRIER_ODD - group, FEW_LATENT_SCORERS);
         follow_latent_maxima<N>(state, memory);
-        const bool raises = vote_at_bar(&memory->bars, FEW_LATENT_BARRIER_GROUP + group, 128, exceeds_latent_maxima<N>(s, state));
+        const bool raises = vote_at_bar(&memory->bars, FEW_LATENT_BARRIER_GROUP + group, 128,
+                                        exceeds_latent_maxima<N>(s, state, slack));
         if (raises) {
             float max[N / 4];
             find_latent_maxima<N>(max, s, memory, group);
-            raise_latent_maxima<N>(state, max, memory, tile);
+            raise_latent_maxima<N>(state, max, memory, tile, slack);
         }
         if (tile + 1 < num_tiles) arrive_at_bar(&memory->bars, FEW_LATENT_BARRIER_EVEN + group, FEW_LATENT_SCORERS);
         exponentiate_few_latents<N>(s, state);
@@ -326,7 +328,7 @@ static __device__ __forceinline__ void score_few_latents(few_latent_memory<F::RO
     wait_at_bar(&memory->bars, FEW_LATENT_BARRIER_SCORERS, FEW_LATENT_SCORERS);
     few_latent_state<N> state = {};
     const float scale = args->params.scale * memory->job.k_head_scale * FV_LOG2E; /* of scores, in base 2 */
-    weigh_few_latents<F>(&state, memory, group, origin, num_tiles, scale);
+    weigh_few_latents<F>(&state, memory, group, origin, num_tiles, scale, args->max_slack);
     wait_at_bar(&memory->bars, FEW_LATENT_BARRIER_SCORERS, FEW_LATENT_SCORERS);
     follow_latent_maxima<N>(&state, memory);
 #pragma unroll

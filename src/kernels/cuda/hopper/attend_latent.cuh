@@ -183,7 +183,7 @@ static __device__ __forceinline__ void weigh_latent_keys(float (&out)[LATENT_VAL
     row_sums of_tile = {};
     float own[2];
     find_own_maxima(own, s);
-    choose_row_maxima(of_tile.max, own, &state->sums, factor, FV_MAX_SLACK);
+    choose_row_maxima(of_tile.max, own, &state->sums, factor, args->max_slack);
     const bool moves = has_moved<F>(state, of_tile.max);
     exponentiate_products(s, &of_tile, factor);
     latent_move move;
