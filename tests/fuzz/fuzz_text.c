@@ -48,11 +48,12 @@ static void build_sentencepiece(gguf_builder *file)
     put_small_sentencepiece(file, 256);
 }
 
-enum { num_tokenizers = 5 };
+enum { num_tokenizers = 6 };
 
 static fv_tokenizer *find_tokenizer(int32_t which)
 {
-    static const char *const pre_tokenizers[num_tokenizers - 1] = {"smollm", "gpt-2", "llama-bpe", "deepseek-v3"};
+    static const char *const pre_tokenizers[num_tokenizers - 1] = {"smollm", "gpt-2", "llama-bpe", "deepseek-v3",
+                                                                   "deepseek-llm"};
     static fv_tokenizer *tokenizers[num_tokenizers];
     if (tokenizers[which]) return tokenizers[which];
     gguf_builder file;
