@@ -35,6 +35,9 @@ static int32_t num_cpus_of(long long quota_us, long long period_us)
     return (int32_t)fv_min_i64(fv_max_i64(1, fv_ceil_div(quota_us, period_us)), INT32_MAX);
 }
 
+/* Of two limits, 0 is none. */
+static int32_t lesser_limit(int32_t a, int32_t b) { return a == 0 || (b > 0 && b < a) ? b : a; }
+
 /* Of one group, whose folder this is. */
 static int32_t limit_of_group(const char *folder, int32_t version)
 {
@@ -61,8 +64,7 @@ static int32_t limit_of_groups(const char *top, const char *group, int32_t versi
     if (length < 0 || (size_t)length >= sizeof(folder)) return 0;
     int32_t least = 0;
     for (;;) {
-        const int32_t limit = limit_of_group(folder, version);
-        if (limit > 0 && (least == 0 || limit < least)) least = limit;
+        least = lesser_limit(least, limit_of_group(folder, version));
         char *slash = strrchr(folder + strlen(top), '/');
         if (!slash) return least;
         *slash = '\0';
@@ -92,8 +94,7 @@ int32_t fv_cpu_quota(const char *root)
         const int32_t version = *names ? 1 : 2;
         if (version == 1 && !names_cpu(names)) continue;
         snprintf(path, sizeof(path), "%s/sys/fs/cgroup%s", root, version == 1 ? "/cpu" : "");
-        const int32_t limit = limit_of_groups(path, group, version);
-        if (limit > 0 && (least == 0 || limit < least)) least = limit;
+        least = lesser_limit(least, limit_of_groups(path, group, version));
     }
     fclose(file);
     return least;

@@ -263,10 +263,7 @@ static void rise_to_sink(fv_oracle_row *row, row_sums *sums, double max, int32_t
 /* What products of pairs of bf16, whose sums below the least normal number are 0, may lose of a row. */
 static double flushed(const fv_oracle_row *row, const row_sums *sums, const fv_attend_params *params)
 {
-    const int32_t kv_head = row->row.head / (params->num_heads / params->num_kv_heads);
-    const double scale = params->num_kv_scales == 0 || !params->v_scale
-                             ? 1
-                             : params->v_scale[params->num_kv_scales == 1 ? 0 : kv_head];
+    const double scale = fv_head_scale(params->v_scale, params->num_kv_scales, row->row.kv_head);
     return least_number * sums->num_keys * sqrt(params->v_head_size) * fmax(1, fabs(scale));
 }
 

@@ -225,14 +225,7 @@ static int32_t all_finite(char *text, size_t text_bytes, const check_scene *scen
 /* Puts the pattern over the rows of the batch; then all of the memory must be the pattern. */
 static int32_t rest_untouched(char *memory, size_t bytes, const fv_tensor *tensor, int32_t num_tokens)
 {
-    if (tensor->data) {
-        const int64_t heads = tensor->shape[1], size = tensor->num_dims > 2 ? tensor->shape[2] : 1;
-        const size_t row_bytes = (size_t)size * fv_dtype_bytes(tensor->dtype);
-        for (int64_t token = 0; token < num_tokens; token++)
-            for (int64_t head = 0; head < heads; head++)
-                memset((char *)tensor->data + token * tensor->stride_bytes[0] + head * tensor->stride_bytes[1],
-                       CHECK_PATTERN, row_bytes);
-    }
+    check_scene_cover_rows(tensor, num_tokens);
     for (size_t i = 0; i < bytes; i++)
         if ((unsigned char)memory[i] != CHECK_PATTERN) return 0;
     return 1;

@@ -221,20 +221,6 @@ static int32_t new_min_query_len(const plan_run *run, const check_scene *scene)
     return run->plan->new_min_query_len;
 }
 
-/* Rows of the first sequences, as if nobody had written them. */
-static void forget_rows(check_scene *scene, int32_t num_seqs)
-{
-    for (int32_t token = 0; token < scene->query_start[num_seqs]; token++) {
-        for (int32_t head = 0; head < scene->out.shape[1]; head++) {
-            memset((char *)scene->out.data + token * scene->out.stride_bytes[0] + head * scene->out.stride_bytes[1],
-                   CHECK_PATTERN, (size_t)scene->out.shape[2] * fv_dtype_bytes(scene->out.dtype));
-            if (scene->lse.data)
-                memset((char *)scene->lse.data + token * scene->lse.stride_bytes[0] + head * scene->lse.stride_bytes[1],
-                       CHECK_PATTERN, sizeof(float));
-        }
-    }
-}
-
 /* A step of the first sequences alone, behind one of all: their results have to come anew, those of others stay. Of a batch
  * whose lists and grids are sized by bounds always, else of half; not where the prefix groups of all are counted. */
 static fv_status run_fewer(const plan_run *run, check_scene *scene, const fv_batch *all, const fv_layer *layer)
@@ -244,7 +230,8 @@ static fv_status run_fewer(const plan_run *run, check_scene *scene, const fv_bat
     fv_batch fewer = *all;
     fewer.num_seqs = (all->num_seqs + 1) / 2;
     fewer.num_tokens = scene->query_start[fewer.num_seqs];
-    forget_rows(scene, fewer.num_seqs);
+    check_scene_cover_rows(&scene->out, fewer.num_tokens); /* as if nobody had written them */
+    check_scene_cover_rows(&scene->lse, fewer.num_tokens);
     return run_batch(run, &fewer, layer);
 }
 

@@ -534,6 +534,17 @@ void check_scene_reset(check_scene *scene, int32_t written)
     memset(scene->lse_memory, CHECK_PATTERN, scene->lse_bytes);
 }
 
+void check_scene_cover_rows(const fv_tensor *tensor, int32_t num_tokens)
+{
+    if (!tensor->data) return;
+    const int64_t heads = tensor->shape[1], size = tensor->num_dims > 2 ? tensor->shape[2] : 1;
+    const size_t row_bytes = (size_t)size * fv_dtype_bytes(tensor->dtype);
+    for (int64_t token = 0; token < num_tokens; token++)
+        for (int64_t head = 0; head < heads; head++)
+            memset((char *)tensor->data + token * tensor->stride_bytes[0] + head * tensor->stride_bytes[1],
+                   CHECK_PATTERN, row_bytes);
+}
+
 fv_attend_params check_scene_params(const check_scene *scene)
 {
     const fv_problem *problem = &scene->test->problem;

@@ -50,6 +50,9 @@ void check_scene_deinit(check_scene *scene);
 /* Puts `cache` back to cache_before or cache_after, out and lse back to the pattern. */
 void check_scene_reset(check_scene *scene, int32_t written);
 
+/* Puts the pattern over the rows of the first tokens of out or lse; takes one without data. */
+void check_scene_cover_rows(const fv_tensor *tensor, int32_t num_tokens);
+
 /* Parameters of attend_paged without the schedule. */
 fv_attend_params check_scene_params(const check_scene *scene);
 

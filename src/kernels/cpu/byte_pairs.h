@@ -59,6 +59,12 @@ FV_ALWAYS_INLINE const fv_byte_table *fv_byte_table_of(const fv_dtype dtype)
     return dtype == FV_DTYPE_F8_E5M2 ? &fv_byte_table_e5m2 : &fv_byte_table_i8;
 }
 
+/* Where column `column` of a line is: in 16 words[0], then words[1]. */
+FV_ALWAYS_INLINE int32_t fv_byte_word_place(int32_t column)
+{
+    return column % 16 / 8 * 32 + column / 16 * 8 + column % 8;
+}
+
 #if !defined(__AVX512VBMI__)
 /* Out of line: inlined it is hundreds of statements in each kernel. */
 static __attribute__((noinline, unused)) void fv_words_of_bytes_plain(uint16_t *words, const uint8_t *bytes,
@@ -69,7 +75,7 @@ static __attribute__((noinline, unused)) void fv_words_of_bytes_plain(uint16_t *
         const uint32_t sign = bytes[i] & 0x80u, magnitude = is_i8 && sign ? 256u - bytes[i] : bytes[i] & 0x7fu;
         const uint32_t bits = magnitude == 128 ? 0x4300u
                                                : table->low[magnitude] | (uint32_t)table->high[magnitude] << 8;
-        words[i % 16 / 8 * 32 + i / 16 * 8 + i % 8] = (uint16_t)(bits | sign << 8);
+        words[fv_byte_word_place(i)] = (uint16_t)(bits | sign << 8);
     }
 }
 #endif
@@ -96,12 +102,6 @@ FV_ALWAYS_INLINE void fv_words_of_bytes(fv_words words[2], const void *from, con
     words[0] = fv_words_load(plain);
     words[1] = fv_words_load(plain + 32);
 #endif
-}
-
-/* Where column `column` of a line is: in 16 words[0], then words[1]. */
-FV_ALWAYS_INLINE int32_t fv_byte_word_place(int32_t column)
-{
-    return column % 16 / 8 * 32 + column / 16 * 8 + column % 8;
 }
 
 #endif

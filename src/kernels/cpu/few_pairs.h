@@ -58,7 +58,7 @@ FV_ALWAYS_INLINE void fv_few_dot(float *scores, const float *q, const fv_key_row
                                  int32_t head_size, const int32_t num_rows, const fv_dtype dtype)
 {
     const int32_t num_keys = num_rows >= 3 ? 4 : 8, num_units = fv_few_units_of_line(dtype);
-    const int32_t element_bytes = fv_few_is_byte(dtype) ? 1 : 2;
+    const int32_t element_bytes = (int32_t)fv_few_element_bytes(dtype);
     fv_prefetch_cursor cursor = fv_prefetch_begin(rows->ahead);
     for (int32_t key = first / num_keys * num_keys; key < end; key += num_keys) {
         const char *k[FV_LANES];

@@ -46,7 +46,7 @@ typedef struct attend_args {
     fv_attend_params params;
     index_divisor block;     /* slots of a block */
     index_divisor row_parts; /* blocks of threads, neighbours in the grid, that share an item's rows; or the fours
-                               * that each of those that share its keys ends (hopper/attend_few_meeting.cuh) */
+                              * that each of those that share its keys ends (hopper/attend_few_meeting.cuh) */
     index_divisor kv_heads, group, segments; /* num_kv_heads, their query heads, num_segments */
     int32_t num_jobs; /* items times KV heads, or cells; -1: those of the sequences of whole queries in the batch */
     int32_t pages_hold_tiles; /* 1: 16 keys from a multiple of 16 on lie in one page of a plain cache */
