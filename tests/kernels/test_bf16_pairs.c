@@ -11,7 +11,7 @@
 #include <math.h>
 
 #include "kernels/bf16_words.h"
-#include "kernels/cpu/byte_pairs.h"
+#include "kernels/cpu/byte_words.h"
 
 static void dot_is_the_instruction(void **state)
 {

@@ -9,8 +9,6 @@
 
 #include "kernels/cpu/lanes.h"
 
-FV_ALWAYS_INLINE void fv_words_store(void *to, fv_words words) { memcpy(to, &words, sizeof(words)); }
-
 #if !defined(FV_PAIRS_EMULATED)
 
 FV_ALWAYS_INLINE fv_lanes fv_pairs_dot(fv_lanes sum, fv_words a, fv_words b)

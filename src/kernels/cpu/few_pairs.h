@@ -1,4 +1,4 @@
-/* The products of few rows over caches of bf16, and of one byte, by pairs of bf16 (bf16_pairs.h, byte_pairs.h), otherwise as
+/* The products of few rows over caches of bf16, and of one byte, by pairs of bf16 (bf16_pairs.h, byte_words.h), otherwise as
  * few_wide.h: of bf16 nothing is converted but the weights, which are rounded to bf16, and an instruction has twice the
  * multiply-adds.
  *
@@ -12,7 +12,8 @@
 #ifndef FV_KERNELS_CPU_FEW_PAIRS_H
 #define FV_KERNELS_CPU_FEW_PAIRS_H
 
-#include "kernels/cpu/byte_pairs.h"
+#include "kernels/cpu/bf16_pairs.h"
+#include "kernels/cpu/byte_words.h"
 #include "kernels/cpu/few_kernels.h"
 #include "kernels/cpu/few_lanes.h"
 

@@ -36,6 +36,8 @@ FV_ALWAYS_INLINE fv_words fv_words_load(const void *from)
     return words;
 }
 
+FV_ALWAYS_INLINE void fv_words_store(void *to, fv_words words) { memcpy(to, &words, sizeof(words)); }
+
 FV_ALWAYS_INLINE fv_lanes fv_lanes_splat(float value) { return value - (fv_lanes){0}; }
 
 /* A vector that is to stay in its register: the compiler would make a constant again and again. */

@@ -257,8 +257,10 @@ static void score_and_weigh(fv_tile_item *item, const few_unit *unit, few_unit *
     for (int32_t pass = 0; pass < num_passes; pass++) {
         fv_tile_zero(tiles, 0);
         fv_tile_zero(tiles, 1);
+        fv_step_keys keys, next = fv_few_block_keys(item, unit->block, item->first_head + group->first);
         for (int32_t head = group->first; head < group->end; head++) {
-            const fv_step_keys keys = fv_few_block_keys(item, unit->block, item->first_head + head);
+            keys = next;
+            if (head + 1 < group->end) next = fv_few_block_keys(item, unit->block, item->first_head + head + 1);
             const char *low = keys.tiles[0] + pass * keys.strides[0], *high = keys.tiles[1] + pass * keys.strides[1];
             const char *q = q_of(item, head);
             for (int32_t d = 0; d < depth; d++) {
@@ -344,9 +346,11 @@ static void add_values(fv_tile_item *item, const few_unit *unit)
     const head_group *group = unit->group;
     const int32_t num_rows = item->job->num_rows;
     if (!group || unit->is_lost) return;
+    fv_step_keys values, next = fv_few_block_values(item, unit->block, item->first_head + group->first);
     for (int32_t head = group->first; head < group->end; head++) {
         const int32_t first_lane = (head - group->first) * num_rows;
-        const fv_step_keys values = fv_few_block_values(item, unit->block, item->first_head + head);
+        values = next;
+        if (head + 1 < group->end) next = fv_few_block_values(item, unit->block, item->first_head + head + 1);
         rescale_sums(item, head, group->strip, first_lane);
         if (num_rows <= FV_TILE_ROWS / 2)
             add_values_joined(item, &values, sums_of(item, head), spread_of(item, first_lane));

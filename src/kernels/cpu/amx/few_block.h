@@ -77,10 +77,35 @@ static inline void fv_few_block_find(const fv_tile_item *item, fv_few_block *blo
     for (int32_t t = 0; t < 2; t++) fv_few_block_find_tiles(item, block, t, in_tiles);
 }
 
+/* The values of 16 keys as bf16, one behind the other; zeros for those outside of the item. */
+static inline void fv_tile_copy_values(char *to, const fv_tile_item *item, const fv_key_block *block, int32_t head,
+                                       int32_t first)
+{
+    const int32_t size = item->job->params->v_head_size;
+    const int64_t row_bytes = (int64_t)size * FV_BF16_BYTES;
+    const fv_key_source *source = fv_tile_source(item->job, block, first);
+    if (source && source->v_in_place &&
+        fv_tile_convert_rows(to, row_bytes, FV_TILE_ROW_BYTES, block->v_rows + first, head * source->v.head_stride,
+                             size, source->stored))
+        return;
+    for (int32_t i = 0; i < FV_TILE_ROWS; i++)
+        memcpy(to + i * row_bytes, fv_tile_find_value(item, block, head, first + i, 0), (size_t)row_bytes);
+}
+
+/* Memory for the copies of a head's tiles: while its products meet them, those of the next head are made elsewhere, for a tile
+ * that is loaded behind the stores of its rows waits for them. */
+static inline char *fv_few_head_copies(const fv_tile_item *item, int32_t head)
+{
+    const fv_attend_params *params = item->job->params;
+    const int64_t row_bytes = (int64_t)fv_max_i32(params->head_size, params->v_head_size) * FV_BF16_BYTES;
+    return item->scratch.head_copies + head % 2 * FV_STEP_KEYS * row_bytes;
+}
+
 /* A head's tiles of rows, copied where they have to be. */
 static inline fv_step_keys fv_few_block_keys(const fv_tile_item *item, const fv_few_block *block, int32_t head)
 {
     const int64_t row_bytes = (int64_t)item->job->params->head_size * FV_BF16_BYTES;
+    char *const copies = fv_few_head_copies(item, head);
     fv_step_keys keys;
     for (int32_t t = 0; t < 2; t++) {
         const fv_row_tile *tile = &block->k[t];
@@ -91,7 +116,7 @@ static inline fv_step_keys fv_few_block_keys(const fv_tile_item *item, const fv_
             keys.tiles[t] = tile->first + head * tile->head_stride;
             continue;
         }
-        char *copy = item->scratch.k_copies + t * FV_TILE_ROWS * row_bytes;
+        char *copy = copies + t * FV_TILE_ROWS * row_bytes;
         fv_tile_copy(copy, item, &block->keys, head, t * FV_TILE_ROWS);
         keys.tiles[t] = copy;
     }
@@ -101,6 +126,7 @@ static inline fv_step_keys fv_few_block_keys(const fv_tile_item *item, const fv_
 static inline fv_step_keys fv_few_block_values(const fv_tile_item *item, const fv_few_block *block, int32_t head)
 {
     const int64_t row_bytes = (int64_t)item->job->params->v_head_size * FV_BF16_BYTES;
+    char *const copies = fv_few_head_copies(item, head);
     fv_step_keys values;
     for (int32_t t = 0; t < 2; t++) {
         const fv_row_tile *tile = &block->v[t];
@@ -111,10 +137,8 @@ static inline fv_step_keys fv_few_block_values(const fv_tile_item *item, const f
             continue;
         }
         const int32_t first = t * FV_TILE_ROWS;
-        char *copy = item->scratch.pairs + first * row_bytes;
-        for (int32_t i = first; i < first + FV_TILE_ROWS; i++)
-            memcpy(copy + (i - first) * row_bytes, fv_tile_find_value(item, &block->keys, head, i, i),
-                   (size_t)row_bytes);
+        char *copy = copies + first * row_bytes;
+        fv_tile_copy_values(copy, item, &block->keys, head, first);
         values.strides[t] = row_bytes;
         values.tiles[t] = copy;
     }

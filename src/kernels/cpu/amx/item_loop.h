@@ -33,11 +33,11 @@ typedef struct fv_chain_loop {
     fv_head_chains chains;
 } fv_chain_loop;
 
-/* 1: the cache's keys and values lie in rows of bf16. */
+/* 1: the cache's keys and values lie in rows. */
 static inline int32_t fv_item_loop_reads_rows(const fv_attend_job *job)
 {
     const int32_t uses_cache = job->keys.first < fv_min_i32(job->keys.end, job->dense_from);
-    return !uses_cache || (job->cache.stored == FV_DTYPE_BF16 && job->cache.k_in_place && job->cache.v_in_place);
+    return !uses_cache || (job->cache.k_in_place && job->cache.v_in_place);
 }
 
 /* 1: those of 16 keys are a tile as they lie. */

@@ -4,6 +4,7 @@
 #define FV_KERNELS_CPU_AMX_TILE_ITEM_H
 
 #include "kernels/cpu/amla_scale.h"
+#include "kernels/cpu/amx/byte_rows.h"
 #include "kernels/cpu/amx/tile.h"
 #include "kernels/cpu/lanes.h"
 #include "kernels/cpu/prefetch_stream.h"
@@ -56,6 +57,7 @@ typedef struct fv_tile_scratch {
     char *spread;            /* [16 lanes][4] rows of A tiles: attend_few_tiles.c */
     char *pairs;             /* [block_keys / 32][Dv / 16] B tiles of V */
     char *k_copies;          /* [block_keys / 16][D / 32] A tiles */
+    char *head_copies;       /* of two heads in turn: K as k_copies or rows of V; attend_few_tiles.c */
     char *v_copies;          /* [FV_STEP_KEYS][Dv] */
     char *key_rows;          /* [16][D] keys that had to be converted */
     char *gathered;          /* [max(D, Dv)] */
@@ -114,6 +116,9 @@ static inline fv_tile_scratch fv_tile_scratch_of(const fv_attend_params *params,
     scratch.step_scores = fv_scratch_take(memory, &scratch.bytes, (shared_strips ? 4 : 0) * (size_t)FV_TILE_BYTES);
     scratch.pairs = fv_scratch_take(memory, &scratch.bytes, keys * v_bytes + slices * FV_TILE_SLICE_PAD);
     scratch.k_copies = fv_scratch_take(memory, &scratch.bytes, keys * k_bytes);
+    const size_t copied_keys = block_keys == FV_TILE_FEW_KEYS ? 2 * keys : 0;
+    scratch.head_copies = fv_scratch_take(memory, &scratch.bytes,
+                                          copied_keys * (k_bytes > v_bytes ? k_bytes : v_bytes));
     scratch.v_copies = fv_scratch_take(memory, &scratch.bytes, FV_STEP_KEYS * v_bytes);
     scratch.key_rows = fv_scratch_take(memory, &scratch.bytes, FV_TILE_ROWS * k_bytes);
     scratch.gathered = fv_scratch_take(memory, &scratch.bytes, k_bytes > v_bytes ? k_bytes : v_bytes);
@@ -230,7 +235,8 @@ static inline void fv_tile_convert(char *to, const char *row, const fv_kv_plane 
         memcpy(to, row, (size_t)(size * bytes));
         return;
     }
-    for (int32_t d = 0; d < size; d += FV_LANES)
+    int32_t d = fv_tile_convert_lines(to, row, size, dtype);
+    for (; d < size; d += FV_LANES)
         fv_store_u16(to + d * FV_BF16_BYTES, (fv_u32x8)fv_load8(row + d * bytes, dtype) >> 16);
 }
 
@@ -260,7 +266,12 @@ static inline const char *fv_tile_find_key(const fv_tile_item *item, const fv_ke
 static inline void fv_tile_copy(char *to, const fv_tile_item *item, const fv_key_block *block, int32_t kv_head,
                                 int32_t first)
 {
-    const int32_t depth = item->job->params->head_size / FV_TILE_DEPTH;
+    const int32_t head_size = item->job->params->head_size, depth = head_size / FV_TILE_DEPTH;
+    const fv_key_source *source = fv_tile_source(item->job, block, first);
+    if (source && source->k_in_place && source->shared_size == 0 &&
+        fv_tile_convert_rows(to, FV_TILE_ROW_BYTES, FV_TILE_BYTES, block->k_rows + first,
+                             kv_head * source->k.head_stride, head_size, source->stored))
+        return;
     for (int32_t i = 0; i < FV_TILE_ROWS; i++, to += FV_TILE_ROW_BYTES) {
         const char *row = fv_tile_find_key(item, block, kv_head, first + i, 0);
         for (int32_t d = 0; d < depth; d++)

@@ -2,10 +2,10 @@
  *
  * The sign is the byte's own, the magnitude (7 bits) is looked up: AVX512_VBMI has instructions that take 64 bytes from a
  * table of 128, one for each half of the bf16. */
-#ifndef FV_KERNELS_CPU_BYTE_PAIRS_H
-#define FV_KERNELS_CPU_BYTE_PAIRS_H
+#ifndef FV_KERNELS_CPU_BYTE_WORDS_H
+#define FV_KERNELS_CPU_BYTE_WORDS_H
 
-#include "kernels/cpu/bf16_pairs.h"
+#include "kernels/cpu/lanes.h"
 
 /* A magnitude of n bits above its highest, which is worth 2^exponent. */
 #define FV_BYTE_NORMAL(m, n, exponent) ((uint32_t)(127 + (exponent)) << 7 | ((uint32_t)(m) - (1u << (n))) << (7 - (n)))
@@ -80,12 +80,11 @@ static __attribute__((noinline, unused)) void fv_words_of_bytes_plain(uint16_t *
 }
 #endif
 
-/* The 64 columns of a line as two vectors: of each 16 columns the first 8 are in words[0], the others in words[1]. */
-FV_ALWAYS_INLINE void fv_words_of_bytes(fv_words words[2], const void *from, const fv_dtype dtype)
+#if defined(__AVX512VBMI__)
+/* The bytes of words[0] are the lower halves of the 16 bytes each of `stored`, those of words[1] the upper ones. */
+FV_ALWAYS_INLINE void fv_words_of_stored(fv_words words[2], __m512i stored, const fv_dtype dtype)
 {
     const fv_byte_table *table = fv_byte_table_of(dtype);
-#if defined(__AVX512VBMI__)
-    const __m512i stored = _mm512_loadu_si512(from);
     const __m512i magnitude = dtype == FV_DTYPE_I8 ? _mm512_abs_epi8(stored) : stored; /* bit 7 is not looked at */
     const __m512i low = _mm512_permutex2var_epi8(_mm512_load_si512(table->low), magnitude,
                                                  _mm512_load_si512(table->low + 64));
@@ -96,11 +95,34 @@ FV_ALWAYS_INLINE void fv_words_of_bytes(fv_words words[2], const void *from, con
     high = _mm512_ternarylogic_epi64(high, stored, _mm512_set1_epi8((char)0x80), 0xf8); /* a | (b & c) */
     words[0] = (fv_words)_mm512_unpacklo_epi8(low, high);
     words[1] = (fv_words)_mm512_unpackhi_epi8(low, high);
+}
+#endif
+
+/* The 64 columns of a line as two vectors: of each 16 columns the first 8 are in words[0], the others in words[1]. */
+FV_ALWAYS_INLINE void fv_words_of_bytes(fv_words words[2], const void *from, const fv_dtype dtype)
+{
+#if defined(__AVX512VBMI__)
+    fv_words_of_stored(words, _mm512_loadu_si512(from), dtype);
 #else
     uint16_t plain[64];
-    fv_words_of_bytes_plain(plain, from, table, dtype == FV_DTYPE_I8);
+    fv_words_of_bytes_plain(plain, from, fv_byte_table_of(dtype), dtype == FV_DTYPE_I8);
     words[0] = fv_words_load(plain);
     words[1] = fv_words_load(plain + 32);
+#endif
+}
+
+/* The same in their order: columns 0 to 31, 32 to 63. */
+FV_ALWAYS_INLINE void fv_words_of_line(fv_words words[2], const void *from, const fv_dtype dtype)
+{
+#if defined(__AVX512VBMI__)
+    const __m512i order = _mm512_set_epi64(7, 3, 6, 2, 5, 1, 4, 0);
+    fv_words_of_stored(words, _mm512_permutexvar_epi64(order, _mm512_loadu_si512(from)), dtype);
+#else
+    uint16_t plain[64], line[64];
+    fv_words_of_bytes_plain(plain, from, fv_byte_table_of(dtype), dtype == FV_DTYPE_I8);
+    for (int32_t i = 0; i < 64; i++) line[i] = plain[fv_byte_word_place(i)];
+    words[0] = fv_words_load(line);
+    words[1] = fv_words_load(line + 32);
 #endif
 }
 
