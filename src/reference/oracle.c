@@ -162,6 +162,12 @@ static void add_rounded(row_sums *sums, double p, const double *value, double va
     sums->largest[at] = part;
 }
 
+/* 1: values of one row have scales that differ, which weights take in before they are rounded. */
+static int32_t weights_take_scales(const fv_attend_params *params)
+{
+    return params->cache.v_scales.data || (params->dense.k && params->v_scale);
+}
+
 static void add_value(fv_oracle_row *row, row_sums *sums, const double *value, double value_norm2, int32_t key,
                       double score, double error, const fv_attend_params *params)
 {
@@ -175,7 +181,8 @@ static void add_value(fv_oracle_row *row, row_sums *sums, const double *value, d
     sums->p += p;
     if (p < 2 * least_number) sums->tiny += p * sqrt(value_norm2);
     sums->value2 += p * p * value_norm2;
-    if (p < 1) add_rounded(sums, p, value, value_norm2, params->v_head_size);
+    /* Times the scale of its value the largest is no power of two either. */
+    if (p < 1 || weights_take_scales(params)) add_rounded(sums, p, value, value_norm2, params->v_head_size);
     sums->p_score += p * (fabs(score) + fabs(fv_attend_row_alibi(&row->row, params, key)));
     sums->p_error2 += p * p * error * error;
     sums->value_error2 += p * p * error * error * value_norm2;
@@ -260,11 +267,13 @@ static void rise_to_sink(fv_oracle_row *row, row_sums *sums, double max, int32_t
     }
 }
 
-/* What products of pairs of bf16, whose sums below the least normal number are 0, may lose of a row. */
+/* What products of pairs of bf16, whose sums below the least normal number are 0, may lose of a row; and weights below it
+ * that have taken in the scale of their value, which as it is stored is up to 57344. */
 static double flushed(const fv_oracle_row *row, const row_sums *sums, const fv_attend_params *params)
 {
     const double scale = fv_head_scale(params->v_scale, params->num_kv_scales, row->row.kv_head);
-    return least_number * sums->num_keys * sqrt(params->v_head_size) * fmax(1, fabs(scale));
+    const double stored = weights_take_scales(params) ? 57344 : 1;
+    return least_number * sums->num_keys * sqrt(params->v_head_size) * fmax(stored, fabs(scale));
 }
 
 /* Divides by the denominator, sink included, and turns the sums into the floors. */

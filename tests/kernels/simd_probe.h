@@ -14,6 +14,7 @@ typedef struct simd_probe {
     void (*exp2)(float *to, const float *from);    /* 8 */
     void (*exp2_16)(float *to, const float *from); /* of two vectors of 16 at a time: 32 */
     void (*tanh)(float *to, const float *from);
+    void (*tanh16)(float *to, const float *from); /* fv_lanes_tanh */
     void (*max)(float *to, const float *a, const float *b);
     void (*min)(float *to, const float *a, const float *b);
     void (*reduce8)(float *to, const float *from); /* 64 to 8 */

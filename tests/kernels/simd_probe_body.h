@@ -32,6 +32,7 @@ static void exp2_16(float *to, const float *from)
     fv_lanes_store(to + 16, x[1]);
 }
 
+static void tanh_16(float *to, const float *from) { fv_lanes_store(to, fv_lanes_tanh(fv_lanes_load(from))); }
 static void tanh_8(float *to, const float *from) { fv_store_f32(to, fv_tanh(fv_load_f32(from))); }
 
 static void max_8(float *to, const float *a, const float *b)
@@ -63,6 +64,6 @@ static void sum_by_period(float *to, const float *from, int32_t period)
 static int32_t any(const int32_t *mask) { return fv_any(fv_load_i32(mask)); }
 
 const simd_probe FV_ISA_SYMBOL(simd_probe) = {
-    FV_PROBE_ISA, load8, load16, reorder, store8,        exp2_8,        exp2_16,
-    tanh_8,       max_8, min_8,  reduce8, max_by_period, sum_by_period, any,
+    FV_PROBE_ISA, load8, load16, reorder, store8,        exp2_8,        exp2_16, tanh_8,
+    tanh_16,      max_8, min_8,  reduce8, max_by_period, sum_by_period, any,
 };

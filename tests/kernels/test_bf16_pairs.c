@@ -11,6 +11,7 @@
 #include <math.h>
 
 #include "kernels/bf16_words.h"
+#include "kernels/cpu/bf16_pairs.h"
 #include "kernels/cpu/byte_words.h"
 
 static void dot_is_the_instruction(void **state)
@@ -76,15 +77,18 @@ static void bytes_become_words(void **state)
     for (int32_t i = 0; i < FV_ARRAY_LEN(dtypes); i++) {
         for (int32_t first = 0; first < 256; first += 64) {
             uint8_t bytes[64];
-            uint16_t stored[64];
+            uint16_t stored[64], line[64];
             fv_words words[2];
             for (int32_t d = 0; d < 64; d++) bytes[d] = (uint8_t)(first + d);
             fv_words_of_bytes(words, bytes, dtypes[i]);
             memcpy(stored, words, sizeof(stored));
+            fv_words_of_line(words, bytes, dtypes[i]);
+            memcpy(line, words, sizeof(line));
             for (int32_t d = 0; d < 64; d++) {
                 const float value = fv_float_load(&bytes[d], dtypes[i]);
                 const float word = fv_f32_of_bf16(stored[fv_byte_word_place(d)]);
                 assert_true(isnan(value) ? isnan(word) : word == value && !signbit(word) == !signbit(value));
+                assert_int_equal(line[d], stored[fv_byte_word_place(d)]);
             }
         }
     }

@@ -184,19 +184,24 @@ static void test_tanh(void **state)
     (void)state;
     FOR_EACH_PROBE(probe)
     {
-        float x[8], y[8];
+        float x[16], y[16], z[16];
         for (double from = -12.0; from <= 12.0; from += 0.00071) {
-            for (int32_t i = 0; i < 8; i++) x[i] = (float)(from + i * 0.00009);
+            for (int32_t i = 0; i < 16; i++) x[i] = (float)(from + i * 0.00009);
             probe->tanh(y, x);
-            for (int32_t i = 0; i < 8; i++) {
+            probe->tanh16(z, x);
+            for (int32_t i = 0; i < 16; i++) {
                 const double exact = tanh((double)x[i]);
-                assert_true(fabs(y[i] - exact) <= 2.4e-7 * fabs(exact) && fabsf(y[i]) <= 1.0f);
+                if (i < 8) assert_true(fabs(y[i] - exact) <= 2.4e-7 * fabs(exact) && fabsf(y[i]) <= 1.0f);
+                assert_true(fabs(z[i] - exact) <= 2.9e-7 * fabs(exact) && fabsf(z[i]) <= 1.0f);
             }
         }
-        const float special[8] = {INFINITY, -INFINITY, NAN, 3e38f, -3e38f, 1e-30f, 0.0f, -1e-20f};
+        const float special[16] = {INFINITY, -INFINITY, NAN, 3e38f, -3e38f, 1e-30f, 0.0f, -1e-20f};
         probe->tanh(y, special);
-        assert_true(y[0] == 1.0f && y[1] == -1.0f && y[2] != y[2] && y[3] == 1.0f && y[4] == -1.0f);
-        assert_true(y[5] == 1e-30f && y[6] == 0.0f && y[7] == -1e-20f);
+        probe->tanh16(z, special);
+        for (const float *at = y; at; at = at == y ? z : NULL) {
+            assert_true(at[0] == 1.0f && at[1] == -1.0f && at[2] != at[2] && at[3] == 1.0f && at[4] == -1.0f);
+            assert_true(at[5] == 1e-30f && at[6] == 0.0f && at[7] == -1e-20f);
+        }
     }
 }
 

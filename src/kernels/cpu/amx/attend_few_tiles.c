@@ -49,7 +49,8 @@ static int32_t comes_by_itself(const fv_tile_item *item)
 typedef struct head_group {
     fv_tile_strip *strip;
     int32_t first, end;
-    fv_lanes factors; /* what a dot product of each lane is multiplied by: its head's */
+    fv_lanes dot_factors; /* what a dot product of each lane is multiplied by: its head's */
+    fv_lanes factors;     /* the same of what prepare_scores leaves: with a soft cap that is the cap */
 } head_group;
 
 /* A group and a block on their way from scores to the sums. */
@@ -132,7 +133,9 @@ static void begin_group(const fv_tile_item *item, head_group *group)
         pack_queries(item, head, (head - group->first) * job->num_rows);
     for (int32_t i = 0; i < FV_TILE_STRIP_ROWS; i++) {
         const int32_t head = fv_min_i32(group->first + i / job->num_rows, group->end - 1);
-        group->factors[i] = fv_attend_score_scale(job, item->first_head + head).dot;
+        const fv_score_scale scale = fv_attend_score_scale(job, item->first_head + head);
+        group->dot_factors[i] = scale.dot;
+        group->factors[i] = scale.cap > 0 ? scale.cap : scale.dot;
     }
 }
 
@@ -173,14 +176,60 @@ static int32_t num_parts(const few_unit *unit)
     return unit->group ? 1 + num_word_parts(unit) + num_heads_of(unit) : 0;
 }
 
-/* Words 4 quarter to 4 quarter + 3 of the unit's: eight keys. */
-static void weigh_quarter(few_unit *unit, char *words, int32_t quarter)
+/* Scales of the unit's keys, those of each head in its lanes: [32][16]. `scales` is scratch for [heads][32]. */
+static void find_lane_scales(float *lanes, float *scales, const fv_tile_item *item, const few_unit *unit,
+                             const fv_scale_plane *plane, const float *head_scale)
+{
+    const int32_t num_heads = num_heads_of(unit), first_head = item->first_head + unit->group->first;
+    fv_lane_ints head_of_lane;
+    for (int32_t i = 0; i < FV_TILE_STRIP_ROWS; i++) head_of_lane[i] = i / item->job->num_rows;
+    for (int32_t head = 0; head < num_heads; head++)
+        fv_key_block_find_scales(scales + head * FV_STEP_KEYS, item->job, &unit->block->keys, plane, head_scale,
+                                 first_head + head);
+    for (int32_t key = 0; key < FV_STEP_KEYS; key++) {
+        fv_lanes all = fv_lanes_splat(scales[key]);
+        for (int32_t head = 1; head < num_heads; head++)
+            all = fv_lanes_select(head_of_lane == head, fv_lanes_splat(scales[head * FV_STEP_KEYS + key]), all);
+        fv_lanes_store(lanes + key * FV_TILE_STRIP_ROWS, all);
+    }
+}
+
+/* Dot products to what scores are multiples of: see fv_scores_prepare. */
+static void prepare_scores(fv_tile_item *item, const few_unit *unit)
+{
+    const fv_attend_job *job = item->job;
+    const fv_attend_params *params = job->params;
+    const fv_tile_scratch *scratch = &item->scratch;
+    float *const lanes = scratch->lane_v_scales;
+    const int32_t is_capped = params->soft_cap > 0;
+    if (job->has_k_scales)
+        find_lane_scales(lanes, scratch->k_scales, item, unit, &params->cache.k_scales, params->k_scale);
+    for (int32_t key = 0; key < FV_STEP_KEYS && (job->has_k_scales || is_capped); key++) {
+        float *at = unit->scores + key * FV_TILE_STRIP_ROWS;
+        const fv_lanes k_scale = job->has_k_scales ? fv_lanes_load(lanes + key * FV_TILE_STRIP_ROWS)
+                                                   : fv_lanes_splat(1.0f);
+        if (is_capped)
+            fv_lanes_store(at, fv_score_prepare(fv_lanes_load(at), k_scale, unit->group->dot_factors, 1));
+        else
+            fv_lanes_store(at, fv_score_prepare(fv_lanes_load(at), k_scale, unit->group->dot_factors, 0));
+    }
+    item->v_scales = job->has_v_scales ? scratch->v_scales : NULL;
+    if (item->v_scales)
+        find_lane_scales(lanes, scratch->v_scales, item, unit, &params->cache.v_scales, params->v_scale);
+}
+
+/* Words 4 quarter to 4 quarter + 3 of the unit's: eight keys. lane_v_scales: of the values, or NULL. */
+static void weigh_quarter(few_unit *unit, char *words, const float *lane_v_scales, int32_t quarter)
 {
     fv_weigher weigh = unit->weigh;
     FV_UNROLL
     for (int32_t i = 0; i < 4; i++) {
-        const int32_t p = 4 * quarter + i;
-        const fv_words word = fv_weigher_words(&weigh, unit->scores + fv_words_key(p, 0) * FV_TILE_STRIP_ROWS, 0);
+        const int32_t p = 4 * quarter + i, key = fv_words_key(p, 0) * FV_TILE_STRIP_ROWS;
+        const int32_t other = fv_words_key(p, 1) * FV_TILE_STRIP_ROWS;
+        const fv_words word = lane_v_scales ? fv_weigher_scaled_words(&weigh, unit->scores + key,
+                                                                      fv_lanes_load(lane_v_scales + key),
+                                                                      fv_lanes_load(lane_v_scales + other))
+                                            : fv_weigher_words(&weigh, unit->scores + key, 0);
         memcpy(words + p * sizeof(word), &word, sizeof(word));
     }
     unit->weigh = weigh;
@@ -190,9 +239,9 @@ static void weigh_words(const fv_tile_item *item, few_unit *unit, int32_t part)
 {
     char *weights = item->scratch.weights, *words = weights + FV_TILE_BYTES;
     if (num_heads_of(unit) == 1) {
-        fv_weigher_step(&unit->weigh, weights, unit->scores, 0);
+        fv_weigher_step(&unit->weigh, weights, unit->scores, item->v_scales, 0);
     } else if (part < NUM_WORD_PARTS - 1) {
-        weigh_quarter(unit, words, part);
+        weigh_quarter(unit, words, item->v_scales ? item->scratch.lane_v_scales : NULL, part);
         return;
     } else {
         fv_words all[16];
@@ -202,10 +251,11 @@ static void weigh_words(const fv_tile_item *item, few_unit *unit, int32_t part)
     fv_weigher_end(&unit->weigh, unit->group->strip);
 }
 
-static void weigh_part(const fv_tile_item *item, few_unit *unit)
+static void weigh_part(fv_tile_item *item, few_unit *unit)
 {
     const int32_t part = unit->parts_done++, num_words = num_word_parts(unit);
     if (unit->is_lost) return;
+    if (part == 0) prepare_scores(item, unit);
     if (part == 0)
         unit->is_lost = !fv_weigher_begin(&unit->weigh, unit->group->strip, unit->scores, unit->block->keys.first_key,
                                           0, 1, unit->group->factors, item->rescaling);
@@ -489,12 +539,9 @@ static int32_t attend_heads(few_item *few)
 int32_t FV_ISA_SYMBOL(fv_few_tiles_serve)(const fv_attend_job *job)
 {
     const fv_attend_params *params = job->params;
-    if (job->num_rows > FV_TILE_STRIP_ROWS || params->soft_cap > 0 || params->alibi != FV_ALIBI_NONE) return 0;
-    if (params->tree_mask) return 0;
-    for (int32_t head = 0; head < job->item->num_kv_heads; head++) {
-        const float factor = fv_attend_score_scale(job, job->item->first_kv_head + head).dot;
-        if (!(factor > 0) || factor > FV_MAX_PLAIN_FACTOR) return 0;
-    }
+    if (job->num_rows > FV_TILE_STRIP_ROWS) return 0;
+    for (int32_t head = 0; head < job->item->num_kv_heads; head++)
+        if (!fv_scores_are_multiples(params, fv_attend_score_scale(job, job->item->first_kv_head + head))) return 0;
     return 1;
 }
 
@@ -507,6 +554,7 @@ static int32_t attend(const fv_attend_job *job, void *memory, fv_rescaling resca
     item->natural = *job;
     item->natural.lane_dtype = FV_DTYPE_F32;
     item->rescaling = rescaling;
+    item->k_scales = item->v_scales = NULL;
     item->num_strips = 1;
     item->block_keys = FV_STEP_KEYS;
     few.shares = shares;

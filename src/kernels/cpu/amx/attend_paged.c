@@ -1,7 +1,6 @@
 /* attend_paged and attend_dense with tiles: attend_tiles.c and, up to 16 rows, attend_few_tiles.c. What tiles do not
- * serve, queries of other dtypes than bf16, scales of single keys, head sizes that are not multiples of 32, goes to the
- * level below, avx512; so do one and two rows, up to 4 over pages that are not multiples of 16 keys, and few rows over
- * caches of 8 bits or in pieces.
+ * serve, queries of other dtypes than bf16, head sizes that are not multiples of 32, goes to the level below, avx512; so
+ * do one and two rows, up to 4 over pages that are not multiples of 16 keys, and few rows over caches in pieces.
  *
  * A Q block of 512 rows makes the pairs of V, once for a block of keys, a small part of the products. */
 #include "kernels/cpu/amx/item_loop.h"
@@ -48,11 +47,12 @@ static int32_t layout_has_rows(fv_kv_layout layout)
 static int32_t paged_deals_keys(const fv_problem *problem)
 {
     const int32_t group = problem->mha.num_heads / problem->mha.num_kv_heads;
-    if (FV_ISA_SYMBOL(fv_tiles_why_not)(problem) || problem->kv_dtype != FV_DTYPE_BF16) return 0;
-    if (!layout_has_rows(problem->kv_layout)) return 0;
-    if (problem->soft_cap > 0 || problem->alibi != FV_ALIBI_NONE || problem->tree_mask || problem->window) return 0;
+    if (FV_ISA_SYMBOL(fv_tiles_why_not)(problem) || !layout_has_rows(problem->kv_layout)) return 0;
+    if (problem->alibi != FV_ALIBI_NONE || problem->tree_mask || problem->window) return 0;
     if (problem->context_parallel.world > 1 || problem->block_size % FV_TILE_ROWS != 0) return 0;
-    return group >= FV_TILE_LEAST_ROWS && problem->mha.num_kv_heads <= FV_TILE_MAX_HEADS;
+    const int32_t is_slow = problem->kv_scaling == FV_KV_SCALING_PER_TOKEN_HEAD || problem->kv_dtype == FV_DTYPE_I8;
+    const int32_t least_rows = is_slow ? FV_TILE_LEAST_COPIED_ROWS : FV_TILE_LEAST_ROWS;
+    return group >= least_rows && problem->mha.num_kv_heads <= FV_TILE_MAX_HEADS;
 }
 
 const fv_attend_variant FV_ISA_SYMBOL(fv_attend_paged)[FV_NUM_VARIANTS_attend_paged] = {

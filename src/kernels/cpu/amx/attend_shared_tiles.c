@@ -301,7 +301,7 @@ static void score_and_weigh_pairs(shared_item *shared, const pair_step *next, co
 static void weigh(const pair_step *last)
 {
     for (int32_t i = 0; i < last->work->pair.num; i++)
-        fv_weigher_step(&last->work->weigh[i], step_weights_of(last, i), last->scores.at[2 * i], 1);
+        fv_weigher_step(&last->work->weigh[i], step_weights_of(last, i), last->scores.at[2 * i], NULL, 1);
 }
 
 /* `last` is none where it is not to be weighed. */

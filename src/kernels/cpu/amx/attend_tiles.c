@@ -48,7 +48,6 @@ static int32_t sizes_serve(int32_t head_size, int32_t v_head_size)
 const char *FV_ISA_SYMBOL(fv_tiles_why_not)(const fv_problem *problem)
 {
     if (problem->q_dtype != FV_DTYPE_BF16 || !is_narrow(problem->kv_dtype)) return "tiles are of bf16";
-    if (problem->kv_scaling == FV_KV_SCALING_PER_TOKEN_HEAD) return "tiles take no scales of single keys";
     if (!sizes_serve(problem->mha.head_size, problem->mha.v_head_size)) return "head_size is not a multiple of 32";
     return NULL;
 }
@@ -58,7 +57,6 @@ int32_t FV_ISA_SYMBOL(fv_tiles_serve)(const fv_attend_params *params)
     const fv_kv_view *cache = &params->cache;
     if (params->q_dtype != FV_DTYPE_BF16 || !sizes_serve(params->head_size, params->v_head_size)) return 0;
     if (cache->dtype != FV_DTYPE_NONE && !is_narrow(cache->dtype)) return 0;
-    if (cache->k_scales.data || cache->v_scales.data) return 0;
     return !params->dense.k || params->dense.dtype == FV_DTYPE_BF16;
 }
 
@@ -193,13 +191,14 @@ static void queue_finish(fv_tile_item *item, product_queue *queue)
 /* One strip's weights of a step, and after each quarter of it some products: `share` of them for each of `of` quarters
  * that are to come, so that the tile unit and the vector units have both what to do. */
 FV_ALWAYS_INLINE void weigh_between(fv_tile_item *item, fv_weigher *weigh, char *weights, const float *scores,
-                                    product_queue *queue, int32_t *due, int32_t share, int32_t of)
+                                    const float *v_scales, product_queue *queue, int32_t *due, int32_t share,
+                                    int32_t of)
 {
     fv_weigher weigher = *weigh;
     fv_words words[16];
     FV_UNROLL
     for (int32_t quarter = 0; quarter < 4; quarter++) {
-        fv_weigher_quarter(&weigher, words, scores, quarter, 0);
+        fv_weigher_quarter(&weigher, words, scores, v_scales, quarter, 0);
         for (*due += share; *due >= of; *due -= of) queue_next(item, queue);
     }
     fv_words_store_transposed(weights, words);
@@ -222,7 +221,8 @@ static void weigh_pair(fv_tile_item *item, const fv_strip_pair *pair, product_qu
         for (int32_t i = 0; i < pair->num; i++) {
             if (!begun[i]) continue;
             weigh_between(item, &weigh[i], pair->weights[i] + step * FV_TILE_BYTES,
-                          pair->scores[i] + step * FV_STEP_SCORES, queue, &due, share, num_quarters);
+                          pair->scores[i] + step * FV_STEP_SCORES, fv_tile_step_scales(item, step), queue, &due, share,
+                          num_quarters);
         }
     }
     for (int32_t i = 0; i < pair->num; i++) {
@@ -276,6 +276,7 @@ static int32_t attend_block(fv_tile_item *item, const fv_key_block *block)
         const int32_t kv_head = item->first_head + head;
         fv_tile_strip *strips = &item->scratch.strips[head * item->num_strips];
         fv_tile_find_keys(item, block, kv_head);
+        fv_tile_find_scales(item, block, kv_head);
         if (fv_tile_pair_values(item, block, kv_head, !fv_strips_all_seen(item, strips, block))) return 0;
         attend_strips(item, strips, block, kv_head);
     }
@@ -312,10 +313,12 @@ int32_t FV_ISA_SYMBOL(fv_attend_tiles)(const fv_attend_job *job, void *memory, f
     item.natural = *job;
     item.natural.lane_dtype = FV_DTYPE_F32;
     item.rescaling = rescaling;
+    item.k_scales = item.v_scales = NULL;
     item.num_strips = fv_num_strips(job->num_rows);
     item.block_keys = is_few ? FV_TILE_FEW_KEYS : FV_TILE_MANY_KEYS;
     const int32_t in_place = job->keys.end <= job->dense_from && fv_tile_reads_value(&job->cache);
-    const int32_t shared = in_place ? FV_ISA_SYMBOL(fv_shared_strips)(job->params, item.num_strips) : 0;
+    const int32_t has_scales = job->has_k_scales || job->has_v_scales;
+    const int32_t shared = in_place && !has_scales ? FV_ISA_SYMBOL(fv_shared_strips)(job->params, item.num_strips) : 0;
     const int32_t many = !shared && FV_ISA_SYMBOL(fv_many_tiles_serve)(job, item.num_strips, rescaling);
     int32_t is_done = 1;
     fv_tiles_configure(&item.tiles, FV_TILE_ROWS, FV_TILE_ROWS);

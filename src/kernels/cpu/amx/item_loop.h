@@ -12,7 +12,7 @@
 
 /* Rows of a query, in all, from which on tiles are used: vectors serve fewer faster (docs/notes/cpu-amx.md). */
 #define FV_TILE_LEAST_ROWS 3
-/* The same where keys do not lie in tiles, so that they are copied first. */
+/* The same where keys do not lie in tiles, so that they are copied first, have scales of their own, or are integers. */
 #define FV_TILE_LEAST_COPIED_ROWS 5
 
 /* 1: done; 0: the base takes the item. */
@@ -52,9 +52,10 @@ static inline int32_t fv_item_loop_reads_tiles(const fv_attend_job *job)
 static inline int32_t fv_item_loop_tiles(const fv_attend_job *job, int64_t num_rows, void *scratch,
                                          fv_rescaling rescaling, fv_key_shares *shares)
 {
-    if (job->has_k_scales || job->has_v_scales || num_rows < FV_TILE_LEAST_ROWS) return 0;
+    if (num_rows < FV_TILE_LEAST_ROWS) return 0;
     const int32_t in_tiles = fv_item_loop_reads_tiles(job);
-    if (num_rows < FV_TILE_LEAST_COPIED_ROWS && !in_tiles) return 0;
+    const int32_t is_slow = !in_tiles || job->has_k_scales || job->has_v_scales || job->cache.stored == FV_DTYPE_I8;
+    if (num_rows < FV_TILE_LEAST_COPIED_ROWS && is_slow) return 0;
     if (num_rows <= FV_DECODE_ROWS && !fv_item_loop_reads_rows(job)) return 0;
     if ((in_tiles || job->num_rows <= FV_TILE_STRIP_ROWS / 2) && FV_ISA_SYMBOL(fv_few_tiles_serve)(job))
         return FV_ISA_SYMBOL(fv_attend_few_tiles)(job, scratch, rescaling, shares);

@@ -67,6 +67,9 @@ typedef struct fv_tile_scratch {
     const char **token_rows; /* [strips of a head][16] */
     const char **k_tiles;    /* [block_keys / 16] of the head at hand */
     int64_t *k_strides;      /* bytes between the keys of a tile in the cache; 0: they are copied */
+    float *k_scales;         /* [block_keys] of single keys; of few rows of all heads: [heads][block_keys] */
+    float *v_scales;
+    float *lane_v_scales; /* [FV_STEP_KEYS][16]: attend_few_tiles.c */
     size_t bytes;
 } fv_tile_scratch;
 
@@ -82,6 +85,8 @@ typedef struct fv_tile_item {
     fv_prefetch_stream ahead;
     int32_t ahead_portions; /* of FV_AHEAD_BYTES, at each site */
     int32_t is_unasked;     /* of few rows: 1: nothing is asked for ahead */
+    const float *k_scales;  /* of the keys of the block at hand, for the head at hand; NULL: they have none */
+    const float *v_scales;
 } fv_tile_item;
 
 /* --- scratch -------------------------------------------------------------------------------------------------- */
@@ -129,6 +134,10 @@ static inline fv_tile_scratch fv_tile_scratch_of(const fv_attend_params *params,
     scratch.token_rows = fv_scratch_take(memory, &scratch.bytes, strips * FV_TILE_STRIP_ROWS * sizeof(char *));
     scratch.k_tiles = fv_scratch_take(memory, &scratch.bytes, keys / FV_TILE_ROWS * sizeof(char *));
     scratch.k_strides = fv_scratch_take(memory, &scratch.bytes, keys / FV_TILE_ROWS * sizeof(int64_t));
+    const size_t scaled_heads = block_keys == FV_TILE_FEW_KEYS ? FV_TILE_MAX_HEADS : 1;
+    scratch.k_scales = fv_scratch_take(memory, &scratch.bytes, scaled_heads * keys * sizeof(float));
+    scratch.v_scales = fv_scratch_take(memory, &scratch.bytes, scaled_heads * keys * sizeof(float));
+    scratch.lane_v_scales = fv_scratch_take(memory, &scratch.bytes, FV_STEP_KEYS * FV_TILE_STRIP_ROWS * sizeof(float));
     return scratch;
 }
 
@@ -295,6 +304,34 @@ static inline void fv_tile_find_keys(const fv_tile_item *item, const fv_key_bloc
         fv_tile_copy(copy, item, block, kv_head, first);
         scratch->k_tiles[t] = copy;
     }
+}
+
+/* Scales of the block's keys for one head; 1 where its steps have none. */
+static inline void fv_key_block_find_scales(float *scales, const fv_attend_job *job, const fv_key_block *block,
+                                            const fv_scale_plane *plane, const float *head_scale, int32_t kv_head)
+{
+    for (int32_t key = 0; key < fv_key_block_steps(block) * FV_STEP_KEYS; key++) scales[key] = 1.0f;
+    fv_attend_find_scales(scales + block->first, job, plane, head_scale, kv_head, block->first_key + block->first,
+                          block->first_key + block->end);
+}
+
+/* Those of keys and values, where the job has such, for the head at hand. */
+static inline void fv_tile_find_scales(fv_tile_item *item, const fv_key_block *block, int32_t kv_head)
+{
+    const fv_attend_job *job = item->job;
+    const fv_attend_params *params = job->params;
+    item->k_scales = job->has_k_scales ? item->scratch.k_scales : NULL;
+    item->v_scales = job->has_v_scales ? item->scratch.v_scales : NULL;
+    if (item->k_scales)
+        fv_key_block_find_scales(item->scratch.k_scales, job, block, &params->cache.k_scales, params->k_scale, kv_head);
+    if (item->v_scales)
+        fv_key_block_find_scales(item->scratch.v_scales, job, block, &params->cache.v_scales, params->v_scale, kv_head);
+}
+
+/* Those of the values of a step, or NULL. */
+static inline const float *fv_tile_step_scales(const fv_tile_item *item, int32_t step)
+{
+    return item->v_scales ? item->v_scales + step * FV_STEP_KEYS : NULL;
 }
 
 /* Asks for the next few lines of the next block. */

@@ -177,13 +177,16 @@ static inline int32_t fv_strips_all_seen(const fv_tile_item *item, const fv_tile
 
 /* Whatever the score is made of. */
 static inline void fv_strip_weigh_any(fv_tile_strip *strip, float *scores, char *weights, const fv_tile_item *item,
-                                      const fv_key_block *block, const fv_strip_pair *pair, fv_score_scale scale)
+                                      const fv_key_block *block, const fv_strip_pair *pair, const float *k_scales,
+                                      fv_score_scale scale)
 {
     fv_row_strip *rows = &strip->rows;
     fv_strip_span span = fv_row_strip_span(rows, item->job, block->first_key, block->first, block->end);
     span.first = fv_max_i32(span.first, pair->first_step * FV_STEP_KEYS);
     span.end = fv_max_i32(span.first, span.end);
     span.scale = scale;
+    span.k_scales = k_scales;
+    span.v_scales = item->v_scales;
     float old_max[FV_TILE_STRIP_ROWS];
     memcpy(old_max, rows->max, sizeof(old_max));
     fv_row_strip_softmax(rows, scores, &span);
@@ -208,8 +211,7 @@ static inline void fv_strip_weigh_any(fv_tile_strip *strip, float *scores, char 
 /* 1: a score is a multiple of its dot product, no overflow is near. */
 static inline int32_t fv_scores_are_plain(const fv_attend_params *params, fv_score_scale scale)
 {
-    const int32_t is_multiple = scale.cap == 0 && params->alibi == FV_ALIBI_NONE && !params->tree_mask;
-    return is_multiple && scale.dot > 0 && scale.dot <= FV_MAX_PLAIN_FACTOR;
+    return scale.cap == 0 && fv_scores_are_multiples(params, scale);
 }
 
 /* The strip's maxima over the pair's steps of the block. 1: fv_weigher_step makes the weights; 0: they are made. */
@@ -217,11 +219,15 @@ static inline int32_t fv_strip_weigh_begin(fv_weigher *weigh, const fv_tile_item
                                            int32_t i, const fv_key_block *block, fv_score_scale scale)
 {
     fv_tile_strip *strip = pair->strips[i];
-    if (fv_scores_are_plain(item->job->params, scale) &&
-        fv_weigher_begin(weigh, strip, pair->scores[i], block->first_key, pair->first_step, pair->end_step,
-                         fv_lanes_splat(scale.dot), item->rescaling))
-        return 1;
-    fv_strip_weigh_any(strip, pair->scores[i], pair->weights[i], item, block, pair, scale);
+    const float *k_scales = item->k_scales;
+    if (fv_scores_are_multiples(item->job->params, scale)) {
+        scale = fv_scores_prepare(pair->scores[i], pair->first_step, pair->end_step, k_scales, scale);
+        k_scales = NULL;
+        if (fv_weigher_begin(weigh, strip, pair->scores[i], block->first_key, pair->first_step, pair->end_step,
+                             fv_lanes_splat(scale.dot), item->rescaling))
+            return 1;
+    }
+    fv_strip_weigh_any(strip, pair->scores[i], pair->weights[i], item, block, pair, k_scales, scale);
     return 0;
 }
 
@@ -234,7 +240,8 @@ FV_ALWAYS_INLINE void fv_strip_weigh(const fv_tile_item *item, const fv_strip_pa
     char *weights = pair->weights[i];
     const float *scores = pair->scores[i];
     for (int32_t step = pair->first_step; step < pair->end_step; step++)
-        fv_weigher_step(&weigher, weights + step * FV_TILE_BYTES, scores + step * FV_STEP_SCORES, 0);
+        fv_weigher_step(&weigher, weights + step * FV_TILE_BYTES, scores + step * FV_STEP_SCORES,
+                        fv_tile_step_scales(item, step), 0);
     fv_weigher_end(&weigher, pair->strips[i]);
 }
 

@@ -59,6 +59,38 @@ static inline int32_t fv_strip_take_reference(fv_row_strip *rows, fv_lanes top, 
     return 1;
 }
 
+/* 1: a score is a multiple of its dot product, or of what fv_scores_prepare makes of it. */
+static inline int32_t fv_scores_are_multiples(const fv_attend_params *params, fv_score_scale scale)
+{
+    const int32_t is_multiple = params->alibi == FV_ALIBI_NONE && !params->tree_mask;
+    return is_multiple && scale.dot > 0 && scale.dot <= FV_MAX_PLAIN_FACTOR && scale.cap <= FV_MAX_PLAIN_FACTOR;
+}
+
+/* 16 dot products with a key, times its scale, and with a soft cap the part of the cap that the score is. */
+FV_ALWAYS_INLINE fv_lanes fv_score_prepare(fv_lanes dots, fv_lanes k_scale, fv_lanes factor, const int32_t is_capped)
+{
+    const fv_lanes scaled = dots * k_scale;
+    return is_capped ? fv_lanes_tanh(scaled * factor) : scaled;
+}
+
+/* The dot products of the steps [first_step, end_step) of a block so that scores are multiples of them; returns of what.
+ * k_scales: of the block's keys, or NULL. */
+static inline fv_score_scale fv_scores_prepare(float *scores, int32_t first_step, int32_t end_step,
+                                               const float *k_scales, fv_score_scale scale)
+{
+    if (!k_scales && scale.cap == 0) return scale;
+    const fv_lanes factor = fv_lanes_splat(scale.dot);
+    for (int32_t key = first_step * FV_STEP_KEYS; key < end_step * FV_STEP_KEYS; key++) {
+        float *at = scores + key * FV_TILE_STRIP_ROWS;
+        const fv_lanes k_scale = fv_lanes_splat(k_scales ? k_scales[key] : 1.0f);
+        if (scale.cap > 0)
+            fv_lanes_store(at, fv_score_prepare(fv_lanes_load(at), k_scale, factor, 1));
+        else
+            fv_lanes_store(at, fv_score_prepare(fv_lanes_load(at), k_scale, factor, 0));
+    }
+    return scale.cap > 0 ? (fv_score_scale){.dot = scale.cap} : scale;
+}
+
 /* What turns dot products into weights: 2^(dot * factor - base). */
 typedef struct fv_weigher {
     fv_lanes factor, base;
@@ -106,14 +138,21 @@ static inline void fv_weigher_end(const fv_weigher *weigh, fv_tile_strip *strip)
     fv_lanes_store(rows->excess, (total - old) - more);
 }
 
-/* Words p of a step: two keys, whose first one's scores are at `scores`. sums_rounded: rounded_sum too. */
-FV_ALWAYS_INLINE fv_words fv_weigher_words(fv_weigher *weigh, const float *scores, const int32_t sums_rounded)
+/* The weights of words p of a step: two keys, whose first one's scores are at `scores`. */
+FV_ALWAYS_INLINE void fv_weigher_pair(fv_weigher *weigh, fv_lanes *low, fv_lanes *high, const float *scores)
 {
     const float *other = scores + (fv_words_key(0, 1) - fv_words_key(0, 0)) * FV_TILE_STRIP_ROWS;
-    fv_lanes low = fv_lanes_exp2(fv_lanes_load(scores) * weigh->factor - weigh->base);
-    fv_lanes high = fv_lanes_exp2(fv_lanes_load(other) * weigh->factor - weigh->base);
-    weigh->sum += low;
-    weigh->other_sum += high;
+    *low = fv_lanes_exp2(fv_lanes_load(scores) * weigh->factor - weigh->base);
+    *high = fv_lanes_exp2(fv_lanes_load(other) * weigh->factor - weigh->base);
+    weigh->sum += *low;
+    weigh->other_sum += *high;
+}
+
+/* As words. sums_rounded: rounded_sum too. */
+FV_ALWAYS_INLINE fv_words fv_weigher_words(fv_weigher *weigh, const float *scores, const int32_t sums_rounded)
+{
+    fv_lanes low, high;
+    fv_weigher_pair(weigh, &low, &high, scores);
     if (sums_rounded) {
         low = fv_lanes_as_bf16(low);
         high = fv_lanes_as_bf16(high);
@@ -122,23 +161,48 @@ FV_ALWAYS_INLINE fv_words fv_weigher_words(fv_weigher *weigh, const float *score
     return fv_words_of(low, high);
 }
 
-/* A quarter of a step: eight of its keys, to words[4 * quarter] and the next three. */
-FV_ALWAYS_INLINE void fv_weigher_quarter(fv_weigher *weigh, fv_words words[16], const float *scores,
-                                         const int32_t quarter, const int32_t sums_rounded)
+/* A weight times the scale of its key's value; 0 stays 0. */
+FV_ALWAYS_INLINE fv_lanes fv_weight_scaled(fv_lanes weight, fv_lanes v_scale)
 {
+    return fv_lanes_select(weight == 0.0f, weight, weight * v_scale);
+}
+
+/* Words p times the scales of both keys' values, which row sums do not count. */
+FV_ALWAYS_INLINE fv_words fv_weigher_scaled_words(fv_weigher *weigh, const float *scores, fv_lanes v_scale,
+                                                  fv_lanes other_v_scale)
+{
+    fv_lanes low, high;
+    fv_weigher_pair(weigh, &low, &high, scores);
+    return fv_words_of(fv_weight_scaled(low, v_scale), fv_weight_scaled(high, other_v_scale));
+}
+
+/* A quarter of a step: eight of its keys, to words[4 * quarter] and the next three. v_scales: of the step's values, or
+ * NULL. */
+FV_ALWAYS_INLINE void fv_weigher_quarter(fv_weigher *weigh, fv_words words[16], const float *scores,
+                                         const float *v_scales, const int32_t quarter, const int32_t sums_rounded)
+{
+    if (v_scales) {
+        FV_UNROLL
+        for (int32_t p = 4 * quarter; p < 4 * quarter + 4; p++)
+            words[p] = fv_weigher_scaled_words(weigh, scores + fv_words_key(p, 0) * FV_TILE_STRIP_ROWS,
+                                               fv_lanes_splat(v_scales[fv_words_key(p, 0)]),
+                                               fv_lanes_splat(v_scales[fv_words_key(p, 1)]));
+        return;
+    }
     FV_UNROLL
     for (int32_t p = 4 * quarter; p < 4 * quarter + 4; p++)
         words[p] = fv_weigher_words(weigh, scores + fv_words_key(p, 0) * FV_TILE_STRIP_ROWS, sums_rounded);
 }
 
 /* One step. */
-FV_ALWAYS_INLINE void fv_weigher_step(fv_weigher *weigh, char *weights, const float *scores, const int32_t sums_rounded)
+FV_ALWAYS_INLINE void fv_weigher_step(fv_weigher *weigh, char *weights, const float *scores, const float *v_scales,
+                                      const int32_t sums_rounded)
 {
     fv_weigher weigher = *weigh;
     fv_words words[16];
     FV_UNROLL
     for (int32_t quarter = 0; quarter < 4; quarter++)
-        fv_weigher_quarter(&weigher, words, scores, quarter, sums_rounded);
+        fv_weigher_quarter(&weigher, words, scores, v_scales, quarter, sums_rounded);
     fv_words_store_transposed(weights, words);
     *weigh = weigher;
 }
