@@ -192,16 +192,15 @@ static void test_tanh(void **state)
             for (int32_t i = 0; i < 16; i++) {
                 const double exact = tanh((double)x[i]);
                 if (i < 8) assert_true(fabs(y[i] - exact) <= 2.4e-7 * fabs(exact) && fabsf(y[i]) <= 1.0f);
-                assert_true(fabs(z[i] - exact) <= 2.9e-7 * fabs(exact) && fabsf(z[i]) <= 1.0f);
+                assert_true(fabs(z[i] - exact) <= 2.5e-7 && fabsf(z[i]) <= 1.0f);
             }
         }
         const float special[16] = {INFINITY, -INFINITY, NAN, 3e38f, -3e38f, 1e-30f, 0.0f, -1e-20f};
         probe->tanh(y, special);
         probe->tanh16(z, special);
-        for (const float *at = y; at; at = at == y ? z : NULL) {
+        for (const float *at = y; at; at = at == y ? z : NULL)
             assert_true(at[0] == 1.0f && at[1] == -1.0f && at[2] != at[2] && at[3] == 1.0f && at[4] == -1.0f);
-            assert_true(at[5] == 1e-30f && at[6] == 0.0f && at[7] == -1e-20f);
-        }
+        assert_true(y[5] == 1e-30f && y[6] == 0.0f && y[7] == -1e-20f);
     }
 }
 
