@@ -551,6 +551,7 @@ fv_status fv_strategy_create(fv_plan *plan, const fv_strategy *strategy)
         .lane_heads = lane_heads(plan, plan->paged),
         .splits_items = splits_items(plan, plan->paged),
         .deals_keys = plan->paged->deals_keys && plan->paged->deals_keys(&plan->problem),
+        .shared_rows = plan->paged->shared_rows ? plan->paged->shared_rows(&plan->problem) : 0,
         .path = options->path,
         .batch_invariant = options->batch_invariant,
         .segment_keys = options->path == FV_PATH_3D || options->batch_invariant ? options->segment_keys : 0,
@@ -567,6 +568,7 @@ fv_status fv_strategy_create(fv_plan *plan, const fv_strategy *strategy)
         plan->dense_rule.num_lanes = num_lanes(plan, plan->dense, 1);
         plan->dense_rule.num_workers = num_workers(plan, plan->dense, plan->dense_rule.num_lanes);
         plan->dense_rule.lane_heads = 1;
+        plan->dense_rule.shared_rows = 0;
         plan->dense_rule.splits_items = 0;
         plan->dense_rule.path = FV_PATH_2D;
         plan->dense_rule.cascade = 0;

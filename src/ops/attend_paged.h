@@ -233,8 +233,10 @@ typedef struct fv_attend_variant {
     /* 1: each of items_at_once is as fast beside the others as alone; NULL: no, they share their worker's memory. */
     int32_t (*items_keep_pace)(const fv_problem *problem);
     /* 1: workers without keys take those of others' items, where each has one and their keys follow each other, up to
-     * FV_DECODE_ROWS rows. NULL: never. */
+     * FV_DECODE_ROWS rows, or shared_rows. NULL: never. */
     int32_t (*deals_keys)(const fv_problem *problem);
+    /* Rows of a KV head, at most, whose items have several KV heads; NULL: FV_DECODE_ROWS. */
+    int32_t (*shared_rows)(const fv_problem *problem);
 } fv_attend_variant;
 
 typedef fv_status (*fv_reduce_segments_fn)(const fv_launch *launch, const fv_reduce_params *params);

@@ -26,8 +26,9 @@
 
 #include "core/compiler.h"
 
-/* An item of more rows than this (tokens x query heads of a KV head) has one KV head; one of up to
- * this many may have several, so that whole cache rows are read while they are near. */
+/* An item of more rows than this (tokens x query heads of a KV head) has one KV head, or than a kernel says
+ * (fv_attend_variant.shared_rows); one of up to this many may have several, so that whole cache rows are read while they are
+ * near. */
 #define FV_DECODE_ROWS 16
 
 typedef struct fv_work_item {

@@ -55,6 +55,7 @@ typedef struct fv_split_rule {
     int32_t lane_heads;   /* KV heads of an item of one token that a lane can take side by side; 0: one */
     int32_t splits_items; /* 1: two lanes may share an item; more: so many, at most, share items of one token */
     int32_t deals_keys;   /* 1: workers without keys take those of short queries from others; worker_cut.h */
+    int32_t shared_rows;  /* up to so many rows of a KV head an item of a worker has several heads; 0: FV_DECODE_ROWS */
     fv_softmax_path path;
     int32_t batch_invariant; /* 1: cut by the sequence's own lengths only */
     int32_t segment_keys;    /* keys of a segment, where the rule does not follow the load; 0: follow it */
@@ -81,6 +82,13 @@ static inline int32_t fv_most_head_runs(const fv_split_rule *rule)
 static inline int32_t fv_lane_parts(const fv_split_rule *rule)
 {
     return rule->problem->mha.num_kv_heads / fv_max_i32(1, rule->lane_heads);
+}
+
+/* 1: so few tokens that an item may have several KV heads. Lanes take one each. */
+static inline int32_t fv_takes_several_heads(const fv_split_rule *rule, int32_t num_tokens)
+{
+    const int32_t most_rows = rule->shared_rows > 0 ? rule->shared_rows : FV_DECODE_ROWS;
+    return !rule->num_lanes && (int64_t)num_tokens * fv_group_of(rule->problem) <= most_rows;
 }
 
 /* Most tokens of a short query; 1 where even a single token has more rows than that. */

@@ -45,16 +45,10 @@ static block_cut cut_keys(const fv_split_rule *rule, const fv_query_block *block
     return (block_cut){num_segments, (int32_t)fv_min_i64(rounded, INT32_MAX), head_run};
 }
 
-/* Few enough rows that an item may have several KV heads. */
-static int32_t takes_several_heads(const fv_split_rule *rule, int32_t num_tokens)
-{
-    return !rule->num_lanes && (int64_t)num_tokens * fv_group_of(rule->problem) <= FV_DECODE_ROWS;
-}
-
 /* KV heads of an item that is not cut for them. Lanes take one each: a device knows to deal an item's heads out. */
 static int32_t whole_head_run(const fv_split_rule *rule, int32_t num_tokens)
 {
-    return rule->num_lanes || takes_several_heads(rule, num_tokens) ? rule->problem->mha.num_kv_heads : 1;
+    return rule->num_lanes || fv_takes_several_heads(rule, num_tokens) ? rule->problem->mha.num_kv_heads : 1;
 }
 
 /* Keys of the shortest piece that is worth a reduction. */
@@ -66,7 +60,7 @@ static int32_t min_segment_keys(const fv_split_rule *rule)
 static block_cut choose_cut(const fv_split_rule *rule, const fv_query_block *block, int64_t share)
 {
     const int32_t num_kv_heads = rule->problem->mha.num_kv_heads;
-    const int32_t several_heads = takes_several_heads(rule, block->num_tokens);
+    const int32_t several_heads = fv_takes_several_heads(rule, block->num_tokens);
     const int32_t span = block->end_key - block->first_key;
     const int64_t cost = fv_query_block_cost(rule, block) / (several_heads ? 1 : fv_lane_parts(rule));
     const int64_t pieces = fv_max_i64(1, fv_ceil_div(cost, share));
@@ -206,7 +200,7 @@ static fv_query_run suffix_run(const fv_query_run *run, const fv_prefix_group *g
 
 static int64_t pieces_of(const fv_split_rule *rule, int64_t cost, int32_t num_tokens, int64_t share)
 {
-    const int32_t several_heads = takes_several_heads(rule, num_tokens);
+    const int32_t several_heads = fv_takes_several_heads(rule, num_tokens);
     return fv_max_i64(1, fv_ceil_div(cost / (several_heads ? 1 : fv_lane_parts(rule)), share));
 }
 
@@ -227,7 +221,7 @@ static group_cut cut_group(const fv_split_rule *rule, const fv_step *step, const
             num_blocks++;
         }
     }
-    cut.block_tokens = takes_several_heads(rule, cut.num_tokens) ? cut.num_tokens : rule->block_q;
+    cut.block_tokens = fv_takes_several_heads(rule, cut.num_tokens) ? cut.num_tokens : rule->block_q;
     const int32_t prefix_blocks = (int32_t)fv_ceil_div(cut.num_tokens, cut.block_tokens);
     const int64_t cost = fv_work_cost(rule->problem, group->num_keys, cut.block_tokens);
     const int64_t segments = fv_min_i64(pieces_of(rule, cost, cut.block_tokens, share),

@@ -36,7 +36,7 @@ static worker_block weigh_block(const fv_split_rule *rule, const fv_query_block 
 {
     const int32_t num_kv_heads = rule->problem->mha.num_kv_heads;
     const int32_t rows = block->num_tokens * fv_group_of(rule->problem);
-    const int32_t is_few = rows <= FV_DECODE_ROWS, count = is_few ? 1 : num_kv_heads;
+    const int32_t is_few = fv_takes_several_heads(rule, block->num_tokens), count = is_few ? 1 : num_kv_heads;
     const int32_t span = fv_max_i32(1, block->end_key - block->first_key);
     return (worker_block){
         .cost = fv_query_block_cost(rule, block) / count,

@@ -21,7 +21,7 @@
 #include "kernels/cpu/amx/attend_tiles.h"
 #include "kernels/cpu_tables.h"
 
-enum { MAX_TOKENS = 4, MAX_SIZE = 256, MAX_KEYS = 900, MAX_HEADS = 80, MAX_ITEMS = 3 };
+enum { MAX_TOKENS = 8, MAX_SIZE = 256, MAX_KEYS = 900, MAX_HEADS = 80, MAX_ITEMS = 3 };
 
 typedef struct few_shape {
     int32_t num_kv_heads, group, num_tokens, size, block_size, num_keys, window;
@@ -198,6 +198,9 @@ static void rows_of_all_numbers_are_served(void **state)
     judge(shape_of(8, 8, 1, 128));
     judge(shape_of(8, 4, 4, 128)); /* 16 rows: a group for each head */
     judge(shape_of(8, 2, 2, 128)); /* two tokens, of which one does not see the last key */
+    judge(shape_of(8, 4, 8, 128)); /* 32 rows: two strips for each head */
+    judge(shape_of(8, 3, 6, 128)); /* 18, of which the second strip has two */
+    judge(shape_of(2, 4, 5, 64));  /* 20, narrow tokens */
     judge(shape_of(2, 4, 1, 64));  /* narrow tokens, whose lines are asked for */
     judge(shape_of(1, 7, 1, 96));
 }
@@ -332,7 +335,9 @@ static void launch_siblings(scene *s,
 static void siblings_deal_out_keys(void **state)
 {
     (void)state;
-    for (int32_t num_tokens = 1; num_tokens <= 4; num_tokens += 3) {
+    const int32_t nums_of_tokens[] = {1, 4, 8};
+    for (int32_t i = 0; i < 3; i++) {
+        const int32_t num_tokens = nums_of_tokens[i];
         few_shape shape = shape_of(8, 4, num_tokens, 128);
         shape.num_keys = 850;
         scene *s = scene_of(shape);

@@ -21,6 +21,7 @@
  * the products of the next group's scores, and its values are added up after those. */
 #include "kernels/cpu/amx/attend_few_tiles.h"
 
+#include "kernels/cpu/amx/attend_shared_tiles.h"
 #include "kernels/cpu/amx/few_block.h"
 #include "kernels/cpu/amx/weigher.h"
 
@@ -45,9 +46,9 @@ static int32_t comes_by_itself(const fv_tile_item *item)
             fv_tile_load_past(&(item)->tiles, t, at, stride); \
     } while (0)
 
-/* KV heads [first, end) of the item's, which share a strip. */
+/* KV heads [first, end) of the item's, which share a strip; of more than 16 rows one head, which has two. */
 typedef struct head_group {
-    fv_tile_strip *strip;
+    fv_tile_strip *strips;
     int32_t first, end;
     fv_lanes dot_factors; /* what a dot product of each lane is multiplied by: its head's */
     fv_lanes factors;     /* the same of what prepare_scores leaves: with a soft cap that is the cap */
@@ -57,8 +58,9 @@ typedef struct head_group {
 typedef struct few_unit {
     const head_group *group; /* NULL: nothing is on its way */
     const fv_few_block *block;
-    float *scores; /* [32][16] */
+    float *scores; /* of each strip [32][16] */
     fv_weigher weigh;
+    int32_t strip; /* that is weighed */
     int32_t parts_done;
     int32_t is_lost; /* 1: tiles cannot go on, for an overflow is near */
 } few_unit;
@@ -82,11 +84,12 @@ static int32_t tile_rows(const fv_attend_job *job)
     return job->num_rows <= FV_TILE_ROWS / 2 ? 2 * job->num_rows : FV_TILE_ROWS;
 }
 
-static int32_t heads_at_once(const fv_attend_job *job) { return FV_TILE_STRIP_ROWS / job->num_rows; }
+static int32_t heads_at_once(const fv_attend_job *job) { return fv_max_i32(1, FV_TILE_STRIP_ROWS / job->num_rows); }
 
-static char *q_of(const fv_tile_item *item, int32_t head)
+static char *q_of(const fv_tile_item *item, int32_t head, int32_t strip)
 {
-    return item->scratch.q + (int64_t)head * FV_TILE_STRIP_ROWS * item->job->params->head_size * FV_BF16_BYTES;
+    const int64_t strip_bytes = (int64_t)FV_TILE_STRIP_ROWS * item->job->params->head_size * FV_BF16_BYTES;
+    return item->scratch.q + (head * item->num_strips + strip) * strip_bytes;
 }
 
 /* Rows of a head's sums: of even columns, and as many of odd ones behind them. */
@@ -96,41 +99,56 @@ static int32_t half_rows(const fv_attend_job *job)
 }
 
 /* [Dv / 32][2][half_rows] rows of 16 columns, the even ones of 32, then the odd ones: C tiles. */
-static float *sums_of(const fv_tile_item *item, int32_t head)
+static float *sums_of(const fv_tile_item *item, int32_t head, int32_t strip)
 {
-    return item->scratch.sums + (int64_t)head * half_rows(item->job) * item->job->params->v_head_size;
+    const int64_t strip_floats = (int64_t)half_rows(item->job) * item->job->params->v_head_size;
+    return item->scratch.sums + (head * item->num_strips + strip) * strip_floats;
 }
 
-static void pack_queries(const fv_tile_item *item, int32_t head, int32_t first_lane)
+/* Rows of a head in a strip of it. */
+static int32_t rows_in_strip(const fv_attend_job *job, int32_t strip)
+{
+    return fv_min_i32(FV_TILE_STRIP_ROWS, job->num_rows - strip * FV_TILE_STRIP_ROWS);
+}
+
+static void pack_queries(const fv_tile_item *item, int32_t head, int32_t strip, int32_t first_lane)
 {
     const fv_attend_job *job = item->job;
-    char *to = q_of(item, head);
+    char *to = q_of(item, head, strip);
     for (int32_t d = 0; d < job->params->head_size; d += FV_TILE_DEPTH, to += FV_TILE_BYTES) {
         const char *rows[FV_TILE_STRIP_ROWS];
         for (int32_t i = 0; i < FV_TILE_STRIP_ROWS; i++) {
             const int32_t row = i - first_lane;
             rows[i] = item->scratch.zeros;
-            if (row < 0 || row >= job->num_rows) continue;
-            rows[i] = fv_attend_q_row(job, item->first_head + head, row) + d * FV_BF16_BYTES;
+            if (row < 0 || row >= rows_in_strip(job, strip)) continue;
+            rows[i] = fv_attend_q_row(job, item->first_head + head, strip * FV_TILE_STRIP_ROWS + row) +
+                      d * FV_BF16_BYTES;
         }
         fv_lanes_store_transposed(to, rows);
     }
 }
 
 /* All heads of a group have the same tokens, and so the same keys. */
-static void begin_group(const fv_tile_item *item, head_group *group)
+static void begin_strip(const fv_tile_item *item, const head_group *group, int32_t strip)
 {
     const fv_attend_job *job = item->job;
-    fv_row_strip *rows = &group->strip->rows;
-    fv_row_strip_init(rows, job, item->first_head + group->first, 0, fv_strip_num_vectors(FV_TILE_STRIP_ROWS));
-    fv_tile_scale_init(group->strip);
+    const int32_t first_row = strip * FV_TILE_STRIP_ROWS;
+    fv_row_strip *rows = &group->strips[strip].rows;
+    fv_row_strip_init(rows, job, item->first_head + group->first, first_row, fv_strip_num_vectors(FV_TILE_STRIP_ROWS));
+    fv_tile_scale_init(&group->strips[strip]);
     for (int32_t i = 0; i < FV_TILE_STRIP_ROWS; i++) {
-        const fv_key_range keys = fv_attend_row_keys(job, i % job->num_rows);
+        const fv_key_range keys = fv_attend_row_keys(job, first_row + i % rows_in_strip(job, strip));
         rows->first[i] = keys.first;
         rows->end[i] = keys.end;
     }
     for (int32_t head = group->first; head < group->end; head++)
-        pack_queries(item, head, (head - group->first) * job->num_rows);
+        pack_queries(item, head, strip, (head - group->first) * job->num_rows);
+}
+
+static void begin_group(const fv_tile_item *item, head_group *group)
+{
+    const fv_attend_job *job = item->job;
+    for (int32_t strip = 0; strip < item->num_strips; strip++) begin_strip(item, group, strip);
     for (int32_t i = 0; i < FV_TILE_STRIP_ROWS; i++) {
         const int32_t head = fv_min_i32(group->first + i / job->num_rows, group->end - 1);
         const fv_score_scale scale = fv_attend_score_scale(job, item->first_head + head);
@@ -142,18 +160,18 @@ static void begin_group(const fv_tile_item *item, head_group *group)
 /* --- from scores to weights --------------------------------------------------------------------------------------- */
 
 /* A tiles of a head's weights: [2 times 16 keys][before even elements, before odd ones][half_rows]. */
-static char *spread_of(const fv_tile_item *item, int32_t first_lane)
+static char *spread_of(const fv_tile_item *item, int32_t strip, int32_t first_lane)
 {
-    return item->scratch.spread + first_lane * 4 * FV_TILE_ROW_BYTES;
+    return item->scratch.spread + (strip * FV_TILE_STRIP_ROWS + first_lane) * 4 * FV_TILE_ROW_BYTES;
 }
 
-static void spread_weights(const fv_tile_item *item, int32_t first_lane)
+static void spread_weights(const fv_tile_item *item, int32_t strip, int32_t first_lane)
 {
     const int32_t num_rows = half_rows(item->job);
     for (int32_t row = 0; row < num_rows; row++) {
         const char *weights = item->scratch.weights + (first_lane + row) * FV_TILE_ROW_BYTES;
         for (int32_t half = 0; half < 2; half++) {
-            char *to = spread_of(item, first_lane) + (half * 2 * num_rows + row) * FV_TILE_ROW_BYTES;
+            char *to = spread_of(item, strip, first_lane) + (half * 2 * num_rows + row) * FV_TILE_ROW_BYTES;
             fv_word_half words;
             memcpy(&words, weights + half * sizeof(words), sizeof(words));
             const fv_lane_bits even = __builtin_convertvector(words, fv_lane_bits), odd = even << 16;
@@ -163,17 +181,24 @@ static void spread_weights(const fv_tile_item *item, int32_t first_lane)
     }
 }
 
-/* Parts of the way: the begin; a quarter of the words each and their end, or, where a group is one head, which has few sites
- * for parts, both at once; then each head's. */
+/* Parts of a strip's way: the begin; a quarter of the words each and their end, or, where a group is one head, which has few
+ * sites for parts, both at once; then each head's. */
 enum { NUM_WORD_PARTS = 5 };
 
 static int32_t num_heads_of(const few_unit *unit) { return unit->group->end - unit->group->first; }
 
 static int32_t num_word_parts(const few_unit *unit) { return num_heads_of(unit) > 1 ? NUM_WORD_PARTS : 1; }
 
-static int32_t num_parts(const few_unit *unit)
+static int32_t num_strip_parts(const few_unit *unit) { return 1 + num_word_parts(unit) + num_heads_of(unit); }
+
+static int32_t num_parts(const fv_tile_item *item, const few_unit *unit)
 {
-    return unit->group ? 1 + num_word_parts(unit) + num_heads_of(unit) : 0;
+    return unit->group ? item->num_strips * num_strip_parts(unit) : 0;
+}
+
+static float *scores_at_hand(const few_unit *unit)
+{
+    return unit->scores + unit->strip * FV_STEP_KEYS * FV_TILE_STRIP_ROWS;
 }
 
 /* Scales of the unit's keys, those of each head in its lanes: [32][16]. `scales` is scratch for [heads][32]. */
@@ -205,7 +230,7 @@ static void prepare_scores(fv_tile_item *item, const few_unit *unit)
     if (job->has_k_scales)
         find_lane_scales(lanes, scratch->k_scales, item, unit, &params->cache.k_scales, params->k_scale);
     for (int32_t key = 0; key < FV_STEP_KEYS && (job->has_k_scales || is_capped); key++) {
-        float *at = unit->scores + key * FV_TILE_STRIP_ROWS;
+        float *at = scores_at_hand(unit) + key * FV_TILE_STRIP_ROWS;
         const fv_lanes k_scale = job->has_k_scales ? fv_lanes_load(lanes + key * FV_TILE_STRIP_ROWS)
                                                    : fv_lanes_splat(1.0f);
         if (is_capped)
@@ -222,14 +247,15 @@ static void prepare_scores(fv_tile_item *item, const few_unit *unit)
 static void weigh_quarter(few_unit *unit, char *words, const float *lane_v_scales, int32_t quarter)
 {
     fv_weigher weigh = unit->weigh;
+    const float *scores = scores_at_hand(unit);
     FV_UNROLL
     for (int32_t i = 0; i < 4; i++) {
         const int32_t p = 4 * quarter + i, key = fv_words_key(p, 0) * FV_TILE_STRIP_ROWS;
         const int32_t other = fv_words_key(p, 1) * FV_TILE_STRIP_ROWS;
-        const fv_words word = lane_v_scales ? fv_weigher_scaled_words(&weigh, unit->scores + key,
-                                                                      fv_lanes_load(lane_v_scales + key),
-                                                                      fv_lanes_load(lane_v_scales + other))
-                                            : fv_weigher_words(&weigh, unit->scores + key, 0);
+        const fv_words word = lane_v_scales
+                                  ? fv_weigher_scaled_words(&weigh, scores + key, fv_lanes_load(lane_v_scales + key),
+                                                            fv_lanes_load(lane_v_scales + other))
+                                  : fv_weigher_words(&weigh, scores + key, 0);
         memcpy(words + p * sizeof(word), &word, sizeof(word));
     }
     unit->weigh = weigh;
@@ -239,7 +265,7 @@ static void weigh_words(const fv_tile_item *item, few_unit *unit, int32_t part)
 {
     char *weights = item->scratch.weights, *words = weights + FV_TILE_BYTES;
     if (num_heads_of(unit) == 1) {
-        fv_weigher_step(&unit->weigh, weights, unit->scores, item->v_scales, 0);
+        fv_weigher_step(&unit->weigh, weights, scores_at_hand(unit), item->v_scales, 0);
     } else if (part < NUM_WORD_PARTS - 1) {
         weigh_quarter(unit, words, item->v_scales ? item->scratch.lane_v_scales : NULL, part);
         return;
@@ -248,21 +274,22 @@ static void weigh_words(const fv_tile_item *item, few_unit *unit, int32_t part)
         memcpy(all, words, sizeof(all));
         fv_words_store_transposed(weights, all);
     }
-    fv_weigher_end(&unit->weigh, unit->group->strip);
+    fv_weigher_end(&unit->weigh, &unit->group->strips[unit->strip]);
 }
 
 static void weigh_part(fv_tile_item *item, few_unit *unit)
 {
-    const int32_t part = unit->parts_done++, num_words = num_word_parts(unit);
+    const int32_t part = unit->parts_done % num_strip_parts(unit), num_words = num_word_parts(unit);
+    unit->strip = unit->parts_done++ / num_strip_parts(unit);
     if (unit->is_lost) return;
     if (part == 0) prepare_scores(item, unit);
     if (part == 0)
-        unit->is_lost = !fv_weigher_begin(&unit->weigh, unit->group->strip, unit->scores, unit->block->keys.first_key,
-                                          0, 1, unit->group->factors, item->rescaling);
+        unit->is_lost = !fv_weigher_begin(&unit->weigh, &unit->group->strips[unit->strip], scores_at_hand(unit),
+                                          unit->block->keys.first_key, 0, 1, unit->group->factors, item->rescaling);
     else if (part <= num_words)
         weigh_words(item, unit, part - 1);
     else
-        spread_weights(item, (part - 1 - num_words) * item->job->num_rows);
+        spread_weights(item, unit->strip, (part - 1 - num_words) * item->job->num_rows);
 }
 
 /* --- products ----------------------------------------------------------------------------------------------------- */
@@ -299,7 +326,7 @@ static void score_and_weigh(fv_tile_item *item, const few_unit *unit, few_unit *
 {
     fv_tiles *tiles = &item->tiles;
     const head_group *group = unit->group;
-    const int32_t depth = item->job->params->head_size / FV_TILE_DEPTH, parts = num_parts(before);
+    const int32_t depth = item->job->params->head_size / FV_TILE_DEPTH, parts = num_parts(item, before);
     const int32_t sites = num_passes * (group->end - group->first) * depth;
     /* One or two heads for each group, which have few loads for their weights. */
     const int32_t asks = item->is_unasked && heads_at_once(item->job) <= 2;
@@ -312,7 +339,7 @@ static void score_and_weigh(fv_tile_item *item, const few_unit *unit, few_unit *
             keys = next;
             if (head + 1 < group->end) next = fv_few_block_keys(item, unit->block, item->first_head + head + 1);
             const char *low = keys.tiles[0] + pass * keys.strides[0], *high = keys.tiles[1] + pass * keys.strides[1];
-            const char *q = q_of(item, head);
+            const char *q = q_of(item, head, 0);
             for (int32_t d = 0; d < depth; d++) {
                 fv_tile_load(tiles, 7, q + d * FV_TILE_BYTES, FV_TILE_ROW_BYTES);
                 load_row_tile(item, 2, low + d * keys.depths[0], num_passes * keys.strides[0]);
@@ -330,6 +357,40 @@ static void score_and_weigh(fv_tile_item *item, const few_unit *unit, few_unit *
         fv_tile_store(tiles, 0, scores, num_passes * FV_TILE_ROW_BYTES);
         fv_tile_store(tiles, 1, scores + FV_TILE_ROWS * FV_TILE_STRIP_ROWS, num_passes * FV_TILE_ROW_BYTES);
     }
+}
+
+/* The same of two strips of a head. */
+static void score_and_weigh_pair(fv_tile_item *item, const few_unit *unit, few_unit *before)
+{
+    fv_tiles *tiles = &item->tiles;
+    const int32_t head = unit->group->first, depth = item->job->params->head_size / FV_TILE_DEPTH;
+    const int32_t parts = num_parts(item, before);
+    const fv_step_keys keys = fv_few_block_keys(item, unit->block, item->first_head + head);
+    const char *q = q_of(item, head, 0), *other_q = q_of(item, head, 1);
+    int32_t due = 0;
+    fv_tile_zero(tiles, 0);
+    fv_tile_zero(tiles, 1);
+    fv_tile_zero(tiles, 2);
+    fv_tile_zero(tiles, 3);
+    for (int32_t d = 0; d < depth; d++) {
+        fv_tile_load(tiles, 6, q + d * FV_TILE_BYTES, FV_TILE_ROW_BYTES);
+        load_row_tile(item, 4, keys.tiles[0] + d * keys.depths[0], keys.strides[0]);
+        fv_tile_dot(tiles, 0, 4, 6);
+        fv_tile_load(tiles, 7, other_q + d * FV_TILE_BYTES, FV_TILE_ROW_BYTES);
+        fv_tile_dot(tiles, 2, 4, 7);
+        fv_tile_call_ahead(item);
+        load_row_tile(item, 5, keys.tiles[1] + d * keys.depths[1], keys.strides[1]);
+        fv_tile_dot(tiles, 1, 5, 6);
+        fv_tile_dot(tiles, 3, 5, 7);
+        fv_tile_call_ahead(item);
+        if (item->is_unasked && due + parts >= depth) ask_before_weights(item, unit, before, d, depth);
+        for (due += parts; due >= depth; due -= depth) weigh_part(item, before);
+    }
+    const int32_t high = FV_TILE_ROWS * FV_TILE_STRIP_ROWS, other = FV_STEP_KEYS * FV_TILE_STRIP_ROWS;
+    fv_tile_store(tiles, 0, unit->scores, FV_TILE_ROW_BYTES);
+    fv_tile_store(tiles, 1, unit->scores + high, FV_TILE_ROW_BYTES);
+    fv_tile_store(tiles, 2, unit->scores + other, FV_TILE_ROW_BYTES);
+    fv_tile_store(tiles, 3, unit->scores + other + high, FV_TILE_ROW_BYTES);
 }
 
 /* Even and odd columns of up to 8 rows: a product of both. */
@@ -378,15 +439,56 @@ static void add_values_apart(fv_tile_item *item, const fv_step_keys *values, flo
     }
 }
 
-static void rescale_sums(const fv_tile_item *item, int32_t head, const fv_tile_strip *strip, int32_t first_lane)
+/* Weights of 16 keys, before even and odd elements, of two strips, times 32 columns of their values in tile `value`. */
+#define ADD_TO_PAIR(tiles, value, spread, other)                           \
+    do {                                                                   \
+        fv_tile_load(tiles, 6, spread, FV_TILE_ROW_BYTES);                 \
+        fv_tile_dot(tiles, 0, 6, value);                                   \
+        fv_tile_load(tiles, 7, spread + FV_TILE_BYTES, FV_TILE_ROW_BYTES); \
+        fv_tile_dot(tiles, 1, 7, value);                                   \
+        fv_tile_load(tiles, 6, other, FV_TILE_ROW_BYTES);                  \
+        fv_tile_dot(tiles, 2, 6, value);                                   \
+        fv_tile_load(tiles, 7, other + FV_TILE_BYTES, FV_TILE_ROW_BYTES);  \
+        fv_tile_dot(tiles, 3, 7, value);                                   \
+    } while (0)
+
+/* Of two strips. */
+static void add_values_pair(fv_tile_item *item, const fv_step_keys *values, int32_t head)
 {
-    const int32_t num_rows = item->job->num_rows, half = half_rows(item->job);
+    fv_tiles *tiles = &item->tiles;
+    const int32_t size = item->job->params->v_head_size, tile_floats = FV_TILE_ROWS * FV_TILE_COLUMNS;
+    const char *low = values->tiles[0], *high = values->tiles[1];
+    const char *spread = spread_of(item, 0, 0), *other = spread_of(item, 1, 0);
+    float *sums = sums_of(item, head, 0), *other_sums = sums_of(item, head, 1);
+    for (int32_t column = 0; column < size; column += 32, sums += 2 * tile_floats, other_sums += 2 * tile_floats) {
+        fv_tile_load(tiles, 0, sums, FV_TILE_ROW_BYTES);
+        fv_tile_load(tiles, 1, sums + tile_floats, FV_TILE_ROW_BYTES);
+        fv_tile_load(tiles, 2, other_sums, FV_TILE_ROW_BYTES);
+        fv_tile_load(tiles, 3, other_sums + tile_floats, FV_TILE_ROW_BYTES);
+        load_row_tile(item, 4, low + column * FV_BF16_BYTES, values->strides[0]);
+        ADD_TO_PAIR(tiles, 4, spread, other);
+        fv_tile_call_ahead(item);
+        load_row_tile(item, 5, high + column * FV_BF16_BYTES, values->strides[1]);
+        ADD_TO_PAIR(tiles, 5, spread + 2 * FV_TILE_BYTES, other + 2 * FV_TILE_BYTES);
+        fv_tile_store(tiles, 0, sums, FV_TILE_ROW_BYTES);
+        fv_tile_store(tiles, 1, sums + tile_floats, FV_TILE_ROW_BYTES);
+        fv_tile_store(tiles, 2, other_sums, FV_TILE_ROW_BYTES);
+        fv_tile_store(tiles, 3, other_sums + tile_floats, FV_TILE_ROW_BYTES);
+        fv_tile_call_ahead(item);
+    }
+}
+
+static void rescale_sums(const fv_tile_item *item, int32_t head, const head_group *group, int32_t in_group,
+                         int32_t first_lane)
+{
+    const fv_tile_strip *strip = &group->strips[in_group];
+    const int32_t num_rows = rows_in_strip(item->job, in_group), half = half_rows(item->job);
     const int32_t num_tiles = item->job->params->v_head_size / 32;
     if (fv_tile_keeps_all(strip, item->rescaling)) return;
     for (int32_t row = 0; row < num_rows; row++) {
         if (fv_tile_keeps_row(strip, first_lane + row, item->rescaling)) continue;
         for (int32_t is_odd = 0; is_odd < 2; is_odd++)
-            fv_tile_rescale_row(sums_of(item, head) + (is_odd * half + row) * FV_TILE_COLUMNS,
+            fv_tile_rescale_row(sums_of(item, head, in_group) + (is_odd * half + row) * FV_TILE_COLUMNS,
                                 2 * half * FV_TILE_COLUMNS, num_tiles, strip, first_lane + row, item->rescaling);
     }
 }
@@ -401,11 +503,13 @@ static void add_values(fv_tile_item *item, const few_unit *unit)
         const int32_t first_lane = (head - group->first) * num_rows;
         values = next;
         if (head + 1 < group->end) next = fv_few_block_values(item, unit->block, item->first_head + head + 1);
-        rescale_sums(item, head, group->strip, first_lane);
-        if (num_rows <= FV_TILE_ROWS / 2)
-            add_values_joined(item, &values, sums_of(item, head), spread_of(item, first_lane));
+        for (int32_t strip = 0; strip < item->num_strips; strip++) rescale_sums(item, head, group, strip, first_lane);
+        if (item->num_strips == 2)
+            add_values_pair(item, &values, head);
+        else if (num_rows <= FV_TILE_ROWS / 2)
+            add_values_joined(item, &values, sums_of(item, head, 0), spread_of(item, 0, first_lane));
         else
-            add_values_apart(item, &values, sums_of(item, head), spread_of(item, first_lane));
+            add_values_apart(item, &values, sums_of(item, head, 0), spread_of(item, 0, first_lane));
     }
 }
 
@@ -416,9 +520,10 @@ static void add_values(fv_tile_item *item, const few_unit *unit)
 static int32_t sums_are_finite(const few_item *few)
 {
     const fv_tile_item *item = &few->tile;
-    const float *sums = sums_of(item, 0), *end = sums_of(item, item->num_heads);
+    const float *sums = sums_of(item, 0, 0), *end = sums_of(item, item->num_heads, 0);
     fv_lanes sum = fv_lanes_splat(0.0f);
-    for (int32_t g = 0; g < few->num_groups; g++) sum += fv_lanes_load(few->groups[g].strip->rows.sum) * 0.0f;
+    for (int32_t i = 0; i < few->num_groups * item->num_strips; i++)
+        sum += fv_lanes_load(item->scratch.strips[i].rows.sum) * 0.0f;
     for (; sums < end; sums += FV_TILE_COLUMNS) sum += fv_lanes_load(sums) * 0.0f;
     return fv_lanes_all_below(sum, 1.0f);
 }
@@ -427,19 +532,22 @@ static void finish_group(const fv_tile_item *item, const head_group *group)
 {
     const int32_t num_rows = item->job->num_rows, half = half_rows(item->job);
     const int32_t size = item->job->params->v_head_size;
-    for (int32_t lane = 0; lane < (group->end - group->first) * num_rows; lane++) {
-        const int32_t head = group->first + lane / num_rows, row = lane % num_rows;
+    for (int32_t n = 0; n < (group->end - group->first) * num_rows; n++) {
+        const int32_t head = group->first + n / num_rows, row = n % num_rows;
+        const int32_t in_group = n / FV_TILE_STRIP_ROWS, lane = n % FV_TILE_STRIP_ROWS;
+        const fv_tile_strip *strip = &group->strips[in_group];
+        const float *sums = sums_of(item, head, in_group) + (row - in_group * FV_TILE_STRIP_ROWS) * FV_TILE_COLUMNS;
         for (int32_t column = 0; column < size; column += 32) {
-            const float *even = sums_of(item, head) + column * half + row * FV_TILE_COLUMNS;
+            const float *even = sums + column * half;
             const float *odd = even + half * FV_TILE_COLUMNS;
             for (int32_t i = 0; i < FV_TILE_COLUMNS; i++) {
                 item->scratch.row[column + 2 * i] = even[i];
                 item->scratch.row[column + 2 * i + 1] = odd[i];
             }
         }
-        fv_tile_unscale_row(item->scratch.row, size, group->strip, lane, item->rescaling);
-        fv_attend_finish_row(&item->natural, item->first_head + head, row, item->scratch.row,
-                             group->strip->rows.max[lane], group->strip->rows.sum[lane]);
+        fv_tile_unscale_row(item->scratch.row, size, strip, lane, item->rescaling);
+        fv_attend_finish_row(&item->natural, item->first_head + head, row, item->scratch.row, strip->rows.max[lane],
+                             strip->rows.sum[lane]);
     }
 }
 
@@ -449,11 +557,12 @@ static void begin_heads(few_item *few)
     const fv_attend_params *params = item->job->params;
     const int32_t step = heads_at_once(item->job);
     memset(item->scratch.zeros, 0, (size_t)fv_max_i32(params->head_size, params->v_head_size) * FV_BF16_BYTES);
-    memset(sums_of(item, 0), 0, (size_t)(sums_of(item, item->num_heads) - sums_of(item, 0)) * sizeof(float));
+    const float *end = sums_of(item, item->num_heads, 0);
+    memset(sums_of(item, 0, 0), 0, (size_t)(end - sums_of(item, 0, 0)) * sizeof(float));
     few->num_groups = 0;
     for (int32_t head = 0; head < item->num_heads; head += step) {
         head_group *group = &few->groups[few->num_groups];
-        group->strip = &item->scratch.strips[few->num_groups++];
+        group->strips = &item->scratch.strips[few->num_groups++ * item->num_strips];
         group->first = head;
         group->end = fv_min_i32(head + step, item->num_heads);
         begin_group(item, group);
@@ -505,8 +614,11 @@ static int32_t attend_unit(few_item *few, int32_t group, const fv_few_block *blo
     fv_tile_item *item = &few->tile;
     few_unit *unit = &few->units[index % 2], *before = &few->units[(index + 1) % 2];
     *unit = (few_unit){.group = &few->groups[group], .block = block};
-    unit->scores = item->scratch.scores + index % 2 * FV_STEP_KEYS * FV_TILE_STRIP_ROWS;
-    score_and_weigh(item, unit, before, few->num_passes);
+    unit->scores = item->scratch.scores + index % 2 * item->num_strips * FV_STEP_KEYS * FV_TILE_STRIP_ROWS;
+    if (item->num_strips == 2)
+        score_and_weigh_pair(item, unit, before);
+    else
+        score_and_weigh(item, unit, before, few->num_passes);
     if (before->is_lost) return 0;
     add_values(item, before);
     return 1;
@@ -528,7 +640,7 @@ static int32_t attend_heads(few_item *few)
             if (!attend_unit(few, g, block, num_units++)) return 0;
     }
     few_unit *last = &few->units[(num_units + 1) % 2];
-    while (last->parts_done < num_parts(last)) weigh_part(item, last);
+    while (last->parts_done < num_parts(item, last)) weigh_part(item, last);
     if (last->is_lost) return 0;
     add_values(item, last);
     if (!sums_are_finite(few)) return 0;
@@ -539,7 +651,8 @@ static int32_t attend_heads(few_item *few)
 int32_t FV_ISA_SYMBOL(fv_few_tiles_serve)(const fv_attend_job *job)
 {
     const fv_attend_params *params = job->params;
-    if (job->num_rows > FV_TILE_STRIP_ROWS) return 0;
+    if (job->num_rows > FV_TILE_STRIP_ROWS && FV_ISA_SYMBOL(fv_shared_strips)(params, 2)) return 0;
+    if (job->num_rows > FV_FEW_TILE_ROWS) return 0;
     for (int32_t head = 0; head < job->item->num_kv_heads; head++)
         if (!fv_scores_are_multiples(params, fv_attend_score_scale(job, job->item->first_kv_head + head))) return 0;
     return 1;
@@ -555,7 +668,7 @@ static int32_t attend(const fv_attend_job *job, void *memory, fv_rescaling resca
     item->natural.lane_dtype = FV_DTYPE_F32;
     item->rescaling = rescaling;
     item->k_scales = item->v_scales = NULL;
-    item->num_strips = 1;
+    item->num_strips = fv_num_strips(job->num_rows);
     item->block_keys = FV_STEP_KEYS;
     few.shares = shares;
     few.index = shares ? fv_key_share_index(job) : 0;
@@ -563,7 +676,8 @@ static int32_t attend(const fv_attend_job *job, void *memory, fv_rescaling resca
     for (int32_t head = job->item->first_kv_head; head < end_head && is_done; head += FV_TILE_MAX_HEADS) {
         item->first_head = head;
         item->num_heads = fv_min_i32(FV_TILE_MAX_HEADS, end_head - head);
-        item->scratch = fv_tile_scratch_of(job->params, item->num_heads, 0, item->block_keys, memory);
+        item->scratch = fv_tile_scratch_of(job->params, item->num_heads * item->num_strips, 0, item->block_keys,
+                                           memory);
         is_done = attend_heads(&few);
     }
     fv_tiles_release(&item->tiles);

@@ -55,13 +55,21 @@ static int32_t paged_deals_keys(const fv_problem *problem)
     return group >= least_rows && problem->mha.num_kv_heads <= FV_TILE_MAX_HEADS;
 }
 
+static int32_t paged_shared_rows(const fv_problem *problem)
+{
+    const int32_t has_rows = layout_has_rows(problem->kv_layout) && problem->block_size % FV_TILE_ROWS == 0;
+    const int32_t is_served = has_rows && problem->alibi == FV_ALIBI_NONE && !problem->tree_mask &&
+                              !FV_ISA_SYMBOL(fv_tiles_why_not)(problem);
+    return is_served ? FV_FEW_TILE_ROWS : FV_DECODE_ROWS;
+}
+
 const fv_attend_variant FV_ISA_SYMBOL(fv_attend_paged)[FV_NUM_VARIANTS_attend_paged] = {
     {"tiles16", 16, 64, paged_why_not, paged_scratch, launch_paged, .rescaling = FV_RESCALING_MULTIPLY,
-     .deals_keys = paged_deals_keys},
+     .deals_keys = paged_deals_keys, .shared_rows = paged_shared_rows},
     {"tiles128", 128, 64, paged_why_not, paged_scratch, launch_paged, .rescaling = FV_RESCALING_MULTIPLY,
-     .deals_keys = paged_deals_keys},
+     .deals_keys = paged_deals_keys, .shared_rows = paged_shared_rows},
     {"tiles512", 512, 64, paged_why_not, paged_scratch, launch_paged, .rescaling = FV_RESCALING_MULTIPLY,
-     .deals_keys = paged_deals_keys},
+     .deals_keys = paged_deals_keys, .shared_rows = paged_shared_rows},
 };
 
 const fv_attend_variant FV_ISA_SYMBOL(fv_attend_dense)[FV_NUM_VARIANTS_attend_dense] = {

@@ -66,10 +66,12 @@ size_t FV_ISA_SYMBOL(fv_tiles_scratch)(const fv_attend_params *params)
     const int32_t few = fv_min_i32(params->num_kv_heads, FV_TILE_MAX_HEADS);
     const int32_t many = fv_num_strips(fv_max_i32(params->block_q * group, FV_DECODE_ROWS));
     const size_t in_pairs = fv_tile_scratch_of(params, fv_max_i32(few, many), 0, FV_TILE_MANY_KEYS, NULL).bytes;
+    const size_t in_few = fv_tile_scratch_of(params, 2 * few, 0, FV_TILE_FEW_KEYS, NULL).bytes;
+    const size_t least = in_pairs > in_few ? in_pairs : in_few;
     const int32_t shared = FV_ISA_SYMBOL(fv_shared_strips)(params, fv_min_i32(many, FV_TILE_SHARED_STRIPS));
-    if (!shared) return in_pairs;
+    if (!shared) return least;
     const size_t in_common = fv_tile_scratch_of(params, shared, shared, FV_TILE_MANY_KEYS, NULL).bytes;
-    return in_pairs > in_common ? in_pairs : in_common;
+    return least > in_common ? least : in_common;
 }
 
 /* --- the sums of a strip without another -------------------------------------------------------------------------- */

@@ -43,8 +43,7 @@ static inline int32_t fv_item_loop_reads_rows(const fv_attend_job *job)
 /* 1: those of 16 keys are a tile as they lie. */
 static inline int32_t fv_item_loop_reads_tiles(const fv_attend_job *job)
 {
-    const int32_t uses_cache = job->keys.first < fv_min_i32(job->keys.end, job->dense_from);
-    return !uses_cache || job->params->cache.block_size % FV_TILE_ROWS == 0;
+    return !fv_item_loop_uses_cache(job) || job->params->cache.block_size % FV_TILE_ROWS == 0;
 }
 
 /* The strategy for the item's rows; a query of num_rows rows in all. Few would not pay for copies of the keys, which

@@ -13,6 +13,7 @@
 enum {
     FV_TILE_STRIP_ROWS = FV_TILE_COLUMNS,
     FV_STEP_KEYS = 32,         /* of a step: two A tiles of keys, one A tile of weights */
+    FV_FEW_TILE_ROWS = 32,     /* of a KV head, up to here values are read where they lie: attend_few_tiles.c */
     FV_TILE_FEW_KEYS = 32,     /* of a block, one strip: near to the order in which rows lie, and soon begun */
     FV_TILE_MANY_KEYS = 256,   /* many strips: the sums pass once for eight products */
     FV_TILE_COPY_STRIPS = 16,  /* from here on K is copied to tiles, and plain scores take attend_many_tiles.c */
@@ -54,7 +55,7 @@ typedef struct fv_tile_scratch {
     float *scores;           /* of two pairs of strips, in turn, or of all that share a block: [2][2][block_keys][16] */
     char *weights;           /* of two pairs in turn, or of all: [2][2][block_keys / 32] A tiles */
     float *step_scores;      /* [2][32][16]: a step of a pair of strips that share a block */
-    char *spread;            /* [16 lanes][4] rows of A tiles: attend_few_tiles.c */
+    char *spread;            /* [2][16 lanes][4] rows of A tiles: attend_few_tiles.c */
     char *pairs;             /* [block_keys / 32][Dv / 16] B tiles of V */
     char *k_copies;          /* [block_keys / 16][D / 32] A tiles */
     char *head_copies;       /* of two heads in turn: K as k_copies or rows of V; attend_few_tiles.c */
@@ -116,7 +117,7 @@ static inline fv_tile_scratch fv_tile_scratch_of(const fv_attend_params *params,
     scratch.row_sums = fv_scratch_take(memory, &scratch.bytes, many * FV_TILE_BYTES);
     scratch.scores = fv_scratch_take_aligned(memory, &scratch.bytes, weighed * strip_scores * sizeof(float), alignment);
     scratch.weights = fv_scratch_take(memory, &scratch.bytes, weighed * strip_scores * FV_BF16_BYTES);
-    scratch.spread = fv_scratch_take(memory, &scratch.bytes, 4 * (size_t)FV_TILE_BYTES);
+    scratch.spread = fv_scratch_take(memory, &scratch.bytes, 8 * (size_t)FV_TILE_BYTES);
     const size_t slices = shared_strips ? (size_t)params->v_head_size / (2 * FV_TILE_COLUMNS) : 0;
     scratch.step_scores = fv_scratch_take(memory, &scratch.bytes, (shared_strips ? 4 : 0) * (size_t)FV_TILE_BYTES);
     scratch.pairs = fv_scratch_take(memory, &scratch.bytes, keys * v_bytes + slices * FV_TILE_SLICE_PAD);
