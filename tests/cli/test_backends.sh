@@ -80,7 +80,7 @@ why json_holds "d['layer_kind'] == 'cross_attention'" --type cross --json
 # All reasons of a refusal, not the first.
 why json_holds "any(len(b['why_not']) >= 2 for b in d['backends'])" --type cross --tree-mask --layout shuffled --json
 # With a batch: what each plan does.
-why prints '1 kv_gather \([0-9]+ rows\)' q100s5k
+why prints 'kv_gather \([0-9]+ rows\)' q100s5k # a line may end before it
 why prints 'partitioned decode' q1s5k
 why json_holds "all(b['workspace_bytes'] > 0 and 'last step' in b['plan'] for b in d['backends'] if b['serves'])" \
     --json 2q1s1k_q100s5k

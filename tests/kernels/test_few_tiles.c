@@ -304,7 +304,7 @@ static void merge_row(scene *s, int64_t row, int64_t num_rows)
 static void launch_siblings(scene *s,
                             void (*parallel_for)(void *user, int64_t num_tasks, fv_task_fn task, void *task_user))
 {
-    const int32_t ends[MAX_ITEMS + 1] = {0, 320, 640, s->shape.num_keys};
+    const int32_t ends[MAX_ITEMS + 1] = {0, 320, 640, s->shape.num_keys > 640 ? s->shape.num_keys : 960};
     const int64_t rows = (int64_t)s->shape.num_tokens * s->shape.num_kv_heads * s->shape.group;
     fv_work_item items[MAX_ITEMS];
     for (int32_t i = 0; i < MAX_ITEMS; i++)
@@ -350,6 +350,20 @@ static void siblings_deal_out_keys(void **state)
             for (int32_t head = 0; head < 32; head++) judge_row(s, token, head);
         free_cache(s);
     }
+}
+
+/* Items whose keys are all behind the sequence's end go the way of the one that has them. */
+static void siblings_without_keys_take_none_twice(void **state)
+{
+    (void)state;
+    few_shape shape = shape_of(4, 5, 3, 128); /* 15 rows over pages of 3 keys: not dealt out */
+    shape.block_size = 3;
+    shape.num_keys = 300;
+    scene *s = scene_of(shape);
+    launch_siblings(s, run_last_first);
+    for (int32_t token = 0; token < 3; token++)
+        for (int32_t head = 0; head < 20; head++) judge_row(s, token, head);
+    free_cache(s);
 }
 
 /* At the same time, with any of them ahead. */
@@ -453,6 +467,7 @@ int main(void)
         cmocka_unit_test(keys_begin_and_end_anywhere),
         cmocka_unit_test(what_is_not_finite_is_left_to_others),
         cmocka_unit_test(siblings_deal_out_keys),
+        cmocka_unit_test(siblings_without_keys_take_none_twice),
         cmocka_unit_test(siblings_deal_out_keys_on_threads),
         cmocka_unit_test(each_step_is_taken_once),
         cmocka_unit_test(siblings_are_lost_together),

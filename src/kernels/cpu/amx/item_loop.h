@@ -33,11 +33,16 @@ typedef struct fv_chain_loop {
     fv_head_chains chains;
 } fv_chain_loop;
 
+/* An item without keys is as its siblings are, whose keys it may take (key_shares.h). */
+static inline int32_t fv_item_loop_uses_cache(const fv_attend_job *job)
+{
+    return !job->params->dense.k || job->keys.first < fv_min_i32(job->keys.end, job->dense_from);
+}
+
 /* 1: the cache's keys and values lie in rows. */
 static inline int32_t fv_item_loop_reads_rows(const fv_attend_job *job)
 {
-    const int32_t uses_cache = job->keys.first < fv_min_i32(job->keys.end, job->dense_from);
-    return !uses_cache || (job->cache.k_in_place && job->cache.v_in_place);
+    return !fv_item_loop_uses_cache(job) || (job->cache.k_in_place && job->cache.v_in_place);
 }
 
 /* 1: those of 16 keys are a tile as they lie. */
@@ -55,8 +60,10 @@ static inline int32_t fv_item_loop_tiles(const fv_attend_job *job, int64_t num_r
     const int32_t in_tiles = fv_item_loop_reads_tiles(job);
     const int32_t is_slow = !in_tiles || job->has_k_scales || job->has_v_scales || job->cache.stored == FV_DTYPE_I8;
     if (num_rows < FV_TILE_LEAST_COPIED_ROWS && is_slow) return 0;
-    if (num_rows <= FV_DECODE_ROWS && !fv_item_loop_reads_rows(job)) return 0;
-    if ((in_tiles || job->num_rows <= FV_TILE_STRIP_ROWS / 2) && FV_ISA_SYMBOL(fv_few_tiles_serve)(job))
+    const int32_t reads_rows = fv_item_loop_reads_rows(job);
+    if (num_rows <= FV_DECODE_ROWS && !reads_rows) return 0;
+    const int32_t copies_few = reads_rows && (in_tiles || job->num_rows <= FV_TILE_STRIP_ROWS / 2);
+    if (copies_few && FV_ISA_SYMBOL(fv_few_tiles_serve)(job))
         return FV_ISA_SYMBOL(fv_attend_few_tiles)(job, scratch, rescaling, shares);
     return FV_ISA_SYMBOL(fv_attend_tiles)(job, scratch, rescaling, shares);
 }
