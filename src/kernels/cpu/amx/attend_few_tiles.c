@@ -330,14 +330,16 @@ static void score_and_weigh(fv_tile_item *item, const few_unit *unit, few_unit *
     const int32_t sites = num_passes * (group->end - group->first) * depth;
     /* One or two heads for each group, which have few loads for their weights. */
     const int32_t asks = item->is_unasked && heads_at_once(item->job) <= 2;
+    const int32_t is_copied = fv_few_block_is_copied(unit->block);
     int32_t due = 0;
     for (int32_t pass = 0; pass < num_passes; pass++) {
         fv_tile_zero(tiles, 0);
         fv_tile_zero(tiles, 1);
-        fv_step_keys keys, next = fv_few_block_keys(item, unit->block, item->first_head + group->first);
+        if (is_copied) fv_few_block_copy_keys(item, unit->block, item->first_head + group->first);
         for (int32_t head = group->first; head < group->end; head++) {
-            keys = next;
-            if (head + 1 < group->end) next = fv_few_block_keys(item, unit->block, item->first_head + head + 1);
+            const fv_step_keys keys = fv_few_block_keys(item, unit->block, item->first_head + head);
+            if (is_copied && head + 1 < group->end)
+                fv_few_block_copy_keys(item, unit->block, item->first_head + head + 1);
             const char *low = keys.tiles[0] + pass * keys.strides[0], *high = keys.tiles[1] + pass * keys.strides[1];
             const char *q = q_of(item, head, 0);
             for (int32_t d = 0; d < depth; d++) {
@@ -365,6 +367,7 @@ static void score_and_weigh_pair(fv_tile_item *item, const few_unit *unit, few_u
     fv_tiles *tiles = &item->tiles;
     const int32_t head = unit->group->first, depth = item->job->params->head_size / FV_TILE_DEPTH;
     const int32_t parts = num_parts(item, before);
+    if (fv_few_block_is_copied(unit->block)) fv_few_block_copy_keys(item, unit->block, item->first_head + head);
     const fv_step_keys keys = fv_few_block_keys(item, unit->block, item->first_head + head);
     const char *q = q_of(item, head, 0), *other_q = q_of(item, head, 1);
     int32_t due = 0;
@@ -498,11 +501,13 @@ static void add_values(fv_tile_item *item, const few_unit *unit)
     const head_group *group = unit->group;
     const int32_t num_rows = item->job->num_rows;
     if (!group || unit->is_lost) return;
-    fv_step_keys values, next = fv_few_block_values(item, unit->block, item->first_head + group->first);
+    const int32_t is_copied = fv_few_block_is_copied(unit->block);
+    if (is_copied) fv_few_block_copy_values(item, unit->block, item->first_head + group->first);
     for (int32_t head = group->first; head < group->end; head++) {
         const int32_t first_lane = (head - group->first) * num_rows;
-        values = next;
-        if (head + 1 < group->end) next = fv_few_block_values(item, unit->block, item->first_head + head + 1);
+        const fv_step_keys values = fv_few_block_values(item, unit->block, item->first_head + head);
+        if (is_copied && head + 1 < group->end)
+            fv_few_block_copy_values(item, unit->block, item->first_head + head + 1);
         for (int32_t strip = 0; strip < item->num_strips; strip++) rescale_sums(item, head, group, strip, first_lane);
         if (item->num_strips == 2)
             add_values_pair(item, &values, head);

@@ -19,6 +19,11 @@ typedef struct fv_few_block {
     fv_row_tile k[2], v[2];
 } fv_few_block;
 
+static inline int32_t fv_few_block_is_copied(const fv_few_block *block)
+{
+    return block->k[0].stride == 0 || block->k[1].stride == 0 || block->v[0].stride == 0 || block->v[1].stride == 0;
+}
+
 /* Do 16 keys from a multiple of 16 on lie in one page of the cache, as far apart as one another, as bf16? */
 static inline int32_t fv_plane_is_in_tiles(const fv_kv_plane *plane)
 {
@@ -101,24 +106,37 @@ static inline char *fv_few_head_copies(const fv_tile_item *item, int32_t head)
     return item->scratch.head_copies + head % 2 * FV_STEP_KEYS * row_bytes;
 }
 
-/* A head's tiles of rows, copied where they have to be. */
+/* Those of K, before fv_few_block_keys. */
+static inline void fv_few_block_copy_keys(const fv_tile_item *item, const fv_few_block *block, int32_t head)
+{
+    const int64_t tile_bytes = (int64_t)FV_TILE_ROWS * item->job->params->head_size * FV_BF16_BYTES;
+    for (int32_t t = 0; t < 2; t++)
+        if (block->k[t].stride == 0)
+            fv_tile_copy(fv_few_head_copies(item, head) + t * tile_bytes, item, &block->keys, head, t * FV_TILE_ROWS);
+}
+
+/* And those of V. */
+static inline void fv_few_block_copy_values(const fv_tile_item *item, const fv_few_block *block, int32_t head)
+{
+    const int64_t tile_bytes = (int64_t)FV_TILE_ROWS * item->job->params->v_head_size * FV_BF16_BYTES;
+    for (int32_t t = 0; t < 2; t++)
+        if (block->v[t].stride == 0)
+            fv_tile_copy_values(fv_few_head_copies(item, head) + t * tile_bytes, item, &block->keys, head,
+                                t * FV_TILE_ROWS);
+}
+
+/* A head's tiles of rows, or their copies. */
 static inline fv_step_keys fv_few_block_keys(const fv_tile_item *item, const fv_few_block *block, int32_t head)
 {
     const int64_t row_bytes = (int64_t)item->job->params->head_size * FV_BF16_BYTES;
-    char *const copies = fv_few_head_copies(item, head);
     fv_step_keys keys;
     for (int32_t t = 0; t < 2; t++) {
         const fv_row_tile *tile = &block->k[t];
         const int32_t is_copied = tile->stride == 0;
         keys.strides[t] = is_copied ? FV_TILE_ROW_BYTES : tile->stride;
         keys.depths[t] = is_copied ? FV_TILE_BYTES : FV_TILE_ROW_BYTES;
-        if (!is_copied) {
-            keys.tiles[t] = tile->first + head * tile->head_stride;
-            continue;
-        }
-        char *copy = copies + t * FV_TILE_ROWS * row_bytes;
-        fv_tile_copy(copy, item, &block->keys, head, t * FV_TILE_ROWS);
-        keys.tiles[t] = copy;
+        keys.tiles[t] = is_copied ? fv_few_head_copies(item, head) + t * FV_TILE_ROWS * row_bytes
+                                  : tile->first + head * tile->head_stride;
     }
     return keys;
 }
@@ -126,21 +144,14 @@ static inline fv_step_keys fv_few_block_keys(const fv_tile_item *item, const fv_
 static inline fv_step_keys fv_few_block_values(const fv_tile_item *item, const fv_few_block *block, int32_t head)
 {
     const int64_t row_bytes = (int64_t)item->job->params->v_head_size * FV_BF16_BYTES;
-    char *const copies = fv_few_head_copies(item, head);
     fv_step_keys values;
     for (int32_t t = 0; t < 2; t++) {
         const fv_row_tile *tile = &block->v[t];
+        const int32_t is_copied = tile->stride == 0;
         values.depths[t] = FV_TILE_ROW_BYTES;
-        values.strides[t] = tile->stride;
-        if (tile->stride != 0) {
-            values.tiles[t] = tile->first + head * tile->head_stride;
-            continue;
-        }
-        const int32_t first = t * FV_TILE_ROWS;
-        char *copy = copies + first * row_bytes;
-        fv_tile_copy_values(copy, item, &block->keys, head, first);
-        values.strides[t] = row_bytes;
-        values.tiles[t] = copy;
+        values.strides[t] = is_copied ? row_bytes : tile->stride;
+        values.tiles[t] = is_copied ? fv_few_head_copies(item, head) + t * FV_TILE_ROWS * row_bytes
+                                    : tile->first + head * tile->head_stride;
     }
     return values;
 }
