@@ -4,7 +4,8 @@
 
 #include "kernels/cpu/amx/key_shares.h"
 
-/* 1: the item has up to 16 rows for each KV head, and scores that are multiples of dot products. */
+/* 1: the item has up to FV_FEW_TILE_ROWS rows for each KV head, of values as large as MLA's up to 16, and scores that are
+ * multiples of dot products or, with a soft cap, of their tanh. */
 int32_t FV_ISA_SYMBOL(fv_few_tiles_serve)(const fv_attend_job *job);
 
 /* As fv_attend_tiles, with the same scratch; of items that the above says yes to. Siblings deal out their keys. */

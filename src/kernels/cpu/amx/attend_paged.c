@@ -1,4 +1,4 @@
-/* attend_paged and attend_dense with tiles: attend_tiles.c and, up to 16 rows, attend_few_tiles.c. What tiles do not
+/* attend_paged and attend_dense with tiles: attend_tiles.c and, up to 32 rows, attend_few_tiles.c. What tiles do not
  * serve, queries of other dtypes than bf16, head sizes that are not multiples of 32, goes to the level below, avx512; so
  * do one and two rows, up to 4 over pages that are not multiples of 16 keys, and few rows over caches in pieces.
  *
