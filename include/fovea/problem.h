@@ -79,7 +79,7 @@ typedef struct fv_problem {
     int32_t window;      /* 0 = none; else a query sees its own key, window - 1 before it and, not causal, behind it */
     int32_t not_causal;  /* 1: batches may carry fv_batch.causal flags that are 0 */
     fv_alibi alibi;      /* slopes in fv_layer */
-    int32_t sinks;       /* 1: fv_layer.sinks is used */
+    int32_t sinks;       /* 1: fv_layer.sinks is used; 0 of a rank (context_parallel): fv_merge_ranks takes them */
     int32_t returns_lse; /* 1: fv_layer.lse may be given */
     int32_t tree_mask;   /* 1: fv_batch.tree_mask is used */
     fv_kv_scaling kv_scaling;

@@ -50,13 +50,19 @@ static int32_t is_compute_dtype(fv_dtype dtype)
     return dtype == FV_DTYPE_F32 || dtype == FV_DTYPE_F16 || dtype == FV_DTYPE_BF16;
 }
 
-static fv_status check_context_parallel(fv_context_parallel *cp)
+/* Each rank would count the sink, which fv_merge_ranks takes once for all. */
+static fv_status check_context_parallel(fv_context_parallel *cp, int32_t sinks)
 {
     if (cp->world == 0) cp->world = 1;
     if (cp->interleave == 0) cp->interleave = 1;
     fv_status status = check_range("context_parallel.world", cp->world, 1, 65536);
     if (status == FV_OK) status = check_range("context_parallel.rank", cp->rank, 0, cp->world - 1);
     if (status == FV_OK) status = check_range("context_parallel.interleave", cp->interleave, 1, 1 << 24);
+    if (status == FV_OK && cp->world > 1 && sinks) {
+        return fv_fail(FV_ERR_INVALID,
+                       "sinks is %d with context_parallel.world %d; accepted: 0, the sinks go to fv_merge_ranks", sinks,
+                       cp->world);
+    }
     return status;
 }
 
@@ -81,7 +87,7 @@ fv_status fv_problem_normalize(fv_problem *out, const fv_problem *problem)
     if (status == FV_OK) {
         status = check_range("kv_layout", normal.kv_layout, FV_KV_LAYOUT_STRIDED, FV_KV_LAYOUT_LATENT_FP8_DS);
     }
-    if (status == FV_OK) status = check_context_parallel(&normal.context_parallel);
+    if (status == FV_OK) status = check_context_parallel(&normal.context_parallel, normal.sinks);
     if (status != FV_OK) return status;
 
     if (!is_compute_dtype(normal.q_dtype)) {

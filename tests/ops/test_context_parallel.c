@@ -370,6 +370,16 @@ static void test_refusals(void **state)
     refused(fv_context_parallel_slots(slots, &batch, 4, &cp), FV_ERR_INVALID, "sequence 0 has 4 tokens, 9 of them new");
     refused(fv_context_parallel_slots(slots, &batch, 0, &cp), FV_ERR_INVALID, "block_size is 0");
     refused(fv_context_parallel_slots(NULL, &batch, 4, &cp), FV_ERR_INVALID, "slot_mapping, or");
+    fv_problem problem = {.struct_size = sizeof(problem),
+                          .kind = FV_ATTENTION_MHA,
+                          .mha = {.num_heads = HEADS, .num_kv_heads = KV_HEADS, .head_size = D},
+                          .q_dtype = FV_DTYPE_F32,
+                          .block_size = BLOCK_SIZE,
+                          .returns_lse = 1,
+                          .context_parallel = cp};
+    must(fv_problem_normalize(&problem, &problem));
+    problem.sinks = 1; /* each rank would count them */
+    refused(fv_problem_normalize(&problem, &problem), FV_ERR_INVALID, "sinks is 1 with context_parallel.world 2");
 }
 
 int main(void)

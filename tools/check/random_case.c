@@ -85,6 +85,7 @@ static void random_features(fv_problem *problem, check_random *random)
         const int32_t world = check_random_int(random, 2, 4);
         problem->context_parallel = (fv_context_parallel){world, check_random_int(random, 0, world - 1),
                                                           CHECK_RANDOM_PICK(random, interleaves)};
+        problem->sinks = 0; /* fv_merge_ranks takes them */
     }
 }
 
