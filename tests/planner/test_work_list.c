@@ -95,7 +95,8 @@ static void check_cover(const fixture *f)
         assert_int_equal(item->query_start, f->query_start[item->seq]);
         assert_int_equal(item->query_end, f->query_start[item->seq + 1]);
         assert_int_equal(item->seq_len, f->seq_lens[item->seq]);
-        assert_true(item->num_kv_heads == 1 || f->rule.num_lanes || item->num_tokens * group(f) <= FV_DECODE_ROWS);
+        const int32_t shared_rows = f->rule.shared_rows ? f->rule.shared_rows : FV_DECODE_ROWS;
+        assert_true(item->num_kv_heads == 1 || f->rule.num_lanes || item->num_tokens * group(f) <= shared_rows);
         if (!f->rule.cascade) assert_int_equal(item->first_key % f->rule.tile_keys, 0);
         for (int32_t t = 0; t < item->num_tokens; t++) {
             for (int32_t h = 0; h < item->num_kv_heads; h++) {
@@ -162,6 +163,7 @@ static void test_random_steps_are_covered(void **state)
         f->rule.batch_invariant = next_random(&random) % 3 == 0;
         f->rule.path = (fv_softmax_path)(next_random(&random) % 3);
         if (f->rule.path == FV_PATH_3D && next_random(&random) % 2) f->rule.segment_keys = 512;
+        if (i % 3 == 1) f->rule.shared_rows = 32;
         allocate(f);
         const int32_t num_seqs = 1 + (int32_t)(next_random(&random) % 20);
         for (int32_t seq = 0; seq < num_seqs; seq++) {
@@ -314,6 +316,23 @@ static void test_short_queries_are_cut_too(void **state)
         add(f, query_len, 16384);
         build(f);
         assert_true(f->list.num_items >= 8);
+        assert_true(longest_over_mean(f) <= 1.08);
+        destroy(f);
+    }
+}
+
+/* Items of up to shared_rows rows of a KV head have all heads, and are cut by keys. */
+static void test_shared_rows(void **state)
+{
+    (void)state;
+    for (int32_t query_len = 1; query_len <= 9; query_len++) {
+        fixture *f = make(32, 8, 4);
+        f->rule.shared_rows = 32;
+        allocate(f);
+        add(f, query_len, 16384);
+        build(f);
+        check_cover(f);
+        assert_int_equal(f->list.items[0].num_kv_heads, query_len <= 8 ? 8 : 1);
         assert_true(longest_over_mean(f) <= 1.08);
         destroy(f);
     }
@@ -896,6 +915,7 @@ int main(void)
         cmocka_unit_test(test_no_more_pieces_than_needed),
         cmocka_unit_test(test_dealt_keys_need_no_spare_pieces),
         cmocka_unit_test(test_short_queries_are_cut_too),
+        cmocka_unit_test(test_shared_rows),
         cmocka_unit_test(test_long_queries_are_reduced_in_runs),
         cmocka_unit_test(test_nothing_jumps),
         cmocka_unit_test(test_batch_invariant_cuts),

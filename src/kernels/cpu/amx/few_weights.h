@@ -183,14 +183,15 @@ static void weigh_part(fv_tile_item *item, few_unit *unit)
     const int32_t part = unit->parts_done % num_strip_parts(unit), num_words = num_word_parts(unit);
     unit->strip = unit->parts_done++ / num_strip_parts(unit);
     if (unit->is_lost) return;
-    if (part == 0) prepare_scores(item, unit);
-    if (part == 0)
+    if (part == 0) {
+        prepare_scores(item, unit);
         unit->is_lost = !fv_weigher_begin(&unit->weigh, &unit->group->strips[unit->strip], scores_at_hand(unit),
                                           unit->block->keys.first_key, 0, 1, unit->group->factors, item->rescaling);
-    else if (part <= num_words)
+    } else if (part <= num_words) {
         weigh_words(item, unit, part - 1);
-    else
+    } else {
         spread_weights(item, unit->strip, (part - 1 - num_words) * item->job->num_rows);
+    }
 }
 
 #endif
