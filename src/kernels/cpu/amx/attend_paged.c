@@ -44,12 +44,16 @@ static int32_t layout_has_rows(fv_kv_layout layout)
 }
 
 /* As fv_item_loop_tiles and fv_few_tiles_serve have it, of all items. */
+static int32_t few_tiles_serve(const fv_problem *problem)
+{
+    if (FV_ISA_SYMBOL(fv_tiles_why_not)(problem) || !layout_has_rows(problem->kv_layout)) return 0;
+    return problem->block_size % FV_TILE_ROWS == 0 && problem->alibi == FV_ALIBI_NONE && !problem->tree_mask;
+}
+
 static int32_t paged_deals_keys(const fv_problem *problem)
 {
     const int32_t group = problem->mha.num_heads / problem->mha.num_kv_heads;
-    if (FV_ISA_SYMBOL(fv_tiles_why_not)(problem) || !layout_has_rows(problem->kv_layout)) return 0;
-    if (problem->alibi != FV_ALIBI_NONE || problem->tree_mask || problem->window) return 0;
-    if (problem->context_parallel.world > 1 || problem->block_size % FV_TILE_ROWS != 0) return 0;
+    if (!few_tiles_serve(problem) || problem->window || problem->context_parallel.world > 1) return 0;
     const int32_t is_slow = problem->kv_scaling == FV_KV_SCALING_PER_TOKEN_HEAD || problem->kv_dtype == FV_DTYPE_I8;
     const int32_t least_rows = is_slow ? FV_TILE_LEAST_COPIED_ROWS : FV_TILE_LEAST_ROWS;
     return group >= least_rows && problem->mha.num_kv_heads <= FV_TILE_MAX_HEADS;
@@ -57,10 +61,7 @@ static int32_t paged_deals_keys(const fv_problem *problem)
 
 static int32_t paged_shared_rows(const fv_problem *problem)
 {
-    const int32_t has_rows = layout_has_rows(problem->kv_layout) && problem->block_size % FV_TILE_ROWS == 0;
-    const int32_t is_served = has_rows && problem->alibi == FV_ALIBI_NONE && !problem->tree_mask &&
-                              !FV_ISA_SYMBOL(fv_tiles_why_not)(problem);
-    return is_served ? FV_FEW_TILE_ROWS : FV_DECODE_ROWS;
+    return few_tiles_serve(problem) ? FV_FEW_TILE_ROWS : FV_DECODE_ROWS;
 }
 
 const fv_attend_variant FV_ISA_SYMBOL(fv_attend_paged)[FV_NUM_VARIANTS_attend_paged] = {

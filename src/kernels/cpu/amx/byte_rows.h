@@ -5,35 +5,12 @@
 #include "kernels/cpu/amx/tile.h"
 #include "kernels/cpu/byte_words.h"
 
-FV_ALWAYS_INLINE void fv_tile_convert_lines_of(char *to, const char *row, int32_t size, const fv_dtype dtype)
-{
-    for (int32_t d = 0; d + FV_CACHE_LINE <= size; d += FV_CACHE_LINE, to += 2 * FV_TILE_ROW_BYTES) {
-        fv_words words[2];
-        fv_words_of_line(words, row + d, dtype);
-        fv_words_store(to, words[0]);
-        fv_words_store(to + FV_TILE_ROW_BYTES, words[1]);
-    }
-}
-
-/* The whole lines of a row of one byte an element; returns how many elements these are, 0 of other formats. */
-static inline int32_t fv_tile_convert_lines(char *to, const char *row, int32_t size, fv_dtype dtype)
-{
-    switch (dtype) {
-    case FV_DTYPE_F8_E4M3: fv_tile_convert_lines_of(to, row, size, FV_DTYPE_F8_E4M3); break;
-    case FV_DTYPE_F8_E5M2: fv_tile_convert_lines_of(to, row, size, FV_DTYPE_F8_E5M2); break;
-    case FV_DTYPE_I8: fv_tile_convert_lines_of(to, row, size, FV_DTYPE_I8); break;
-    default: return 0;
-    }
-    return size / FV_CACHE_LINE * FV_CACHE_LINE;
-}
-
-/* 16 rows of one byte an element, to rows row_stride bytes apart, 32 elements of each every part_stride bytes. */
-FV_ALWAYS_INLINE void fv_tile_convert_rows_of(char *to, int64_t row_stride, int64_t part_stride,
-                                              const char *const *rows, int64_t offset, int32_t size,
+FV_ALWAYS_INLINE void fv_byte_rows_convert_of(char *to, int64_t row_stride, int64_t part_stride,
+                                              const char *const *rows, int32_t num_rows, int64_t offset, int32_t size,
                                               const fv_dtype dtype)
 {
-    for (int32_t d = 0; d < size; d += FV_CACHE_LINE, to += 2 * part_stride) {
-        for (int32_t i = 0; i < FV_TILE_ROWS; i++) {
+    for (int32_t d = 0; d + FV_CACHE_LINE <= size; d += FV_CACHE_LINE, to += 2 * part_stride) {
+        for (int32_t i = 0; i < num_rows; i++) {
             fv_words words[2];
             fv_words_of_line(words, rows[i] + offset + d, dtype);
             fv_words_store(to + i * row_stride, words[0]);
@@ -42,21 +19,20 @@ FV_ALWAYS_INLINE void fv_tile_convert_rows_of(char *to, int64_t row_stride, int6
     }
 }
 
-/* Returns 0 where the rows are no whole lines of one byte an element. */
-static inline int32_t fv_tile_convert_rows(char *to, int64_t row_stride, int64_t part_stride, const char *const *rows,
-                                           int64_t offset, int32_t size, fv_dtype dtype)
+/* The whole lines of rows, `offset` bytes behind where `rows` says, to rows row_stride bytes apart, 32 elements of each every
+ * part_stride bytes. Returns how many elements of a row these are, 0 of formats of more than a byte. */
+static inline int32_t fv_byte_rows_convert(char *to, int64_t row_stride, int64_t part_stride, const char *const *rows,
+                                           int32_t num_rows, int64_t offset, int32_t size, fv_dtype dtype)
 {
-    if (size % FV_CACHE_LINE != 0) return 0;
+#define CONVERT(dtype) fv_byte_rows_convert_of(to, row_stride, part_stride, rows, num_rows, offset, size, dtype)
     switch (dtype) {
-    case FV_DTYPE_F8_E4M3:
-        fv_tile_convert_rows_of(to, row_stride, part_stride, rows, offset, size, FV_DTYPE_F8_E4M3);
-        return 1;
-    case FV_DTYPE_F8_E5M2:
-        fv_tile_convert_rows_of(to, row_stride, part_stride, rows, offset, size, FV_DTYPE_F8_E5M2);
-        return 1;
-    case FV_DTYPE_I8: fv_tile_convert_rows_of(to, row_stride, part_stride, rows, offset, size, FV_DTYPE_I8); return 1;
+    case FV_DTYPE_F8_E4M3: CONVERT(FV_DTYPE_F8_E4M3); break;
+    case FV_DTYPE_F8_E5M2: CONVERT(FV_DTYPE_F8_E5M2); break;
+    case FV_DTYPE_I8: CONVERT(FV_DTYPE_I8); break;
     default: return 0;
     }
+#undef CONVERT
+    return size / FV_CACHE_LINE * FV_CACHE_LINE;
 }
 
 #endif

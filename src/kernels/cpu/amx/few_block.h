@@ -89,9 +89,9 @@ static inline void fv_tile_copy_values(char *to, const fv_tile_item *item, const
     const int32_t size = item->job->params->v_head_size;
     const int64_t row_bytes = (int64_t)size * FV_BF16_BYTES;
     const fv_key_source *source = fv_tile_source(item->job, block, first);
-    if (source && source->v_in_place &&
-        fv_tile_convert_rows(to, row_bytes, FV_TILE_ROW_BYTES, block->v_rows + first, head * source->v.head_stride,
-                             size, source->stored))
+    if (source && source->v_in_place && size % FV_CACHE_LINE == 0 &&
+        fv_byte_rows_convert(to, row_bytes, FV_TILE_ROW_BYTES, block->v_rows + first, FV_TILE_ROWS,
+                             head * source->v.head_stride, size, source->stored))
         return;
     for (int32_t i = 0; i < FV_TILE_ROWS; i++)
         memcpy(to + i * row_bytes, fv_tile_find_value(item, block, head, first + i, 0), (size_t)row_bytes);

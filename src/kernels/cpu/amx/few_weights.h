@@ -120,28 +120,36 @@ static void find_lane_scales(float *lanes, float *scales, const fv_tile_item *it
     }
 }
 
-/* Dot products to what scores are multiples of: see fv_scores_prepare. */
-static void prepare_scores(fv_tile_item *item, const few_unit *unit)
+/* Those of the unit's keys and values, for all its strips. */
+static void find_scales(fv_tile_item *item, const few_unit *unit)
 {
     const fv_attend_job *job = item->job;
     const fv_attend_params *params = job->params;
     const fv_tile_scratch *scratch = &item->scratch;
-    float *const lanes = scratch->lane_v_scales;
-    const int32_t is_capped = params->soft_cap > 0;
-    if (job->has_k_scales)
-        find_lane_scales(lanes, scratch->k_scales, item, unit, &params->cache.k_scales, params->k_scale);
-    for (int32_t key = 0; key < FV_STEP_KEYS && (job->has_k_scales || is_capped); key++) {
+    item->k_scales = job->has_k_scales ? scratch->k_scales : NULL;
+    item->v_scales = job->has_v_scales ? scratch->v_scales : NULL;
+    if (item->k_scales)
+        find_lane_scales(scratch->lane_k_scales, scratch->k_scales, item, unit, &params->cache.k_scales,
+                         params->k_scale);
+    if (item->v_scales)
+        find_lane_scales(scratch->lane_v_scales, scratch->v_scales, item, unit, &params->cache.v_scales,
+                         params->v_scale);
+}
+
+/* Dot products to what scores are multiples of: see fv_scores_prepare. */
+static void prepare_scores(const fv_tile_item *item, const few_unit *unit)
+{
+    const int32_t is_capped = item->job->params->soft_cap > 0;
+    if (!item->k_scales && !is_capped) return;
+    for (int32_t key = 0; key < FV_STEP_KEYS; key++) {
         float *at = scores_at_hand(unit) + key * FV_TILE_STRIP_ROWS;
-        const fv_lanes k_scale = job->has_k_scales ? fv_lanes_load(lanes + key * FV_TILE_STRIP_ROWS)
-                                                   : fv_lanes_splat(1.0f);
+        const fv_lanes k_scale = item->k_scales ? fv_lanes_load(item->scratch.lane_k_scales + key * FV_TILE_STRIP_ROWS)
+                                                : fv_lanes_splat(1.0f);
         if (is_capped)
             fv_lanes_store(at, fv_score_prepare(fv_lanes_load(at), k_scale, unit->group->dot_factors, 1));
         else
             fv_lanes_store(at, fv_score_prepare(fv_lanes_load(at), k_scale, unit->group->dot_factors, 0));
     }
-    item->v_scales = job->has_v_scales ? scratch->v_scales : NULL;
-    if (item->v_scales)
-        find_lane_scales(lanes, scratch->v_scales, item, unit, &params->cache.v_scales, params->v_scale);
 }
 
 /* Words 4 quarter to 4 quarter + 3 of the unit's: eight keys. lane_v_scales: of the values, or NULL. */
@@ -184,6 +192,7 @@ static void weigh_part(fv_tile_item *item, few_unit *unit)
     unit->strip = unit->parts_done++ / num_strip_parts(unit);
     if (unit->is_lost) return;
     if (part == 0) {
+        if (unit->strip == 0) find_scales(item, unit);
         prepare_scores(item, unit);
         unit->is_lost = !fv_weigher_begin(&unit->weigh, &unit->group->strips[unit->strip], scores_at_hand(unit),
                                           unit->block->keys.first_key, 0, 1, unit->group->factors, item->rescaling);

@@ -70,7 +70,8 @@ typedef struct fv_tile_scratch {
     int64_t *k_strides;      /* bytes between the keys of a tile in the cache; 0: they are copied */
     float *k_scales;         /* [block_keys] of single keys; of few rows of all heads: [heads][block_keys] */
     float *v_scales;
-    float *lane_v_scales; /* [FV_STEP_KEYS][16]: attend_few_tiles.c */
+    float *lane_k_scales; /* [FV_STEP_KEYS][16]: few_weights.h */
+    float *lane_v_scales;
     size_t bytes;
 } fv_tile_scratch;
 
@@ -138,7 +139,9 @@ static inline fv_tile_scratch fv_tile_scratch_of(const fv_attend_params *params,
     const size_t scaled_heads = block_keys == FV_TILE_FEW_KEYS ? FV_TILE_MAX_HEADS : 1;
     scratch.k_scales = fv_scratch_take(memory, &scratch.bytes, scaled_heads * keys * sizeof(float));
     scratch.v_scales = fv_scratch_take(memory, &scratch.bytes, scaled_heads * keys * sizeof(float));
-    scratch.lane_v_scales = fv_scratch_take(memory, &scratch.bytes, FV_STEP_KEYS * FV_TILE_STRIP_ROWS * sizeof(float));
+    const size_t lane_bytes = FV_STEP_KEYS * FV_TILE_STRIP_ROWS * sizeof(float);
+    scratch.lane_k_scales = fv_scratch_take(memory, &scratch.bytes, lane_bytes);
+    scratch.lane_v_scales = fv_scratch_take(memory, &scratch.bytes, lane_bytes);
     return scratch;
 }
 
@@ -245,7 +248,7 @@ static inline void fv_tile_convert(char *to, const char *row, const fv_kv_plane 
         memcpy(to, row, (size_t)(size * bytes));
         return;
     }
-    int32_t d = fv_tile_convert_lines(to, row, size, dtype);
+    int32_t d = fv_byte_rows_convert(to, 0, FV_TILE_ROW_BYTES, &row, 1, 0, size, dtype);
     for (; d < size; d += FV_LANES)
         fv_store_u16(to + d * FV_BF16_BYTES, (fv_u32x8)fv_load8(row + d * bytes, dtype) >> 16);
 }
@@ -278,8 +281,8 @@ static inline void fv_tile_copy(char *to, const fv_tile_item *item, const fv_key
 {
     const int32_t head_size = item->job->params->head_size, depth = head_size / FV_TILE_DEPTH;
     const fv_key_source *source = fv_tile_source(item->job, block, first);
-    if (source && source->k_in_place && source->shared_size == 0 &&
-        fv_tile_convert_rows(to, FV_TILE_ROW_BYTES, FV_TILE_BYTES, block->k_rows + first,
+    if (source && source->k_in_place && source->shared_size == 0 && head_size % FV_CACHE_LINE == 0 &&
+        fv_byte_rows_convert(to, FV_TILE_ROW_BYTES, FV_TILE_BYTES, block->k_rows + first, FV_TILE_ROWS,
                              kv_head * source->k.head_stride, head_size, source->stored))
         return;
     for (int32_t i = 0; i < FV_TILE_ROWS; i++, to += FV_TILE_ROW_BYTES) {
