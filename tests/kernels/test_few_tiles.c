@@ -26,6 +26,8 @@ enum { MAX_TOKENS = 8, MAX_SIZE = 256, MAX_KEYS = 900, MAX_HEADS = 80, MAX_ITEMS
 typedef struct few_shape {
     int32_t num_kv_heads, group, num_tokens, size, block_size, num_keys, window;
     fv_kv_layout layout;
+    fv_alibi alibi;
+    int32_t is_tree; /* token t sees new tokens t, t - 2, .. : two branches */
 } few_shape;
 
 /* A sequence whose new tokens are the last keys; pages in reverse order, NaN wherever no key is. */
@@ -33,6 +35,8 @@ typedef struct scene {
     few_shape shape;
     fv_kv_view view;
     int32_t query_start[2], seq_lens[1], table[MAX_KEYS];
+    uint64_t tree[MAX_TOKENS];
+    float slopes[MAX_HEADS];
     uint16_t q[MAX_TOKENS][MAX_HEADS][MAX_SIZE];
     float out[MAX_TOKENS][MAX_HEADS][MAX_SIZE];
     float lse[MAX_TOKENS][MAX_HEADS];
@@ -64,6 +68,8 @@ static scene *scene_of(few_shape shape)
     s.seq_lens[0] = shape.num_keys;
     const int32_t num_blocks = (shape.num_keys + shape.block_size - 1) / shape.block_size + 1;
     for (int32_t i = 1; i < num_blocks; i++) s.table[i - 1] = num_blocks - i;
+    for (int32_t t = 0; t < shape.num_tokens; t++) s.tree[t] = 1ull << t | (t >= 2 ? s.tree[t - 2] : 0);
+    for (int32_t head = 0; head < MAX_HEADS; head++) s.slopes[head] = 0.5f / (float)(1 + head);
     size_t bytes = 0;
     assert_int_equal(fv_kv_view_bytes(&bytes, shape.layout, FV_DTYPE_BF16, num_blocks, shape.block_size,
                                       shape.num_kv_heads, shape.size),
@@ -114,6 +120,9 @@ static fv_attend_params params_of(scene *s)
         .v_head_size = s->shape.size,
         .scale = 0.25f,
         .window = s->shape.window,
+        .alibi = s->shape.alibi,
+        .alibi_slopes = s->slopes,
+        .tree_mask = s->shape.is_tree ? s->tree : NULL,
         .context_parallel = {.world = 1, .interleave = 1},
         .num_seqs = 1,
         .query_start = s->query_start,
@@ -145,16 +154,24 @@ static int32_t attend(scene *s)
     return serves;
 }
 
+static double alibi_of(const scene *s, int32_t head, int32_t distance)
+{
+    if (s->shape.alibi == FV_ALIBI_NONE) return 0;
+    return -s->slopes[head] * (s->shape.alibi == FV_ALIBI_LINEAR ? distance : sqrt(distance));
+}
+
 static void judge_row(const scene *s, int32_t token, int32_t head)
 {
+    const int32_t context = s->shape.num_keys - s->shape.num_tokens;
     const int32_t kv_head = head / s->shape.group, position = s->shape.num_keys - s->shape.num_tokens + token;
     const int32_t past = position - s->shape.window + 1, first = s->shape.window && past > 0 ? past : 0;
     double scores[MAX_KEYS], max = -INFINITY, sum = 0, out[MAX_SIZE] = {0};
     for (int32_t key = first; key <= position; key++) {
-        scores[key] = 0;
+        scores[key] = alibi_of(s, head, position - key);
         for (int32_t d = 0; d < s->shape.size; d++)
             scores[key] += 0.25 * fv_f32_of_bf16(s->q[token][head][d]) *
                            fv_f32_of_bf16(element_of(s, &s->view.k, key, kv_head)[d]);
+        if (s->shape.is_tree && key >= context && !(s->tree[token] >> (key - context) & 1)) scores[key] = -INFINITY;
         max = fmax(max, scores[key]);
     }
     for (int32_t key = first; key <= position; key++) {
@@ -233,6 +250,24 @@ static void keys_begin_and_end_anywhere(void **state)
         few_shape shape = shape_of(8, 4, 1, 128);
         shape.num_keys = num_keys;
         judge(shape);
+    }
+}
+
+/* Lanes of several heads and strips of one have their own slopes and rows of the mask. */
+static void alibi_and_trees_are_served(void **state)
+{
+    (void)state;
+    const few_shape shapes[] = {shape_of(8, 4, 1, 128), shape_of(8, 2, 3, 128), shape_of(4, 4, 4, 64),
+                                shape_of(4, 3, 7, 128)};
+    for (int32_t i = 0; i < 4; i++) {
+        few_shape shape = shapes[i];
+        for (int32_t form = 0; form < 5; form++) {
+            const fv_alibi alibis[] = {FV_ALIBI_LINEAR, FV_ALIBI_SQRT, FV_ALIBI_NONE, FV_ALIBI_LINEAR, FV_ALIBI_NONE};
+            shape.alibi = alibis[form];
+            shape.is_tree = form >= 2;
+            shape.num_keys = form == 4 ? shape.num_tokens : 150; /* no key before the tree */
+            judge(shape);
+        }
     }
 }
 
@@ -340,6 +375,7 @@ static void siblings_deal_out_keys(void **state)
         const int32_t num_tokens = nums_of_tokens[i];
         few_shape shape = shape_of(8, 4, num_tokens, 128);
         shape.num_keys = 850;
+        shape.is_tree = num_tokens == 4;
         scene *s = scene_of(shape);
         launch_siblings(s, run_last_first);
         /* The last item ran first, took what others leave, and has more than the quarter of all weights that its own
@@ -465,6 +501,7 @@ int main(void)
         cmocka_unit_test(rows_of_all_numbers_are_served),
         cmocka_unit_test(pages_of_all_sizes_are_served),
         cmocka_unit_test(keys_begin_and_end_anywhere),
+        cmocka_unit_test(alibi_and_trees_are_served),
         cmocka_unit_test(what_is_not_finite_is_left_to_others),
         cmocka_unit_test(siblings_deal_out_keys),
         cmocka_unit_test(siblings_without_keys_take_none_twice),

@@ -27,6 +27,7 @@ typedef struct scene {
     int32_t num_tokens, size, window;
     fv_dtype out_dtype;
     int32_t without_lse;
+    float slope; /* of ALiBi; 0: none */
     uint16_t q[MAX_TOKENS][MAX_SIZE], k[MAX_TOKENS][MAX_SIZE], v[MAX_TOKENS][MAX_SIZE];
     char out[MAX_TOKENS * MAX_SIZE * sizeof(float)];
     float lse[MAX_TOKENS];
@@ -50,6 +51,7 @@ static scene *scene_of(int32_t num_tokens)
     s.window = 0;
     s.out_dtype = FV_DTYPE_BF16;
     s.without_lse = 0;
+    s.slope = 0;
     fill(&s.q[0][0], MAX_TOKENS * MAX_SIZE, &state);
     fill(&s.k[0][0], MAX_TOKENS * MAX_SIZE, &state);
     fill(&s.v[0][0], MAX_TOKENS * MAX_SIZE, &state);
@@ -85,6 +87,8 @@ static fv_attend_params params_of(scene *s, const int32_t *query_start)
         .v_head_size = s->size,
         .scale = 1.0f,
         .window = s->window,
+        .alibi = s->slope > 0 ? FV_ALIBI_LINEAR : FV_ALIBI_NONE,
+        .alibi_slopes = &s->slope,
         .context_parallel = {.world = 1, .interleave = 1},
         .num_seqs = 1,
         .query_start = query_start,
@@ -115,7 +119,7 @@ static double expect_row(double out[MAX_SIZE], const scene *s, int32_t token, fv
 {
     double scores[MAX_TOKENS], max = -INFINITY, sum = 0;
     for (int32_t key = keys.first; key < keys.end; key++) {
-        scores[key] = 0;
+        scores[key] = s->slope * (double)(key - token);
         for (int32_t d = 0; d < s->size; d++)
             scores[key] += (double)fv_f32_of_bf16(s->q[token][d]) * fv_f32_of_bf16(s->k[key][d]);
         max = fmax(max, scores[key]);
@@ -193,6 +197,22 @@ static void blocks_whose_scores_grow_are_done_again(void **state)
         s->k[steps[i].key][0] = fv_bf16_of_f32(steps[i].score);
         s->out_dtype = FV_DTYPE_BF16;
         s->without_lse = 0;
+        judge(s);
+    }
+}
+
+/* ALiBi is added to scores before their maximum says that the exact way is to be gone: once, for rows of the strip that do not
+ * see the key, too. */
+static void alibi_is_added_once(void **state)
+{
+    (void)state;
+    const int32_t nums_of_tokens[] = {100, ODD_TOKENS};
+    for (int32_t i = 0; i < 2; i++) {
+        scene *s = scene_of(nums_of_tokens[i]);
+        s->slope = 0.25f;
+        judge(s);
+        s->k[40][0] = fv_bf16_of_f32(3e30f);
+        s->out_dtype = FV_DTYPE_BF16;
         judge(s);
     }
 }
@@ -356,6 +376,7 @@ int main(void)
         cmocka_unit_test(orders_meet_at_sixteen_strips),
         cmocka_unit_test(heads_have_all_sizes),
         cmocka_unit_test(blocks_whose_scores_grow_are_done_again),
+        cmocka_unit_test(alibi_is_added_once),
         cmocka_unit_test(rows_see_few_keys),
         cmocka_unit_test(windows_begin_at_a_border),
         cmocka_unit_test(numbers_out_of_sight_stay_there),

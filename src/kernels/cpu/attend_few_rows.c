@@ -126,7 +126,7 @@ static void attend_tile_head(void *user, fv_few_tile *tile, int32_t head)
         if (first >= end) continue;
         const int64_t first_row = (int64_t)(head * few->num_groups + g) * num_rows;
         const int32_t all_first = group->all.first - tile->first_key, all_end = group->all.end - tile->first_key;
-        const int32_t some_masked = all_first > first || all_end < end || params->tree_mask;
+        const int32_t some_masked = all_first > first || all_end < end;
         const int32_t num_keys = FV_LANES / fv_few_scores_of_key(num_rows);
         span.first = first;
         span.end = end;

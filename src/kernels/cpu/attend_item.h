@@ -17,6 +17,8 @@
 /* Scores are clamped to this, so that an overflow of the dot product cannot end in inf - inf. */
 #define FV_SCORE_LIMIT 3e38f
 
+enum { FV_TREE_TOKENS = 64 }; /* new tokens that a tree mask has bits for */
+
 /* Where rows of keys and values lie: in the cache, or dense. */
 typedef struct fv_key_source {
     fv_kv_plane k, v;     /* of dense rows: a slot is a row */
@@ -302,13 +304,30 @@ FV_ALWAYS_INLINE fv_f32x8 fv_attend_alibi(fv_i32x8 distance, fv_f32x8 slope, fv_
     return -slope * root;
 }
 
-/* 1: the tree mask lets the row's token see the key at a global position. */
+/* The first of the sequence's keys that a tree mask may hide. */
+static inline int32_t fv_attend_tree_first(const fv_attend_job *job)
+{
+    const fv_attend_params *params = job->params;
+    return params->tree_mask ? fv_local_keys(&params->context_parallel, job->context) : INT32_MAX;
+}
+
+/* The least number of keys that a row with these sees: a tree mask may hide some. */
+static inline int32_t fv_attend_least_keys(const fv_attend_job *job, int32_t first, int32_t end)
+{
+    return job->params->tree_mask ? fv_max_i32(end - first - FV_TREE_TOKENS, 1) : end - first;
+}
+
+/* 1: `mask`, of a query token, lets it see number new_token of the sequence's new tokens, or a key before them. */
+FV_ALWAYS_INLINE int32_t fv_tree_sees(uint64_t mask, int64_t new_token)
+{
+    if (new_token < 0) return 1;
+    return new_token < FV_TREE_TOKENS ? (int32_t)(mask >> new_token & 1) : 0;
+}
+
+/* The same of the row's token and the key at a global position. */
 static inline int32_t fv_attend_tree_sees(const fv_attend_job *job, int32_t row, int64_t key_position)
 {
-    const int64_t new_token = key_position - job->context;
-    if (new_token < 0) return 1;
-    if (new_token >= 64) return 0;
-    return (int32_t)(job->params->tree_mask[job->batch_token + row / job->group] >> new_token & 1);
+    return fv_tree_sees(job->params->tree_mask[job->batch_token + row / job->group], key_position - job->context);
 }
 
 /* --- the end of a row --------------------------------------------------------------------------------- */

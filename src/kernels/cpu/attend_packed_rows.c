@@ -524,7 +524,7 @@ static void attend_group(const packed_item *packed, const packed_tile *tile, are
 
     const int32_t num_keys = FV_LANES / num_rows;
     const int32_t all_first = fv_max_i32(group->all.first - tile->first_key, first);
-    const int32_t all_end = params->tree_mask ? 0 : fv_min_i32(group->all.end - tile->first_key, end);
+    const int32_t all_end = fv_min_i32(group->all.end - tile->first_key, end);
     const fv_softmax_span span = {
         .job = packed->job,
         .k_scales = params->cache.k_scales.data ? scratch->k_scales : NULL,

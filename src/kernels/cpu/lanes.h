@@ -4,6 +4,8 @@
 #ifndef FV_KERNELS_CPU_LANES_H
 #define FV_KERNELS_CPU_LANES_H
 
+#include <math.h>
+
 #include "kernels/cpu/exponent_add.h"
 #include "kernels/cpu/simd.h"
 
@@ -70,6 +72,16 @@ FV_ALWAYS_INLINE fv_lanes fv_lanes_min(fv_lanes a, fv_lanes b)
     return (fv_lanes)_mm512_min_ps((__m512)a, (__m512)b);
 #else
     return fv_lanes_select(a < b, a, b);
+#endif
+}
+
+FV_ALWAYS_INLINE fv_lanes fv_lanes_sqrt(fv_lanes x)
+{
+#if defined(__AVX512F__)
+    return (fv_lanes)_mm512_sqrt_ps((__m512)x);
+#else
+    for (int32_t i = 0; i < 16; i++) x[i] = sqrtf(x[i]);
+    return x;
 #endif
 }
 

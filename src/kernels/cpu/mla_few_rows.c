@@ -202,7 +202,7 @@ static void attend_tile(const few_item *few, const few_tile *tile, fv_prefetch_s
         const int32_t end = fv_min_i32(group->some.end - tile->first_key, tile->end);
         if (first >= end) continue;
         const int32_t all_first = group->all.first - tile->first_key, all_end = group->all.end - tile->first_key;
-        const int32_t some_masked = all_first > first || all_end < end || params->tree_mask;
+        const int32_t some_masked = all_first > first || all_end < end;
         span.first = first;
         span.end = end;
         span.first_row = g * num_rows;

@@ -46,7 +46,7 @@ static inline void fv_row_group_init(fv_row_group *group, const fv_attend_job *j
     group->excess = fv_splat(0.0f);
     group->slope = fv_splat(0.0f);
     group->some = (fv_key_range){INT32_MAX, 0};
-    group->all = (fv_key_range){0, INT32_MAX};
+    group->all = (fv_key_range){0, fv_attend_tree_first(job)};
     for (int32_t i = 0; i < FV_LANES; i++) {
         const int32_t row = fv_min_i32(first_row + i % num_rows, job->num_rows - 1);
         const fv_key_range keys = fv_attend_row_keys(job, row);

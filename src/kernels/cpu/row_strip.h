@@ -16,6 +16,7 @@ typedef struct fv_row_strip {
     int32_t first[FV_STRIP_ROWS], end[FV_STRIP_ROWS]; /* keys that each row sees */
     float slope[FV_STRIP_ROWS];                       /* ALiBi, times log2(e) */
     int32_t position[FV_STRIP_ROWS];                  /* global, of the query token */
+    uint64_t tree[FV_STRIP_ROWS];                     /* its row of the tree mask, where there is one */
     float rescale[FV_STRIP_ROWS];                     /* of the last softmax: 2^(old max - new max) */
     fv_key_range some;                                /* keys that some row sees */
     fv_key_range all;                                 /* keys that all rows see */
@@ -46,8 +47,7 @@ static inline fv_strip_span fv_row_strip_span(const fv_row_strip *strip, const f
     fv_strip_span span = {.job = job, .first_key = first_key};
     span.first = fv_max_i32(strip->some.first - first_key, first);
     span.end = fv_min_i32(strip->some.end - first_key, end);
-    span.is_edge = strip->all.first - first_key > span.first || strip->all.end - first_key < span.end ||
-                   job->params->tree_mask;
+    span.is_edge = strip->all.first - first_key > span.first || strip->all.end - first_key < span.end;
     return span;
 }
 
@@ -57,7 +57,7 @@ static inline void fv_row_strip_init(fv_row_strip *strip, const fv_attend_job *j
     strip->first_row = first_row;
     strip->num_vectors = num_vectors;
     strip->some = (fv_key_range){INT32_MAX, 0};
-    strip->all = (fv_key_range){0, INT32_MAX};
+    strip->all = (fv_key_range){0, fv_attend_tree_first(job)};
     int32_t token = first_row / job->group, head = first_row % job->group;
     fv_key_range keys = fv_attend_token_keys(job, token);
     for (int32_t i = 0; i < fv_row_strip_width(strip); i++) {
@@ -74,6 +74,7 @@ static inline void fv_row_strip_init(fv_row_strip *strip, const fv_attend_job *j
             strip->slope[i] = job->params->alibi_slopes[kv_head * job->group + head] * FV_LOG2E;
         }
         strip->position[i] = (int32_t)(job->context + job->item->first_token + token);
+        strip->tree[i] = job->params->tree_mask ? job->params->tree_mask[job->batch_token + token] : 0;
         strip->some.first = fv_min_i32(strip->some.first, keys.first);
         strip->some.end = fv_max_i32(strip->some.end, keys.end);
         strip->all.first = fv_max_i32(strip->all.first, keys.first);
@@ -128,12 +129,11 @@ static inline void fv_row_strip_pack_queries(const fv_row_strip *strip, const fv
 
 /* --- softmax ------------------------------------------------------------------------------------------- */
 
-static inline fv_i32x8 fv_strip_tree_visible(const fv_attend_job *job, int32_t first_row, int64_t key_position)
+/* The rows from `row` on that see number new_token of the new tokens. */
+static inline fv_i32x8 fv_strip_tree_visible(const fv_row_strip *strip, int32_t row, int64_t new_token)
 {
     fv_i32x8 visible;
-    for (int32_t i = 0; i < FV_LANES; i++) {
-        visible[i] = -fv_attend_tree_sees(job, fv_min_i32(first_row + i, job->num_rows - 1), key_position);
-    }
+    for (int32_t i = 0; i < FV_LANES; i++) visible[i] = -fv_tree_sees(strip->tree[row + i], new_token);
     return visible;
 }
 
@@ -149,7 +149,7 @@ static inline fv_f32x8 fv_row_strip_score(const fv_row_strip *strip, int32_t row
     fv_i32x8 visible = (fv_i32x8)(fv_load_i32(strip->first + row) <= local_key) &
                        (fv_i32x8)(fv_load_i32(strip->end + row) > local_key);
     const int32_t position = (int32_t)fv_key_position(&params->context_parallel, local_key);
-    if (params->tree_mask) visible &= fv_strip_tree_visible(job, strip->first_row + row, position);
+    if (params->tree_mask) visible &= fv_strip_tree_visible(strip, row, position - job->context);
     score = fv_select(visible, score, fv_splat(-INFINITY));
     if (params->alibi == FV_ALIBI_NONE) return score;
     return score + fv_attend_alibi(position - fv_load_i32(strip->position + row), fv_load_f32(strip->slope + row),

@@ -76,6 +76,20 @@ static void pack_queries(const fv_tile_item *item, int32_t head, int32_t strip, 
     }
 }
 
+/* That of the item whose row a lane has; of lanes without a row the last. */
+static int32_t head_of_lane(const fv_attend_job *job, const head_group *group, int32_t lane)
+{
+    return fv_min_i32(group->first + lane / job->num_rows, group->end - 1);
+}
+
+/* Of ALiBi, as fv_row_strip has it. */
+static float slope_of(const fv_tile_item *item, int32_t head, int32_t row)
+{
+    const fv_attend_job *job = item->job;
+    if (job->params->alibi == FV_ALIBI_NONE) return 0.0f;
+    return job->params->alibi_slopes[(item->first_head + head) * job->group + row % job->group] * FV_LOG2E;
+}
+
 /* All heads of a group have the same tokens, and so the same keys. */
 static void begin_strip(const fv_tile_item *item, const head_group *group, int32_t strip)
 {
@@ -85,9 +99,12 @@ static void begin_strip(const fv_tile_item *item, const head_group *group, int32
     fv_row_strip_init(rows, job, item->first_head + group->first, first_row, fv_strip_num_vectors(FV_TILE_STRIP_ROWS));
     fv_tile_scale_init(&group->strips[strip]);
     for (int32_t i = 0; i < FV_TILE_STRIP_ROWS; i++) {
-        const fv_key_range keys = fv_attend_row_keys(job, first_row + i % rows_in_strip(job, strip));
-        rows->first[i] = keys.first;
-        rows->end[i] = keys.end;
+        const int32_t in_head = i % rows_in_strip(job, strip);
+        rows->first[i] = rows->first[in_head];
+        rows->end[i] = rows->end[in_head];
+        rows->position[i] = rows->position[in_head];
+        rows->tree[i] = rows->tree[in_head];
+        rows->slope[i] = slope_of(item, head_of_lane(job, group, i), first_row + in_head);
     }
     for (int32_t head = group->first; head < group->end; head++)
         pack_queries(item, head, strip, (head - group->first) * job->num_rows);
@@ -98,7 +115,7 @@ static void begin_group(const fv_tile_item *item, head_group *group)
     const fv_attend_job *job = item->job;
     for (int32_t strip = 0; strip < item->num_strips; strip++) begin_strip(item, group, strip);
     for (int32_t i = 0; i < FV_TILE_STRIP_ROWS; i++) {
-        const int32_t head = fv_min_i32(group->first + i / job->num_rows, group->end - 1);
+        const int32_t head = head_of_lane(job, group, i);
         const fv_score_scale scale = fv_attend_score_scale(job, item->first_head + head);
         group->dot_factors[i] = scale.dot;
         group->factors[i] = scale.cap > 0 ? scale.cap : scale.dot;
@@ -472,7 +489,7 @@ int32_t FV_ISA_SYMBOL(fv_few_tiles_serve)(const fv_attend_job *job)
     if (job->num_rows > FV_TILE_STRIP_ROWS && FV_ISA_SYMBOL(fv_shared_strips)(params, 2)) return 0;
     if (job->num_rows > FV_FEW_TILE_ROWS) return 0;
     for (int32_t head = 0; head < job->item->num_kv_heads; head++)
-        if (!fv_scores_are_multiples(params, fv_attend_score_scale(job, job->item->first_kv_head + head))) return 0;
+        if (!fv_scores_are_multiples(fv_attend_score_scale(job, job->item->first_kv_head + head))) return 0;
     return 1;
 }
 

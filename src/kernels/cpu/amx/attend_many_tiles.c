@@ -126,12 +126,12 @@ static void add_values(const fv_many_item *many, const fv_strip_pair *pair)
 /* --- the item ----------------------------------------------------------------------------------------------------- */
 
 /* Does a row see few keys, but some? */
-static int32_t strip_sees_few(const fv_row_strip *rows)
+static int32_t strip_sees_few(const fv_attend_job *job, const fv_row_strip *rows)
 {
     int32_t few = 0;
     for (int32_t i = 0; i < FV_TILE_STRIP_ROWS; i++) {
-        const int32_t num_keys = rows->end[i] - rows->first[i];
-        few |= num_keys > 0 && num_keys <= FEW_KEYS;
+        const int32_t first = rows->first[i], end = rows->end[i];
+        few |= first < end && fv_attend_least_keys(job, first, end) <= FEW_KEYS;
     }
     return few;
 }
@@ -152,7 +152,8 @@ static void pair_work_begin(fv_pair_work *work, const fv_many_item *many, int32_
     }
     fv_pair_find_steps(pair, &many->keys->block);
     /* Rows that see few keys, wherever these lie: the largest weight is then 1, which is held as it is. */
-    for (int32_t i = 0; i < pair->num && !work->is_exact; i++) work->is_exact = strip_sees_few(&pair->strips[i]->rows);
+    for (int32_t i = 0; i < pair->num && !work->is_exact; i++)
+        work->is_exact = strip_sees_few(many->item->job, &pair->strips[i]->rows);
 }
 
 static void attend_keys(const fv_many_item *many)

@@ -47,7 +47,7 @@ static int32_t layout_has_rows(fv_kv_layout layout)
 static int32_t few_tiles_serve(const fv_problem *problem)
 {
     if (FV_ISA_SYMBOL(fv_tiles_why_not)(problem) || !layout_has_rows(problem->kv_layout)) return 0;
-    return problem->block_size % FV_TILE_ROWS == 0 && problem->alibi == FV_ALIBI_NONE && !problem->tree_mask;
+    return problem->block_size % FV_TILE_ROWS == 0;
 }
 
 static int32_t paged_deals_keys(const fv_problem *problem)

@@ -350,7 +350,7 @@ static int32_t begin_weights(shared_item *shared, const pair_step *at, const fv_
         float *scores = at->scores.at[2 * i];
         const int32_t is_edge = local < rows->all.first || local + FV_STEP_KEYS > rows->all.end;
         if (is_edge || !fv_strip_has_reference(rows)) store_held(shared);
-        if (is_edge) fv_weigher_hide(rows, scores, local, 0, 1);
+        if (is_edge) fv_weigher_hide(rows, shared->item->job, scores, local, 0, 1);
         if (at->step > work->pair.first_step) continue;
         if (!find_reference(rows, scores, factor)) work->is_exact = 1;
         work->weigh[i] = (fv_weigher){.factor = factor, .base = fv_lanes_load(rows->max)};
@@ -639,7 +639,7 @@ static pair_work pair_work_of(const shared_item *shared, int32_t p, const fv_key
     const int32_t is_finer = item->job->params->out_dtype != FV_DTYPE_BF16;
     for (int32_t i = 0; i < pair->num && is_finer; i++) {
         const fv_key_range *some = &pair->strips[i]->rows.some;
-        if (some->end - some->first <= FEW_KEYS) work.is_exact = 1;
+        if (fv_attend_least_keys(item->job, some->first, some->end) <= FEW_KEYS) work.is_exact = 1;
     }
     work.has_scores = work.is_exact;
     return work;

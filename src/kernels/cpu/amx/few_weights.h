@@ -139,16 +139,20 @@ static void find_scales(fv_tile_item *item, const few_unit *unit)
 /* Dot products to what scores are multiples of: see fv_scores_prepare. */
 static void prepare_scores(const fv_tile_item *item, const few_unit *unit)
 {
-    const int32_t is_capped = item->job->params->soft_cap > 0;
-    if (!item->k_scales && !is_capped) return;
+    const fv_attend_job *job = item->job;
+    const int32_t is_capped = job->params->soft_cap > 0, has_alibi = job->params->alibi != FV_ALIBI_NONE;
+    if (!item->k_scales && !is_capped && !has_alibi) return;
+    const fv_lane_alibi alibi = fv_strip_alibi(&unit->group->strips[unit->strip].rows, job, unit->group->factors);
     for (int32_t key = 0; key < FV_STEP_KEYS; key++) {
         float *at = scores_at_hand(unit) + key * FV_TILE_STRIP_ROWS;
+        const fv_lanes bias = has_alibi ? fv_lane_alibi_of(&alibi, job, unit->block->keys.first_key + key)
+                                        : fv_lanes_splat(0.0f);
         const fv_lanes k_scale = item->k_scales ? fv_lanes_load(item->scratch.lane_k_scales + key * FV_TILE_STRIP_ROWS)
                                                 : fv_lanes_splat(1.0f);
         if (is_capped)
-            fv_lanes_store(at, fv_score_prepare(fv_lanes_load(at), k_scale, unit->group->dot_factors, 1));
+            fv_lanes_store(at, fv_score_prepare(fv_lanes_load(at), k_scale, unit->group->dot_factors, 1) + bias);
         else
-            fv_lanes_store(at, fv_score_prepare(fv_lanes_load(at), k_scale, unit->group->dot_factors, 0));
+            fv_lanes_store(at, fv_score_prepare(fv_lanes_load(at), k_scale, unit->group->dot_factors, 0) + bias);
     }
 }
 
@@ -194,8 +198,9 @@ static void weigh_part(fv_tile_item *item, few_unit *unit)
     if (part == 0) {
         if (unit->strip == 0) find_scales(item, unit);
         prepare_scores(item, unit);
-        unit->is_lost = !fv_weigher_begin(&unit->weigh, &unit->group->strips[unit->strip], scores_at_hand(unit),
-                                          unit->block->keys.first_key, 0, 1, unit->group->factors, item->rescaling);
+        unit->is_lost = !fv_weigher_begin(&unit->weigh, &unit->group->strips[unit->strip], item->job,
+                                          scores_at_hand(unit), unit->block->keys.first_key, 0, 1, unit->group->factors,
+                                          item->rescaling);
     } else if (part <= num_words) {
         weigh_words(item, unit, part - 1);
     } else {

@@ -63,7 +63,7 @@ static inline void fv_key_shares_find(fv_key_shares *shares, const fv_attend_par
     shares->num_items = 0;
     if (!params->items || params->num_items > fv_min_i32(num_workers, FV_KEY_SHARES)) return;
     if (params->batch_invariant) return;
-    if (params->tree_mask || params->window || params->context_parallel.world > 1 || params->dense.k) return;
+    if (params->window || params->context_parallel.world > 1 || params->dense.k) return;
     shares->num_items = params->num_items;
     for (int32_t first = 0, end; first < params->num_items; first = end) {
         end = first + 1;

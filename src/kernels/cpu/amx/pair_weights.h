@@ -32,15 +32,28 @@ static void fv_step_turn_scores(float *to, const float *scores)
     }
 }
 
-/* Hides the keys of a step, from number first_key on, from the rows that do not see them. */
-static void fv_step_hide_keys(const fv_row_strip *rows, float *scores, int32_t first_key)
+/* The keys that a tree mask lets a row see. */
+static fv_lane_ints fv_row_tree_seen(const fv_row_strip *rows, const fv_attend_job *job, int32_t row, fv_lane_ints keys)
 {
+    fv_lane_ints seen = {0};
+    for (int32_t i = 0; i < FV_TILE_COLUMNS; i++) {
+        const int64_t position = fv_key_position(&job->params->context_parallel, keys[i]);
+        seen[i] = -fv_tree_sees(rows->tree[row], position - job->context);
+    }
+    return seen;
+}
+
+/* Hides the keys of a step, from number first_key on, from the rows that do not see them. */
+static void fv_step_hide_keys(const fv_row_strip *rows, const fv_attend_job *job, float *scores, int32_t first_key)
+{
+    const int32_t in_tree = first_key + FV_STEP_KEYS > fv_attend_tree_first(job);
     fv_lane_ints key;
     for (int32_t i = 0; i < FV_TILE_COLUMNS; i++) key[i] = first_key + i;
     for (int32_t half = 0; half < 2; half++, key += FV_TILE_COLUMNS) {
         for (int32_t row = 0; row < FV_TILE_STRIP_ROWS; row++) {
             float *at = scores + half * FV_HALF_SCORES + row * FV_TILE_COLUMNS;
-            const fv_lane_ints seen = (key >= rows->first[row]) & (key < rows->end[row]);
+            fv_lane_ints seen = (key >= rows->first[row]) & (key < rows->end[row]);
+            if (in_tree) seen &= fv_row_tree_seen(rows, job, row, key);
             fv_lanes_store(at, fv_lanes_select(seen, fv_lanes_load(at), fv_lanes_splat(FV_HIDDEN_SCORE)));
         }
     }
@@ -92,7 +105,7 @@ static int32_t fv_step_begin_weights(const fv_many_item *many, fv_pair_step *at)
         float *scores = many->scores + i * FV_STEP_SCORES;
         const int32_t is_edge = local < rows->all.first || local + FV_STEP_KEYS > rows->all.end;
         if (is_edge || !fv_strip_has_reference(rows)) fv_step_store_scores(many, at);
-        if (is_edge) fv_step_hide_keys(rows, scores, local);
+        if (is_edge) fv_step_hide_keys(rows, many->item->job, scores, local);
         if (at->step > work->pair.first_step) continue;
         fv_row_weigher *weigh = &work->weigh[i];
         if (many->is_fine) memset(weigh->fine_sums, 0, sizeof(weigh->fine_sums));

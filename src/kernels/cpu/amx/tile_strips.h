@@ -165,7 +165,6 @@ static inline void fv_pair_find_steps(fv_strip_pair *pair, const fv_key_block *b
 static inline int32_t fv_strips_all_seen(const fv_tile_item *item, const fv_tile_strip *strips,
                                          const fv_key_block *block)
 {
-    if (item->job->params->tree_mask) return 0;
     for (int32_t i = 0; i < item->num_strips; i++) {
         const fv_key_range *all = &strips[i].rows.all;
         if (all->first - block->first_key > block->first || all->end - block->first_key < block->end) return 0;
@@ -175,13 +174,13 @@ static inline int32_t fv_strips_all_seen(const fv_tile_item *item, const fv_tile
 
 /* --- softmax ------------------------------------------------------------------------------------------------------ */
 
-/* Whatever the score is made of. */
+/* Whatever the score is made of, as `job` says. */
 static inline void fv_strip_weigh_any(fv_tile_strip *strip, float *scores, char *weights, const fv_tile_item *item,
-                                      const fv_key_block *block, const fv_strip_pair *pair, const float *k_scales,
-                                      fv_score_scale scale)
+                                      const fv_attend_job *job, const fv_key_block *block, const fv_strip_pair *pair,
+                                      const float *k_scales, fv_score_scale scale)
 {
     fv_row_strip *rows = &strip->rows;
-    fv_strip_span span = fv_row_strip_span(rows, item->job, block->first_key, block->first, block->end);
+    fv_strip_span span = fv_row_strip_span(rows, job, block->first_key, block->first, block->end);
     span.first = fv_max_i32(span.first, pair->first_step * FV_STEP_KEYS);
     span.end = fv_max_i32(span.first, span.end);
     span.scale = scale;
@@ -208,10 +207,22 @@ static inline void fv_strip_weigh_any(fv_tile_strip *strip, float *scores, char 
     }
 }
 
+/* The same of scores that fv_scores_prepare has seen: scales, cap and ALiBi are in them. */
+static inline void fv_strip_weigh_prepared(fv_tile_strip *strip, float *scores, char *weights, const fv_tile_item *item,
+                                           const fv_key_block *block, const fv_strip_pair *pair,
+                                           fv_score_scale multiple)
+{
+    fv_attend_params params = *item->job->params;
+    params.alibi = FV_ALIBI_NONE;
+    fv_attend_job job = *item->job;
+    job.params = &params;
+    fv_strip_weigh_any(strip, scores, weights, item, &job, block, pair, NULL, multiple);
+}
+
 /* 1: a score is a multiple of its dot product, no overflow is near. */
 static inline int32_t fv_scores_are_plain(const fv_attend_params *params, fv_score_scale scale)
 {
-    return scale.cap == 0 && fv_scores_are_multiples(params, scale);
+    return scale.cap == 0 && params->alibi == FV_ALIBI_NONE && fv_scores_are_multiples(scale);
 }
 
 /* The strip's maxima over the pair's steps of the block. 1: fv_weigher_step makes the weights; 0: they are made. */
@@ -219,15 +230,18 @@ static inline int32_t fv_strip_weigh_begin(fv_weigher *weigh, const fv_tile_item
                                            int32_t i, const fv_key_block *block, fv_score_scale scale)
 {
     fv_tile_strip *strip = pair->strips[i];
-    const float *k_scales = item->k_scales;
-    if (fv_scores_are_multiples(item->job->params, scale)) {
-        scale = fv_scores_prepare(pair->scores[i], pair->first_step, pair->end_step, k_scales, scale);
-        k_scales = NULL;
-        if (fv_weigher_begin(weigh, strip, pair->scores[i], block->first_key, pair->first_step, pair->end_step,
-                             fv_lanes_splat(scale.dot), item->rescaling))
-            return 1;
+    float *scores = pair->scores[i];
+    char *weights = pair->weights[i];
+    if (!fv_scores_are_multiples(scale)) {
+        fv_strip_weigh_any(strip, scores, weights, item, item->job, block, pair, item->k_scales, scale);
+        return 0;
     }
-    fv_strip_weigh_any(strip, pair->scores[i], pair->weights[i], item, block, pair, k_scales, scale);
+    scale = fv_scores_prepare(scores, &strip->rows, item->job, block->first_key, pair->first_step, pair->end_step,
+                              item->k_scales, scale);
+    if (fv_weigher_begin(weigh, strip, item->job, scores, block->first_key, pair->first_step, pair->end_step,
+                         fv_lanes_splat(scale.dot), item->rescaling))
+        return 1;
+    fv_strip_weigh_prepared(strip, scores, weights, item, block, pair, scale);
     return 0;
 }
 

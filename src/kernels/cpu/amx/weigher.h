@@ -8,27 +8,39 @@
 #define FV_MAX_PLAIN_DOT 1e30f
 #define FV_MAX_PLAIN_FACTOR 1e8f
 
+/* The rows that a tree mask lets see a key of the sequence. */
+static inline fv_lane_ints fv_tree_seen(const fv_row_strip *rows, const fv_attend_job *job, int32_t local_key)
+{
+    const int64_t new_token = fv_key_position(&job->params->context_parallel, local_key) - job->context;
+    fv_lane_ints seen = {0};
+    for (int32_t i = 0; i < FV_TILE_STRIP_ROWS; i++) seen[i] = -fv_tree_sees(rows->tree[i], new_token);
+    return seen;
+}
+
 /* Hides the keys [first, end) from the rows that do not see them. */
-static inline void fv_hide_keys(const fv_row_strip *rows, float *scores, int32_t first_key, int32_t first, int32_t end)
+static inline void fv_hide_keys(const fv_row_strip *rows, const fv_attend_job *job, float *scores, int32_t first_key,
+                                int32_t first, int32_t end)
 {
     const fv_lane_ints first_seen = fv_lane_ints_load(rows->first), end_seen = fv_lane_ints_load(rows->end);
+    const int32_t tree_first = fv_attend_tree_first(job);
     for (int32_t key = first; key < end; key++) {
         const int32_t local = first_key + key;
-        const fv_lane_ints seen = (first_seen <= local) & (end_seen > local);
+        fv_lane_ints seen = (first_seen <= local) & (end_seen > local);
+        if (local >= tree_first) seen &= fv_tree_seen(rows, job, local);
         float *at = scores + key * FV_TILE_STRIP_ROWS;
         fv_lanes_store(at, fv_lanes_select(seen, fv_lanes_load(at), fv_lanes_splat(-INFINITY)));
     }
 }
 
 /* The same for those of the steps [first_step, end_step) of a block that starts at first_key. */
-static inline void fv_weigher_hide(const fv_row_strip *rows, float *scores, int32_t first_key, int32_t first_step,
-                                   int32_t end_step)
+static inline void fv_weigher_hide(const fv_row_strip *rows, const fv_attend_job *job, float *scores, int32_t first_key,
+                                   int32_t first_step, int32_t end_step)
 {
     const int32_t first = first_step * FV_STEP_KEYS, end = end_step * FV_STEP_KEYS;
     const int32_t all_first = fv_min_i32(rows->all.first - first_key, end);
     const int32_t all_end = rows->all.end - first_key;
-    fv_hide_keys(rows, scores, first_key, first, all_first);
-    fv_hide_keys(rows, scores, first_key, fv_max_i32(all_end, fv_max_i32(first, all_first)), end);
+    fv_hide_keys(rows, job, scores, first_key, first, all_first);
+    fv_hide_keys(rows, job, scores, first_key, fv_max_i32(all_end, fv_max_i32(first, all_first)), end);
 }
 
 static inline fv_lanes fv_max_of_keys(const float *scores, int32_t first, int32_t end)
@@ -60,10 +72,35 @@ static inline int32_t fv_strip_take_reference(fv_row_strip *rows, fv_lanes top, 
 }
 
 /* 1: a score is a multiple of its dot product, or of what fv_scores_prepare makes of it. */
-static inline int32_t fv_scores_are_multiples(const fv_attend_params *params, fv_score_scale scale)
+static inline int32_t fv_scores_are_multiples(fv_score_scale scale)
 {
-    const int32_t is_multiple = params->alibi == FV_ALIBI_NONE && !params->tree_mask;
-    return is_multiple && scale.dot > 0 && scale.dot <= FV_MAX_PLAIN_FACTOR && scale.cap <= FV_MAX_PLAIN_FACTOR;
+    return scale.dot > 0 && scale.dot <= FV_MAX_PLAIN_FACTOR && scale.cap <= FV_MAX_PLAIN_FACTOR;
+}
+
+/* What ALiBi adds to scores of a strip, as parts of what they are multiples of. */
+typedef struct fv_lane_alibi {
+    fv_alibi form;
+    fv_lanes slopes;
+    fv_lane_ints positions; /* of the rows' tokens */
+} fv_lane_alibi;
+
+/* factors: what each row's scores are multiples of. */
+static inline fv_lane_alibi fv_strip_alibi(const fv_row_strip *rows, const fv_attend_job *job, fv_lanes factors)
+{
+    return (fv_lane_alibi){
+        .form = job->params->alibi,
+        .slopes = fv_lanes_load(rows->slope) / factors,
+        .positions = fv_lane_ints_load(rows->position),
+    };
+}
+
+/* For a key of the sequence. */
+static inline fv_lanes fv_lane_alibi_of(const fv_lane_alibi *alibi, const fv_attend_job *job, int32_t local_key)
+{
+    const int32_t position = (int32_t)fv_key_position(&job->params->context_parallel, local_key);
+    const fv_lanes distances = __builtin_convertvector(position - alibi->positions, fv_lanes);
+    if (alibi->form == FV_ALIBI_LINEAR) return alibi->slopes * distances;
+    return -alibi->slopes * fv_lanes_sqrt(fv_lanes_max(-distances, fv_lanes_splat(0.0f)));
 }
 
 /* 16 dot products with a key, times its scale, and with a soft cap the part of the cap that the score is. */
@@ -73,22 +110,27 @@ FV_ALWAYS_INLINE fv_lanes fv_score_prepare(fv_lanes dots, fv_lanes k_scale, fv_l
     return is_capped ? fv_lanes_tanh(scaled * factor) : scaled;
 }
 
-/* The dot products of the steps [first_step, end_step) of a block so that scores are multiples of them; returns of what.
- * k_scales: of the block's keys, or NULL. */
-static inline fv_score_scale fv_scores_prepare(float *scores, int32_t first_step, int32_t end_step,
+/* The dot products of the steps [first_step, end_step) of a block that starts at first_key so that scores are multiples of
+ * them; returns of what. k_scales: of the block's keys, or NULL. */
+static inline fv_score_scale fv_scores_prepare(float *scores, const fv_row_strip *rows, const fv_attend_job *job,
+                                               int32_t first_key, int32_t first_step, int32_t end_step,
                                                const float *k_scales, fv_score_scale scale)
 {
-    if (!k_scales && scale.cap == 0) return scale;
+    const int32_t has_alibi = job->params->alibi != FV_ALIBI_NONE;
+    if (!k_scales && scale.cap == 0 && !has_alibi) return scale;
+    const fv_score_scale multiple = scale.cap > 0 ? (fv_score_scale){.dot = scale.cap} : scale;
     const fv_lanes factor = fv_lanes_splat(scale.dot);
+    const fv_lane_alibi alibi = fv_strip_alibi(rows, job, fv_lanes_splat(multiple.dot));
     for (int32_t key = first_step * FV_STEP_KEYS; key < end_step * FV_STEP_KEYS; key++) {
         float *at = scores + key * FV_TILE_STRIP_ROWS;
         const fv_lanes k_scale = fv_lanes_splat(k_scales ? k_scales[key] : 1.0f);
+        const fv_lanes bias = has_alibi ? fv_lane_alibi_of(&alibi, job, first_key + key) : fv_lanes_splat(0.0f);
         if (scale.cap > 0)
-            fv_lanes_store(at, fv_score_prepare(fv_lanes_load(at), k_scale, factor, 1));
+            fv_lanes_store(at, fv_score_prepare(fv_lanes_load(at), k_scale, factor, 1) + bias);
         else
-            fv_lanes_store(at, fv_score_prepare(fv_lanes_load(at), k_scale, factor, 0));
+            fv_lanes_store(at, fv_score_prepare(fv_lanes_load(at), k_scale, factor, 0) + bias);
     }
-    return scale.cap > 0 ? (fv_score_scale){.dot = scale.cap} : scale;
+    return multiple;
 }
 
 /* What turns dot products into weights: 2^(dot * factor - base). */
@@ -101,11 +143,12 @@ typedef struct fv_weigher {
 /* Where a score is a multiple of its dot product and no overflow is near: the new maxima over the steps [first_step,
  * end_step) of a block that starts at first_key. Returns 0 where an overflow is near: nothing has changed but hidden
  * scores. */
-static inline int32_t fv_weigher_begin(fv_weigher *weigh, fv_tile_strip *strip, float *scores, int32_t first_key,
-                                       int32_t first_step, int32_t end_step, fv_lanes factor, fv_rescaling rescaling)
+static inline int32_t fv_weigher_begin(fv_weigher *weigh, fv_tile_strip *strip, const fv_attend_job *job, float *scores,
+                                       int32_t first_key, int32_t first_step, int32_t end_step, fv_lanes factor,
+                                       fv_rescaling rescaling)
 {
     fv_row_strip *rows = &strip->rows;
-    fv_weigher_hide(rows, scores, first_key, first_step, end_step);
+    fv_weigher_hide(rows, job, scores, first_key, first_step, end_step);
     const fv_lanes top = fv_max_of_keys(scores, first_step * FV_STEP_KEYS, end_step * FV_STEP_KEYS);
     if (!fv_lanes_all_below(top, FV_MAX_PLAIN_DOT)) return 0;
 
