@@ -276,6 +276,21 @@ static double flushed(const fv_oracle_row *row, const row_sums *sums, const fv_a
     return least_number * sums->num_keys * sqrt(params->v_head_size) * fmax(stored, fabs(scale));
 }
 
+/* What partial results of latents in 16 bits, steps of 2^-15 of a row's largest element, may move a row by: their rounding, twice
+ * its root mean square, of elements that the output does not round to where they were. */
+static double narrowed(const fv_oracle_row *row, const fv_attend_params *params)
+{
+    const fv_kv_layout layout = params->cache.layout;
+    if (params->out_dtype == FV_DTYPE_F32) return 0;
+    if (layout != FV_KV_LAYOUT_LATENT && layout != FV_KV_LAYOUT_LATENT_FP8_DS) return 0;
+    double largest = 0;
+    int32_t num_moved = 0;
+    for (int32_t d = 0; d < params->v_head_size; d++) largest = fmax(largest, fabs(row->exact[d]));
+    for (int32_t d = 0; d < params->v_head_size; d++)
+        num_moved += fabs(row->exact[d]) * half_step(params->out_dtype) / 2 < largest * 0x1p-16;
+    return 2 * largest * 0x1p-15 / sqrt(12) * sqrt(num_moved);
+}
+
 /* Divides by the denominator, sink included, and turns the sums into the floors. */
 static void finish_row(fv_oracle_row *row, row_sums *sums, const fv_attend_params *params)
 {
@@ -310,7 +325,7 @@ static void finish_row(fv_oracle_row *row, row_sums *sums, const fv_attend_param
                      unit_roundoff * (2 * fabs(row->lse) + 2 * fabs(sums->max));
     const double of_sums = unit_roundoff * (sums->num_keys / STEP_OF_SUMS);
     const double of_scores = unit_roundoff * (params->head_size / STEP_OF_SUMS) * sums->p_score / denominator;
-    row->out_drift = of_sums * out_norm;
+    row->out_drift = of_sums * out_norm + narrowed(row, params);
     row->lse_drift = of_sums + of_scores;
 }
 

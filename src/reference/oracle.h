@@ -8,8 +8,8 @@
  *             that meets the keys in another order, and so rounds other numbers, may be off by as well; the
  *             two largest of what is rounded count with half of their worst
  *   floors    what rounding in scores, exponentials and sums may move the result by, all in fp32
- *   drift     what that may add where roundings do not average out: tensor cores cut off instead of rounding, and sums of
- *             nearly equal weights without a carry err to one side
+ *   drift     what that may add where roundings do not average out: tensor cores cut off instead of rounding,, sums of
+ *             nearly equal weights without a carry err to one side, and partial results of latents may have 16 bits
  *
  * A row passes when  |out - exact| <= 2 max(|ideal - exact|, expected) + out_floor  (2-norms over the row)
  * and |lse - exact lse| <= lse_floor; with the drifts added on a device that has no carries (tools/check). */
