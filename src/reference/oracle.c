@@ -228,7 +228,7 @@ static double largest_sum2(const row_sums *sums, int32_t size)
 
 /* The larger of the ideal's error and the expected one. The roundings of different keys are independent, so their
  * squares add. Where one or two have most of it that says little: they count with half of what they can be at worst,
- * which the rule doubles. */
+ * which the rule doubles. A result that is off is another number, which the output's rounding moves as it moves any. */
 static double rounding_error(const fv_oracle_row *row, const row_sums *sums, double denominator,
                              const fv_attend_params *params)
 {
@@ -241,8 +241,11 @@ static double rounding_error(const fv_oracle_row *row, const row_sums *sums, dou
     }
     const double rounding = fv_oracle_rounding(params->q_dtype) / denominator;
     const double worst = half_step(params->q_dtype) / 2 / denominator;
-    return sqrt(fmax(ideal2, rounding * rounding * sums->rounded2 +
-                                 worst * worst * largest_sum2(sums, params->v_head_size) + out2));
+    const double weights2 = rounding * rounding * sums->rounded2 +
+                            worst * worst * largest_sum2(sums, params->v_head_size);
+    const double of_output = fv_oracle_rounding(params->out_dtype);
+    if (weights2 > 0) out2 = fmax(out2, of_output * of_output * norm2(row->exact, params->v_head_size));
+    return sqrt(fmax(ideal2, weights2 + out2));
 }
 
 /* All sums relative to `max`, the sink, which is above the scores: relative to these it could be infinite. */
