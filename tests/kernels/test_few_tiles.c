@@ -220,6 +220,10 @@ static void rows_of_all_numbers_are_served(void **state)
     judge(shape_of(2, 4, 5, 64));  /* 20, narrow tokens */
     judge(shape_of(2, 4, 1, 64));  /* narrow tokens, whose lines are asked for */
     judge(shape_of(1, 7, 1, 96));
+    judge(shape_of(8, 4, 1, 80)); /* heads of no whole tiles: copied, with zeros behind */
+    judge(shape_of(2, 3, 5, 40));
+    judge(shape_of(3, 4, 7, 72));
+    judge(shape_of(2, 4, 2, 8));
 }
 
 static void pages_of_all_sizes_are_served(void **state)

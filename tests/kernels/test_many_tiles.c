@@ -182,6 +182,15 @@ static void heads_have_all_sizes(void **state)
         s->size = size;
         judge(s);
     }
+    const int32_t of_no_whole_tiles[] = {8, 40, 80, 104, 232};
+    for (int32_t i = 0; i < FV_ARRAY_LEN(of_no_whole_tiles); i++) {
+        scene *s = scene_of(ODD_TOKENS);
+        s->size = of_no_whole_tiles[i];
+        judge(s);
+        s = scene_of(100);
+        s->size = of_no_whole_tiles[i];
+        judge(s);
+    }
 }
 
 /* After the step of 32 keys that references are of: by 2^43, then by more than fp32 holds, and in a later block. */

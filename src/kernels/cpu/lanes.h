@@ -38,6 +38,19 @@ FV_ALWAYS_INLINE fv_words fv_words_load(const void *from)
     return words;
 }
 
+/* The first `num` words, zeros behind them; all from 32 on. */
+FV_ALWAYS_INLINE fv_words fv_words_load_some(const void *from, int32_t num)
+{
+#if defined(__AVX512BW__)
+    const __mmask32 mask = num < 32 ? (1u << num) - 1 : ~0u;
+    return (fv_words)_mm512_maskz_loadu_epi16(mask, from);
+#else
+    fv_words words = {0};
+    memcpy(&words, from, (size_t)(num < 32 ? num : 32) * sizeof(uint16_t));
+    return words;
+#endif
+}
+
 FV_ALWAYS_INLINE void fv_words_store(void *to, fv_words words) { memcpy(to, &words, sizeof(words)); }
 
 FV_ALWAYS_INLINE fv_lanes fv_lanes_splat(float value) { return value - (fv_lanes){0}; }

@@ -63,16 +63,16 @@ static void pack_queries(const fv_tile_item *item, int32_t head, int32_t strip, 
 {
     const fv_attend_job *job = item->job;
     char *to = q_of(item, head, strip);
+    const char *rows[FV_TILE_STRIP_ROWS];
+    for (int32_t i = 0; i < FV_TILE_STRIP_ROWS; i++) {
+        const int32_t row = i - first_lane, is_row = row >= 0 && row < rows_in_strip(job, strip);
+        rows[i] = is_row ? fv_attend_q_row(job, item->first_head + head, strip * FV_TILE_STRIP_ROWS + row)
+                         : item->scratch.zeros;
+    }
+    fv_tile_pad_queries(item, rows);
     for (int32_t d = 0; d < job->params->head_size; d += FV_TILE_DEPTH, to += FV_TILE_BYTES) {
-        const char *rows[FV_TILE_STRIP_ROWS];
-        for (int32_t i = 0; i < FV_TILE_STRIP_ROWS; i++) {
-            const int32_t row = i - first_lane;
-            rows[i] = item->scratch.zeros;
-            if (row < 0 || row >= rows_in_strip(job, strip)) continue;
-            rows[i] = fv_attend_q_row(job, item->first_head + head, strip * FV_TILE_STRIP_ROWS + row) +
-                      d * FV_BF16_BYTES;
-        }
         fv_lanes_store_transposed(to, rows);
+        for (int32_t i = 0; i < FV_TILE_STRIP_ROWS; i++) rows[i] += FV_TILE_ROW_BYTES;
     }
 }
 
@@ -422,7 +422,7 @@ static void begin_keys(few_item *few)
     fv_tile_item *item = &few->tile;
     item->is_unasked = comes_by_itself(item);
     item->ahead_portions = 0;
-    few->in_tiles = fv_cache_is_in_tiles(item->job);
+    few->in_tiles = fv_cache_is_in_tiles(item);
     few->num_passes = item->is_unasked && item->job->num_rows <= FV_TILE_ROWS / 2 ? 2 : 1;
     fv_tiles_configure(&item->tiles, FV_TILE_ROWS / few->num_passes, tile_rows(item->job));
     const fv_key_range *own = &item->job->keys;
@@ -498,9 +498,7 @@ static int32_t attend(const fv_attend_job *job, void *memory, fv_rescaling resca
     const int32_t end_head = job->item->first_kv_head + job->item->num_kv_heads;
     few_item few;
     fv_tile_item *const item = &few.tile;
-    item->job = job;
-    item->natural = *job;
-    item->natural.lane_dtype = FV_DTYPE_F32;
+    fv_tile_item_begin(item, job);
     item->rescaling = rescaling;
     item->k_scales = item->v_scales = NULL;
     item->num_strips = fv_num_strips(job->num_rows);
@@ -511,7 +509,7 @@ static int32_t attend(const fv_attend_job *job, void *memory, fv_rescaling resca
     for (int32_t head = job->item->first_kv_head; head < end_head && is_done; head += FV_TILE_MAX_HEADS) {
         item->first_head = head;
         item->num_heads = fv_min_i32(FV_TILE_MAX_HEADS, end_head - head);
-        item->scratch = fv_tile_scratch_of(job->params, item->num_heads * item->num_strips, 0, item->block_keys,
+        item->scratch = fv_tile_scratch_of(item->job->params, item->num_heads * item->num_strips, 0, item->block_keys,
                                            memory);
         is_done = attend_heads(&few);
     }

@@ -191,11 +191,15 @@ static int32_t streams_output(const fv_attend_job *job)
     return bytes >= STREAM_BYTES && ((int64_t)(uintptr_t)params->out | strides) % FV_CACHE_LINE == 0;
 }
 
+/* Elements of a row of the output, whose tiles may have some more. */
+static int32_t own_size(const fv_tile_item *item) { return item->natural.params->v_head_size; }
+
 /* Rows of a strip. */
 static void finish_strip(const fv_tile_item *item, const fv_tile_strip *strip, int32_t streams)
 {
     const fv_attend_job *job = item->job;
     const fv_attend_params *params = job->params;
+    const int32_t is_padded = own_size(item) < params->v_head_size;
     const float v_scale = fv_head_scale_of(job->v_head_scale, params->num_kv_scales, item->first_head);
     const fv_lanes sum = fv_lanes_load(strip->rows.sum);
     const fv_lanes max = fv_lanes_select(sum == sum, fv_lanes_load(strip->rows.max), sum); /* NaN: not without keys */
@@ -211,7 +215,8 @@ static void finish_strip(const fv_tile_item *item, const fv_tile_strip *strip, i
             head = first_head;
             out_row++;
         }
-        char *out = (char *)params->out + out_row * params->out_token_stride + head * params->out_head_stride;
+        char *own = (char *)params->out + out_row * params->out_token_stride + head * params->out_head_stride;
+        char *out = is_padded ? (char *)item->scratch.row : own;
         const float *low = strip->sums + i * FV_TILE_COLUMNS;
         const fv_lanes factor = fv_lanes_splat(factors[i]);
         for (int32_t column = 0; column < params->v_head_size; column += FV_SLICE_COLUMNS) {
@@ -222,6 +227,7 @@ static void finish_strip(const fv_tile_item *item, const fv_tile_strip *strip, i
             else
                 fv_words_store_natural(out + column * FV_BF16_BYTES, at, next, factor);
         }
+        if (is_padded) memcpy(own, out, (size_t)own_size(item) * FV_BF16_BYTES);
         if (!params->lse) continue;
         char *lse = (char *)params->lse + out_row * params->lse_token_stride + head * params->lse_head_stride;
         *(float *)(void *)lse = max[i] == -INFINITY ? -INFINITY : max[i] * FV_LN2 + logf(sum[i]);
@@ -256,7 +262,7 @@ static void finish(const fv_many_item *many)
         fv_strips_finish(item);
         return;
     }
-    const int32_t streams = streams_output(item->job);
+    const int32_t streams = streams_output(item->job) && own_size(item) == item->job->params->v_head_size;
     for (int32_t i = 0; i < item->num_strips; i++) finish_strip(item, &item->scratch.strips[i], streams);
     if (streams) fv_words_stream_end();
 }

@@ -1,5 +1,5 @@
 /* attend_paged and attend_dense with tiles: attend_tiles.c and, up to 32 rows, attend_few_tiles.c. What tiles do not
- * serve, queries of other dtypes than bf16, head sizes that are not multiples of 32, goes to the level below, avx512; so
+ * serve, queries of other dtypes than bf16, head sizes that are not multiples of 8, goes to the level below, avx512; so
  * do one and two rows, up to 4 over pages that are not multiples of 16 keys, and few rows over caches in pieces.
  *
  * A Q block of 512 rows makes the pairs of V, once for a block of keys, a small part of the products. */
@@ -54,7 +54,8 @@ static int32_t paged_deals_keys(const fv_problem *problem)
 {
     const int32_t group = problem->mha.num_heads / problem->mha.num_kv_heads;
     if (!few_tiles_serve(problem) || problem->window || problem->context_parallel.world > 1) return 0;
-    const int32_t is_slow = problem->kv_scaling == FV_KV_SCALING_PER_TOKEN_HEAD || problem->kv_dtype == FV_DTYPE_I8;
+    const int32_t is_slow = problem->kv_scaling == FV_KV_SCALING_PER_TOKEN_HEAD || problem->kv_dtype == FV_DTYPE_I8 ||
+                            fv_heads_are_padded(problem->mha.head_size, problem->mha.v_head_size);
     const int32_t least_rows = is_slow ? FV_TILE_LEAST_COPIED_ROWS : FV_TILE_LEAST_ROWS;
     return group >= least_rows && problem->mha.num_kv_heads <= FV_TILE_MAX_HEADS;
 }

@@ -41,14 +41,15 @@ static int32_t is_narrow(fv_dtype dtype)
 
 static int32_t sizes_serve(int32_t head_size, int32_t v_head_size)
 {
-    return head_size % FV_TILE_DEPTH == 0 && v_head_size % FV_TILE_DEPTH == 0 && head_size <= FV_TILE_MAX_SIZE &&
+    return head_size % FV_LANES == 0 && v_head_size % FV_LANES == 0 && head_size <= FV_TILE_MAX_SIZE &&
            v_head_size <= FV_TILE_MAX_SIZE;
 }
 
 const char *FV_ISA_SYMBOL(fv_tiles_why_not)(const fv_problem *problem)
 {
     if (problem->q_dtype != FV_DTYPE_BF16 || !is_narrow(problem->kv_dtype)) return "tiles are of bf16";
-    if (!sizes_serve(problem->mha.head_size, problem->mha.v_head_size)) return "head_size is not a multiple of 32";
+    if (!sizes_serve(problem->mha.head_size, problem->mha.v_head_size))
+        return "head_size is not a multiple of 8, or above 576";
     return NULL;
 }
 
@@ -311,14 +312,13 @@ int32_t FV_ISA_SYMBOL(fv_attend_tiles)(const fv_attend_job *job, void *memory, f
     const int32_t is_few = job->num_rows <= FV_TILE_STRIP_ROWS;
     const int32_t end_head = job->item->first_kv_head + job->item->num_kv_heads, run = is_few ? FV_TILE_MAX_HEADS : 1;
     fv_tile_item item;
-    item.job = job;
-    item.natural = *job;
-    item.natural.lane_dtype = FV_DTYPE_F32;
+    fv_tile_item_begin(&item, job);
+    job = item.job;
     item.rescaling = rescaling;
     item.k_scales = item.v_scales = NULL;
     item.num_strips = fv_num_strips(job->num_rows);
     item.block_keys = is_few ? FV_TILE_FEW_KEYS : FV_TILE_MANY_KEYS;
-    const int32_t in_place = job->keys.end <= job->dense_from && fv_tile_reads_value(&job->cache);
+    const int32_t in_place = job->keys.end <= job->dense_from && fv_tile_reads_value(&item, &job->cache);
     const int32_t has_scales = job->has_k_scales || job->has_v_scales;
     const int32_t shared = in_place && !has_scales ? FV_ISA_SYMBOL(fv_shared_strips)(job->params, item.num_strips) : 0;
     const int32_t many = !shared && FV_ISA_SYMBOL(fv_many_tiles_serve)(job, item.num_strips, rescaling);

@@ -30,11 +30,12 @@ static inline int32_t fv_plane_is_in_tiles(const fv_kv_plane *plane)
     return plane->slot_chunk <= 0 || plane->slot_chunk % FV_TILE_ROWS == 0;
 }
 
-static inline int32_t fv_cache_is_in_tiles(const fv_attend_job *job)
+static inline int32_t fv_cache_is_in_tiles(const fv_tile_item *item)
 {
+    const fv_attend_job *job = item->job;
     const fv_key_source *cache = &job->cache;
-    return job->table && job->params->cache.block_size % FV_TILE_ROWS == 0 && fv_tile_reads_key(cache) &&
-           fv_tile_reads_value(cache) && fv_plane_is_in_tiles(&cache->k) && fv_plane_is_in_tiles(&cache->v);
+    return job->table && job->params->cache.block_size % FV_TILE_ROWS == 0 && fv_tile_reads_key(item, cache) &&
+           fv_tile_reads_value(item, cache) && fv_plane_is_in_tiles(&cache->k) && fv_plane_is_in_tiles(&cache->v);
 }
 
 static inline fv_row_tile fv_tile_in_page(const fv_kv_plane *plane, int64_t page, int32_t slot)
@@ -65,8 +66,8 @@ static inline void fv_few_block_find_tiles(const fv_tile_item *item, fv_few_bloc
     if (!block->has_rows) fv_key_block_find_rows(item, &block->keys);
     block->has_rows = 1;
     const fv_key_source *source = fv_attend_source_of(job, key);
-    block->k[t] = fv_tile_of_rows(block->keys.k_rows, first, fv_tile_stride(job, &block->keys, first), &source->k);
-    block->v[t] = fv_tile_of_rows(block->keys.v_rows, first, fv_tile_value_stride(job, &block->keys, first),
+    block->k[t] = fv_tile_of_rows(block->keys.k_rows, first, fv_tile_stride(item, &block->keys, first), &source->k);
+    block->v[t] = fv_tile_of_rows(block->keys.v_rows, first, fv_tile_value_stride(item, &block->keys, first),
                                   &source->v);
 }
 
@@ -86,12 +87,11 @@ static inline void fv_few_block_find(const fv_tile_item *item, fv_few_block *blo
 static inline void fv_tile_copy_values(char *to, const fv_tile_item *item, const fv_key_block *block, int32_t head,
                                        int32_t first)
 {
-    const int32_t size = item->job->params->v_head_size;
-    const int64_t row_bytes = (int64_t)size * FV_BF16_BYTES;
+    const int64_t row_bytes = (int64_t)item->job->params->v_head_size * FV_BF16_BYTES;
     const fv_key_source *source = fv_tile_source(item->job, block, first);
-    if (source && source->v_in_place && size % FV_CACHE_LINE == 0 &&
-        fv_byte_rows_convert(to, row_bytes, FV_TILE_ROW_BYTES, block->v_rows + first, FV_TILE_ROWS,
-                             head * source->v.head_stride, size, source->stored))
+    if (source && source->v_in_place &&
+        fv_rows_to_bf16(to, row_bytes, FV_TILE_ROW_BYTES, block->v_rows + first, FV_TILE_ROWS,
+                        head * source->v.head_stride, item->natural.params->v_head_size, source->stored))
         return;
     for (int32_t i = 0; i < FV_TILE_ROWS; i++)
         memcpy(to + i * row_bytes, fv_tile_find_value(item, block, head, first + i, 0), (size_t)row_bytes);

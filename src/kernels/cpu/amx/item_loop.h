@@ -45,7 +45,7 @@ static inline int32_t fv_item_loop_reads_rows(const fv_attend_job *job)
     return !fv_item_loop_uses_cache(job) || (job->cache.k_in_place && job->cache.v_in_place);
 }
 
-/* 1: those of 16 keys are a tile as they lie. */
+/* 1: those of 16 keys are a tile as they lie, but for their heads' size. */
 static inline int32_t fv_item_loop_reads_tiles(const fv_attend_job *job)
 {
     return !fv_item_loop_uses_cache(job) || job->params->cache.block_size % FV_TILE_ROWS == 0;
@@ -58,7 +58,8 @@ static inline int32_t fv_item_loop_tiles(const fv_attend_job *job, int64_t num_r
 {
     if (num_rows < FV_TILE_LEAST_ROWS) return 0;
     const int32_t in_tiles = fv_item_loop_reads_tiles(job);
-    const int32_t is_slow = !in_tiles || job->has_k_scales || job->has_v_scales || job->cache.stored == FV_DTYPE_I8;
+    const int32_t is_slow = !in_tiles || job->has_k_scales || job->has_v_scales || job->cache.stored == FV_DTYPE_I8 ||
+                            fv_heads_are_padded(job->params->head_size, job->params->v_head_size);
     if (num_rows < FV_TILE_LEAST_COPIED_ROWS && is_slow) return 0;
     const int32_t reads_rows = fv_item_loop_reads_rows(job);
     if (num_rows <= FV_DECODE_ROWS && !reads_rows) return 0;
@@ -132,6 +133,19 @@ static inline void fv_item_loop_grid_task(void *user, int64_t index, int32_t wor
     if (fv_attend_cell_item(&item, params, index)) fv_item_loop_attend(loop, &item, worker);
 }
 
+/* 1: all items of the call go to the base, which takes them at once. */
+static inline int32_t fv_item_loop_is_of_base(const fv_attend_params *params)
+{
+    if (!FV_ISA_SYMBOL(fv_tiles_serve)(params)) return 1;
+    const int32_t is_slow = params->cache.dtype == FV_DTYPE_I8 || params->cache.k_scales.data ||
+                            fv_heads_are_padded(params->head_size, params->v_head_size);
+    const int64_t group = params->num_heads / params->num_kv_heads;
+    const int32_t least_rows = is_slow ? FV_TILE_LEAST_COPIED_ROWS : FV_TILE_LEAST_ROWS;
+    for (int32_t seq = 0; seq < params->num_seqs; seq++)
+        if ((params->query_start[seq + 1] - params->query_start[seq]) * group >= least_rows) return 0;
+    return 1;
+}
+
 /* Readies what workers keep of keys. */
 static inline void fv_item_loop_begin(const fv_item_loop *loop)
 {
@@ -145,7 +159,7 @@ static inline fv_status fv_item_loop_run(fv_item_loop *loop)
 {
     const fv_attend_params *params = loop->params;
     assert(params->scratch);
-    if (!FV_ISA_SYMBOL(fv_tiles_serve)(params)) return loop->base->launch(loop->launch, params);
+    if (fv_item_loop_is_of_base(params)) return loop->base->launch(loop->launch, params);
     const int32_t keeps_keys = fv_made_keys_bytes(params) > 0;
     if (keeps_keys) fv_item_loop_begin(loop);
     fv_key_shares shares;

@@ -36,7 +36,8 @@ typedef struct fv_made_keys {
 
 static inline size_t fv_made_block_bytes(const fv_attend_params *params)
 {
-    return (size_t)FV_TILE_MANY_KEYS * (size_t)(params->head_size + params->v_head_size) * FV_BF16_BYTES;
+    return (size_t)FV_TILE_MANY_KEYS * (size_t)(fv_tile_size(params->head_size) + fv_tile_size(params->v_head_size)) *
+           FV_BF16_BYTES;
 }
 
 static inline int32_t fv_made_num_blocks(const fv_attend_params *params)

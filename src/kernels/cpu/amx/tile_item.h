@@ -76,8 +76,10 @@ typedef struct fv_tile_scratch {
 } fv_tile_scratch;
 
 typedef struct fv_tile_item {
-    const fv_attend_job *job;
-    fv_attend_job natural; /* the job with its sums in natural order, for the end of a row */
+    const fv_attend_job *job; /* with heads of whole tiles: fv_tile_item_begin */
+    fv_attend_job natural;    /* the job as it is, with its sums in natural order, for the end of a row */
+    fv_attend_job padded_job; /* what `job` is where heads are no whole tiles */
+    fv_attend_params padded;
     fv_tile_scratch scratch;
     fv_tiles tiles;
     int32_t first_head, num_heads;
@@ -91,6 +93,56 @@ typedef struct fv_tile_item {
     const float *v_scales;
 } fv_tile_item;
 
+/* --- heads of whole tiles ------------------------------------------------------------------------------------- */
+
+/* Elements of a head as the tiles have it: zeros stand behind the last of it. */
+static inline int32_t fv_tile_size(int32_t size) { return (int32_t)fv_round_up(size, FV_TILE_DEPTH); }
+
+static inline int32_t fv_heads_are_padded(int32_t head_size, int32_t v_head_size)
+{
+    return head_size % FV_TILE_DEPTH != 0 || v_head_size % FV_TILE_DEPTH != 0;
+}
+
+/* Sets what the item is of. Where its heads are no whole tiles the job becomes one of padded heads, whose rows are copied. */
+static inline void fv_tile_item_begin(fv_tile_item *item, const fv_attend_job *job)
+{
+    item->job = job;
+    item->natural = *job;
+    item->natural.lane_dtype = FV_DTYPE_F32;
+    const fv_attend_params *params = job->params;
+    if (!fv_heads_are_padded(params->head_size, params->v_head_size)) return;
+    item->padded = *params;
+    item->padded.head_size = fv_tile_size(params->head_size);
+    item->padded.v_head_size = fv_tile_size(params->v_head_size);
+    item->padded_job = *job;
+    item->padded_job.params = &item->padded;
+    item->job = &item->padded_job;
+}
+
+static inline int32_t fv_tile_item_is_padded(const fv_tile_item *item)
+{
+    return item->job->params != item->natural.params;
+}
+
+/* Elements [size, padded) of a row of bf16 become zeros. */
+static inline void fv_tile_pad(char *row, int32_t size, int32_t padded)
+{
+    if (size < padded) memset(row + size * FV_BF16_BYTES, 0, (size_t)(padded - size) * FV_BF16_BYTES);
+}
+
+/* 16 rows of queries, or copies of them with zeros behind, in key_rows. */
+static inline void fv_tile_pad_queries(const fv_tile_item *item, const char *rows[FV_TILE_ROWS])
+{
+    const int32_t size = item->natural.params->head_size, padded = item->job->params->head_size;
+    if (!fv_tile_item_is_padded(item)) return;
+    for (int32_t i = 0; i < FV_TILE_ROWS; i++) {
+        char *to = item->scratch.key_rows + (int64_t)i * padded * FV_BF16_BYTES;
+        memcpy(to, rows[i], (size_t)size * FV_BF16_BYTES);
+        fv_tile_pad(to, size, padded);
+        rows[i] = to;
+    }
+}
+
 /* --- scratch -------------------------------------------------------------------------------------------------- */
 
 static inline int32_t fv_num_strips(int32_t num_rows) { return (int32_t)fv_ceil_div(num_rows, FV_TILE_STRIP_ROWS); }
@@ -103,23 +155,22 @@ static inline fv_tile_scratch fv_tile_scratch_of(const fv_attend_params *params,
     const size_t weighed = (size_t)fv_max_i32(2 * FV_TILE_GROUP_PAIRS, shared_strips);
     const size_t strip_scores = keys * FV_TILE_STRIP_ROWS;
     const size_t many = all_strips >= FV_TILE_COPY_STRIPS ? strips : 0;
-    const size_t k_bytes = (size_t)params->head_size * FV_BF16_BYTES;
-    const size_t v_bytes = (size_t)params->v_head_size * FV_BF16_BYTES;
+    const size_t v_size = (size_t)fv_tile_size(params->v_head_size), v_bytes = v_size * FV_BF16_BYTES;
+    const size_t k_bytes = (size_t)fv_tile_size(params->head_size) * FV_BF16_BYTES;
     /* Many strips: addresses modulo a page decide whether loads wait for stores (pair_step.h). */
     const size_t alignment = many && !shared_strips ? FV_TILE_PAGE : FV_CACHE_LINE;
     fv_tile_scratch scratch = {0};
     scratch.strips = fv_scratch_take(memory, &scratch.bytes, strips * sizeof(fv_tile_strip));
     scratch.q = fv_scratch_take_aligned(memory, &scratch.bytes, strips * FV_TILE_STRIP_ROWS * k_bytes, alignment);
     /* Strips that share a block: sums of the same columns lie in different lines of L1. */
-    scratch.sums_stride = FV_TILE_STRIP_ROWS * (size_t)params->v_head_size +
-                          (shared_strips ? FV_TILE_BYTES / sizeof(float) : 0);
+    scratch.sums_stride = FV_TILE_STRIP_ROWS * v_size + (shared_strips ? FV_TILE_BYTES / sizeof(float) : 0);
     scratch.sums = fv_scratch_take(memory, &scratch.bytes, strips * scratch.sums_stride * sizeof(float));
     scratch.weight_sums = fv_scratch_take(memory, &scratch.bytes, many * FV_TILE_BYTES);
     scratch.row_sums = fv_scratch_take(memory, &scratch.bytes, many * FV_TILE_BYTES);
     scratch.scores = fv_scratch_take_aligned(memory, &scratch.bytes, weighed * strip_scores * sizeof(float), alignment);
     scratch.weights = fv_scratch_take(memory, &scratch.bytes, weighed * strip_scores * FV_BF16_BYTES);
     scratch.spread = fv_scratch_take(memory, &scratch.bytes, 8 * (size_t)FV_TILE_BYTES);
-    const size_t slices = shared_strips ? (size_t)params->v_head_size / (2 * FV_TILE_COLUMNS) : 0;
+    const size_t slices = shared_strips ? v_size / (2 * FV_TILE_COLUMNS) : 0;
     scratch.step_scores = fv_scratch_take(memory, &scratch.bytes, (shared_strips ? 4 : 0) * (size_t)FV_TILE_BYTES);
     scratch.pairs = fv_scratch_take(memory, &scratch.bytes, keys * v_bytes + slices * FV_TILE_SLICE_PAD);
     scratch.k_copies = fv_scratch_take(memory, &scratch.bytes, keys * k_bytes);
@@ -130,7 +181,7 @@ static inline fv_tile_scratch fv_tile_scratch_of(const fv_attend_params *params,
     scratch.key_rows = fv_scratch_take(memory, &scratch.bytes, FV_TILE_ROWS * k_bytes);
     scratch.gathered = fv_scratch_take(memory, &scratch.bytes, k_bytes > v_bytes ? k_bytes : v_bytes);
     scratch.zeros = fv_scratch_take(memory, &scratch.bytes, k_bytes > v_bytes ? k_bytes : v_bytes);
-    scratch.row = fv_scratch_take(memory, &scratch.bytes, (size_t)params->v_head_size * sizeof(float));
+    scratch.row = fv_scratch_take(memory, &scratch.bytes, v_size * sizeof(float));
     for (int32_t i = 0; i < 3; i++)
         scratch.rows[i] = fv_scratch_take(memory, &scratch.bytes, 2 * keys * sizeof(char *));
     scratch.token_rows = fv_scratch_take(memory, &scratch.bytes, strips * FV_TILE_STRIP_ROWS * sizeof(char *));
@@ -180,14 +231,15 @@ static inline fv_key_block fv_key_block_at(const fv_tile_item *item, int32_t fir
 }
 
 /* 1: keys can be read where they lie. */
-static inline int32_t fv_tile_reads_key(const fv_key_source *source)
+static inline int32_t fv_tile_reads_key(const fv_tile_item *item, const fv_key_source *source)
 {
-    return source->stored == FV_DTYPE_BF16 && source->k_in_place && source->shared_size == 0;
+    return !fv_tile_item_is_padded(item) && source->stored == FV_DTYPE_BF16 && source->k_in_place &&
+           source->shared_size == 0;
 }
 
-static inline int32_t fv_tile_reads_value(const fv_key_source *source)
+static inline int32_t fv_tile_reads_value(const fv_tile_item *item, const fv_key_source *source)
 {
-    return source->stored == FV_DTYPE_BF16 && source->v_in_place;
+    return !fv_tile_item_is_padded(item) && source->stored == FV_DTYPE_BF16 && source->v_in_place;
 }
 
 /* Bytes between 16 rows that are as far apart as one another; else 0. */
@@ -208,17 +260,17 @@ static inline const fv_key_source *fv_tile_source(const fv_attend_job *job, cons
 }
 
 /* Bytes between the 16 keys from `first` on, where they can be read as they lie; else 0. */
-static inline int64_t fv_tile_stride(const fv_attend_job *job, const fv_key_block *block, int32_t first)
+static inline int64_t fv_tile_stride(const fv_tile_item *item, const fv_key_block *block, int32_t first)
 {
-    const fv_key_source *source = fv_tile_source(job, block, first);
-    return source && fv_tile_reads_key(source) ? fv_tile_even_stride(block->k_rows + first) : 0;
+    const fv_key_source *source = fv_tile_source(item->job, block, first);
+    return source && fv_tile_reads_key(item, source) ? fv_tile_even_stride(block->k_rows + first) : 0;
 }
 
 /* The same of their values. */
-static inline int64_t fv_tile_value_stride(const fv_attend_job *job, const fv_key_block *block, int32_t first)
+static inline int64_t fv_tile_value_stride(const fv_tile_item *item, const fv_key_block *block, int32_t first)
 {
-    const fv_key_source *source = fv_tile_source(job, block, first);
-    return source && fv_tile_reads_value(source) ? fv_tile_even_stride(block->v_rows + first) : 0;
+    const fv_key_source *source = fv_tile_source(item->job, block, first);
+    return source && fv_tile_reads_value(item, source) ? fv_tile_even_stride(block->v_rows + first) : 0;
 }
 
 static inline int32_t fv_key_block_steps(const fv_key_block *block)
@@ -231,7 +283,7 @@ static inline void fv_tile_find_strides(const fv_tile_item *item, const fv_key_b
 {
     const int32_t copies = item->num_strips >= FV_TILE_COPY_STRIPS;
     for (int32_t t = 0; t < 2 * fv_key_block_steps(block); t++)
-        item->scratch.k_strides[t] = copies ? 0 : fv_tile_stride(item->job, block, t * FV_TILE_ROWS);
+        item->scratch.k_strides[t] = copies ? 0 : fv_tile_stride(item, block, t * FV_TILE_ROWS);
 }
 
 /* Elements of a row as bf16, which holds those of every narrow format. `gathered` [size] is scratch for rows whose
@@ -261,12 +313,13 @@ static inline const char *fv_tile_find_key(const fv_tile_item *item, const fv_ke
     if (key < block->first || key >= block->end) return item->scratch.zeros;
     const fv_key_source *source = fv_attend_source_of(job, block->first_key + key);
     const char *row = block->k_rows[key] + kv_head * source->k.head_stride;
-    if (fv_tile_reads_key(source)) return row;
+    if (fv_tile_reads_key(item, source)) return row;
 
     char *to = item->scratch.key_rows + (int64_t)copy * job->params->head_size * FV_BF16_BYTES;
     char *gathered = item->scratch.gathered;
-    const int32_t own_size = job->params->head_size - source->shared_size;
+    const int32_t size = item->natural.params->head_size, own_size = size - source->shared_size;
     fv_tile_convert(to, row, &source->k, own_size, source->stored, gathered);
+    fv_tile_pad(to, size, job->params->head_size);
     if (source->shared_size == 0) return to;
     row = (const char *)source->k_shared.data +
           (job->dense_row + block->first_key + key) * source->k_shared.slot_stride;
@@ -279,11 +332,11 @@ static inline const char *fv_tile_find_key(const fv_tile_item *item, const fv_ke
 static inline void fv_tile_copy(char *to, const fv_tile_item *item, const fv_key_block *block, int32_t kv_head,
                                 int32_t first)
 {
-    const int32_t head_size = item->job->params->head_size, depth = head_size / FV_TILE_DEPTH;
+    const int32_t size = item->natural.params->head_size, depth = item->job->params->head_size / FV_TILE_DEPTH;
     const fv_key_source *source = fv_tile_source(item->job, block, first);
-    if (source && source->k_in_place && source->shared_size == 0 && head_size % FV_CACHE_LINE == 0 &&
-        fv_byte_rows_convert(to, FV_TILE_ROW_BYTES, FV_TILE_BYTES, block->k_rows + first, FV_TILE_ROWS,
-                             kv_head * source->k.head_stride, head_size, source->stored))
+    if (source && source->k_in_place && source->shared_size == 0 &&
+        fv_rows_to_bf16(to, FV_TILE_ROW_BYTES, FV_TILE_BYTES, block->k_rows + first, FV_TILE_ROWS,
+                        kv_head * source->k.head_stride, size, source->stored))
         return;
     for (int32_t i = 0; i < FV_TILE_ROWS; i++, to += FV_TILE_ROW_BYTES) {
         const char *row = fv_tile_find_key(item, block, kv_head, first + i, 0);
@@ -354,10 +407,11 @@ static inline const char *fv_tile_find_value(const fv_tile_item *item, const fv_
     if (key < block->first || key >= block->end) return item->scratch.zeros;
     const fv_key_source *source = fv_attend_source_of(job, block->first_key + key);
     const char *row = block->v_rows[key] + kv_head * source->v.head_stride;
-    if (fv_tile_reads_value(source)) return row;
-    const int32_t size = job->params->v_head_size;
-    char *to = item->scratch.v_copies + (int64_t)copy * size * FV_BF16_BYTES;
+    if (fv_tile_reads_value(item, source)) return row;
+    const int32_t size = item->natural.params->v_head_size, padded = job->params->v_head_size;
+    char *to = item->scratch.v_copies + (int64_t)copy * padded * FV_BF16_BYTES;
     fv_tile_convert(to, row, &source->v, size, source->stored, item->scratch.gathered);
+    fv_tile_pad(to, size, padded);
     return to;
 }
 
@@ -408,7 +462,6 @@ FV_ALWAYS_INLINE fv_step_keys fv_step_keys_of(const fv_tile_scratch *scratch, in
 /* Aims at the memory of a block, in the order in which it lies, and sets how much each of num_sites calls asks for. */
 static inline void fv_tile_aim_ahead(fv_tile_item *item, const fv_key_block *block, int32_t num_sites)
 {
-    const fv_attend_params *params = item->job->params;
     item->ahead = fv_prefetch_nothing(item->scratch.zeros);
     item->ahead_portions = 0;
     if (block->first >= block->end) return;
@@ -425,14 +478,14 @@ static inline void fv_tile_aim_ahead(fv_tile_item *item, const fv_key_block *blo
         .num_heads = item->num_heads,
         .offset = item->first_head * source->k.head_stride,
         .head_stride = source->k.head_stride,
-        .row_bytes = params->head_size * element_bytes,
+        .row_bytes = item->natural.params->head_size * element_bytes,
         .first = block->first,
         .end = end,
         .key = block->first,
     };
     const int64_t apart = block->v_rows[block->first] - block->k_rows[block->first];
     if (apart > 0 && apart <= 2 * stream.row_bytes) { /* packed: the value follows its key */
-        stream.row_bytes = apart + params->v_head_size * element_bytes;
+        stream.row_bytes = apart + item->natural.params->v_head_size * element_bytes;
         stream.num_planes = 1;
     }
     const int64_t bytes = (int64_t)stream.num_planes * (end - block->first) * item->num_heads * stream.row_bytes;

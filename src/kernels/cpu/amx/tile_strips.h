@@ -30,12 +30,14 @@ static inline void fv_strip_find_queries(const char *rows[FV_TILE_STRIP_ROWS], c
 }
 
 /* To B tiles, or as_rows to A tiles; then returns the largest magnitudes. */
-static inline fv_words fv_strip_pack_queries(const fv_tile_strip *strip, const fv_attend_job *job, int32_t kv_head,
+static inline fv_words fv_strip_pack_queries(const fv_tile_strip *strip, const fv_tile_item *item, int32_t kv_head,
                                              int32_t as_rows)
 {
     fv_words top = {0};
+    const fv_attend_job *job = item->job;
     const char *rows[FV_TILE_STRIP_ROWS];
     fv_strip_find_queries(rows, job, kv_head, strip->rows.first_row);
+    fv_tile_pad_queries(item, rows);
     for (int32_t d = 0; d < job->params->head_size; d += FV_TILE_DEPTH) {
         char *tile = strip->q + d / FV_TILE_DEPTH * FV_TILE_BYTES;
         if (!as_rows) fv_lanes_store_transposed(tile, rows);
@@ -77,7 +79,7 @@ static inline fv_words fv_strips_begin(fv_tile_item *item, int32_t q_as_rows)
                           fv_strip_num_vectors(FV_TILE_STRIP_ROWS));
         fv_tile_scale_init(strip);
         fv_strip_call_queries(job, kv_head, (i % item->num_strips + FV_QUERY_STRIPS_AHEAD) * FV_TILE_STRIP_ROWS);
-        top = fv_words_max(top, fv_strip_pack_queries(strip, job, kv_head, q_as_rows));
+        top = fv_words_max(top, fv_strip_pack_queries(strip, item, kv_head, q_as_rows));
         fv_tile_call_ahead(item);
     }
     memset(item->scratch.zeros, 0,
