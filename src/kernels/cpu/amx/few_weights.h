@@ -140,19 +140,15 @@ static void find_scales(fv_tile_item *item, const few_unit *unit)
 static void prepare_scores(const fv_tile_item *item, const few_unit *unit)
 {
     const fv_attend_job *job = item->job;
-    const int32_t is_capped = job->params->soft_cap > 0, has_alibi = job->params->alibi != FV_ALIBI_NONE;
-    if (!item->k_scales && !is_capped && !has_alibi) return;
-    const fv_lane_alibi alibi = fv_strip_alibi(&unit->group->strips[unit->strip].rows, job, unit->group->factors);
+    const head_group *group = unit->group;
+    const float *k_scales = item->k_scales ? item->scratch.lane_k_scales : NULL;
+    if (!k_scales && fv_score_form_is_plain(job->params)) return;
+    const fv_score_form form = fv_score_form_of(&group->strips[unit->strip].rows, job->params, group->dot_factors,
+                                                group->factors);
     for (int32_t key = 0; key < FV_STEP_KEYS; key++) {
-        float *at = scores_at_hand(unit) + key * FV_TILE_STRIP_ROWS;
-        const fv_lanes bias = has_alibi ? fv_lane_alibi_of(&alibi, job, unit->block->keys.first_key + key)
-                                        : fv_lanes_splat(0.0f);
-        const fv_lanes k_scale = item->k_scales ? fv_lanes_load(item->scratch.lane_k_scales + key * FV_TILE_STRIP_ROWS)
-                                                : fv_lanes_splat(1.0f);
-        if (is_capped)
-            fv_lanes_store(at, fv_score_prepare(fv_lanes_load(at), k_scale, unit->group->dot_factors, 1) + bias);
-        else
-            fv_lanes_store(at, fv_score_prepare(fv_lanes_load(at), k_scale, unit->group->dot_factors, 0) + bias);
+        const int32_t at = key * FV_TILE_STRIP_ROWS;
+        fv_score_prepare(scores_at_hand(unit) + at, k_scales ? fv_lanes_load(k_scales + at) : fv_lanes_splat(1.0f),
+                         &form, job, unit->block->keys.first_key + key);
     }
 }
 

@@ -77,37 +77,52 @@ static inline int32_t fv_scores_are_multiples(fv_score_scale scale)
     return scale.dot > 0 && scale.dot <= FV_MAX_PLAIN_FACTOR && scale.cap <= FV_MAX_PLAIN_FACTOR;
 }
 
-/* What ALiBi adds to scores of a strip, as parts of what they are multiples of. */
-typedef struct fv_lane_alibi {
-    fv_alibi form;
-    fv_lanes slopes;
+/* How a strip's dot products become what scores are multiples of. */
+typedef struct fv_score_form {
+    int32_t is_capped;
+    fv_lanes dot_factors; /* of the cap's argument */
+    fv_alibi alibi;
+    fv_lanes slopes;        /* of ALiBi, as parts of what scores are multiples of */
     fv_lane_ints positions; /* of the rows' tokens */
-} fv_lane_alibi;
+} fv_score_form;
 
-/* factors: what each row's scores are multiples of. */
-static inline fv_lane_alibi fv_strip_alibi(const fv_row_strip *rows, const fv_attend_job *job, fv_lanes factors)
+/* dot_factors: what a dot product of each row is multiplied by; multiples: what its score is a multiple of in the end. */
+static inline fv_score_form fv_score_form_of(const fv_row_strip *rows, const fv_attend_params *params,
+                                             fv_lanes dot_factors, fv_lanes multiples)
 {
-    return (fv_lane_alibi){
-        .form = job->params->alibi,
-        .slopes = fv_lanes_load(rows->slope) / factors,
+    return (fv_score_form){
+        .is_capped = params->soft_cap > 0,
+        .dot_factors = dot_factors,
+        .alibi = params->alibi,
+        .slopes = fv_lanes_load(rows->slope) / multiples,
         .positions = fv_lane_ints_load(rows->position),
     };
 }
 
-/* For a key of the sequence. */
-static inline fv_lanes fv_lane_alibi_of(const fv_lane_alibi *alibi, const fv_attend_job *job, int32_t local_key)
+/* 1: dot products are that already, but for scales of keys. */
+static inline int32_t fv_score_form_is_plain(const fv_attend_params *params)
 {
-    const int32_t position = (int32_t)fv_key_position(&job->params->context_parallel, local_key);
-    const fv_lanes distances = __builtin_convertvector(position - alibi->positions, fv_lanes);
-    if (alibi->form == FV_ALIBI_LINEAR) return alibi->slopes * distances;
-    return -alibi->slopes * fv_lanes_sqrt(fv_lanes_max(-distances, fv_lanes_splat(0.0f)));
+    return !(params->soft_cap > 0) && params->alibi == FV_ALIBI_NONE;
 }
 
-/* 16 dot products with a key, times its scale, and with a soft cap the part of the cap that the score is. */
-FV_ALWAYS_INLINE fv_lanes fv_score_prepare(fv_lanes dots, fv_lanes k_scale, fv_lanes factor, const int32_t is_capped)
+/* What ALiBi adds for a key at a position. */
+FV_ALWAYS_INLINE fv_lanes fv_lanes_alibi(const fv_score_form *form, int32_t position)
 {
-    const fv_lanes scaled = dots * k_scale;
-    return is_capped ? fv_lanes_tanh(scaled * factor) : scaled;
+    const fv_lanes distances = __builtin_convertvector(position - form->positions, fv_lanes);
+    if (form->alibi == FV_ALIBI_LINEAR) return form->slopes * distances;
+    return -form->slopes * fv_lanes_sqrt(fv_lanes_max(-distances, fv_lanes_splat(0.0f)));
+}
+
+/* 16 dot products with a key of the sequence: times its scale, with a soft cap the part of the cap that the score is, and with
+ * what ALiBi adds. */
+FV_ALWAYS_INLINE void fv_score_prepare(float *scores, fv_lanes k_scale, const fv_score_form *form,
+                                       const fv_attend_job *job, int32_t local_key)
+{
+    fv_lanes score = fv_lanes_load(scores) * k_scale;
+    if (form->is_capped) score = fv_lanes_tanh(score * form->dot_factors);
+    if (form->alibi != FV_ALIBI_NONE)
+        score += fv_lanes_alibi(form, (int32_t)fv_key_position(&job->params->context_parallel, local_key));
+    fv_lanes_store(scores, score);
 }
 
 /* The dot products of the steps [first_step, end_step) of a block that starts at first_key so that scores are multiples of
@@ -116,20 +131,13 @@ static inline fv_score_scale fv_scores_prepare(float *scores, const fv_row_strip
                                                int32_t first_key, int32_t first_step, int32_t end_step,
                                                const float *k_scales, fv_score_scale scale)
 {
-    const int32_t has_alibi = job->params->alibi != FV_ALIBI_NONE;
-    if (!k_scales && scale.cap == 0 && !has_alibi) return scale;
+    if (!k_scales && fv_score_form_is_plain(job->params)) return scale;
     const fv_score_scale multiple = scale.cap > 0 ? (fv_score_scale){.dot = scale.cap} : scale;
-    const fv_lanes factor = fv_lanes_splat(scale.dot);
-    const fv_lane_alibi alibi = fv_strip_alibi(rows, job, fv_lanes_splat(multiple.dot));
-    for (int32_t key = first_step * FV_STEP_KEYS; key < end_step * FV_STEP_KEYS; key++) {
-        float *at = scores + key * FV_TILE_STRIP_ROWS;
-        const fv_lanes k_scale = fv_lanes_splat(k_scales ? k_scales[key] : 1.0f);
-        const fv_lanes bias = has_alibi ? fv_lane_alibi_of(&alibi, job, first_key + key) : fv_lanes_splat(0.0f);
-        if (scale.cap > 0)
-            fv_lanes_store(at, fv_score_prepare(fv_lanes_load(at), k_scale, factor, 1) + bias);
-        else
-            fv_lanes_store(at, fv_score_prepare(fv_lanes_load(at), k_scale, factor, 0) + bias);
-    }
+    const fv_score_form form = fv_score_form_of(rows, job->params, fv_lanes_splat(scale.dot),
+                                                fv_lanes_splat(multiple.dot));
+    for (int32_t key = first_step * FV_STEP_KEYS; key < end_step * FV_STEP_KEYS; key++)
+        fv_score_prepare(scores + key * FV_TILE_STRIP_ROWS, fv_lanes_splat(k_scales ? k_scales[key] : 1.0f), &form, job,
+                         first_key + key);
     return multiple;
 }
 
