@@ -139,11 +139,14 @@ static inline int32_t fv_item_loop_is_of_base(const fv_attend_params *params)
     if (!FV_ISA_SYMBOL(fv_tiles_serve)(params)) return 1;
     const int32_t is_slow = params->cache.dtype == FV_DTYPE_I8 || params->cache.k_scales.data ||
                             fv_heads_are_padded(params->head_size, params->v_head_size);
-    const int64_t group = params->num_heads / params->num_kv_heads;
-    const int32_t least_rows = is_slow ? FV_TILE_LEAST_COPIED_ROWS : FV_TILE_LEAST_ROWS;
+    int32_t most_tokens = 0;
     for (int32_t seq = 0; seq < params->num_seqs; seq++)
-        if ((params->query_start[seq + 1] - params->query_start[seq]) * group >= least_rows) return 0;
-    return 1;
+        most_tokens = fv_max_i32(most_tokens, params->query_start[seq + 1] - params->query_start[seq]);
+    for (int32_t i = 0; params->items && i < params->num_items; i++)
+        most_tokens = fv_max_i32(most_tokens,
+                                 params->items[i].num_tokens); /* of several queries, over a shared prefix */
+    const int64_t most_rows = (int64_t)most_tokens * (params->num_heads / params->num_kv_heads);
+    return most_rows < (is_slow ? FV_TILE_LEAST_COPIED_ROWS : FV_TILE_LEAST_ROWS);
 }
 
 /* Readies what workers keep of keys. */
