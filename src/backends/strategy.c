@@ -550,7 +550,7 @@ fv_status fv_strategy_create(fv_plan *plan, const fv_strategy *strategy)
         .half_rows = plan->paged->rows_of_halves ? plan->paged->rows_of_halves(&plan->problem) : 0,
         .lane_heads = lane_heads(plan, plan->paged),
         .splits_items = splits_items(plan, plan->paged),
-        .dealt_rows = plan->paged->dealt_rows ? plan->paged->dealt_rows(&plan->problem) : 0,
+        .deals_keys = plan->paged->deals_keys && plan->paged->deals_keys(&plan->problem),
         .shared_rows = plan->paged->shared_rows ? plan->paged->shared_rows(&plan->problem) : 0,
         .path = options->path,
         .batch_invariant = options->batch_invariant,

@@ -232,9 +232,9 @@ typedef struct fv_attend_variant {
     int32_t (*narrows_partials)(const fv_launch *launch, const fv_attend_params *params);
     /* 1: each of items_at_once is as fast beside the others as alone; NULL: no, they share their worker's memory. */
     int32_t (*items_keep_pace)(const fv_problem *problem);
-    /* Rows of a KV head, at most, of items whose keys workers without keys take where each worker has one and their keys follow
-     * each other; 0 or NULL: none. */
-    int32_t (*dealt_rows)(const fv_problem *problem);
+    /* 1: workers without keys take those of others' items, where each has one and their keys follow each other, up to
+     * FV_DECODE_ROWS rows, or shared_rows. NULL: never. */
+    int32_t (*deals_keys)(const fv_problem *problem);
     /* Rows of a KV head, at most, whose items have several KV heads; NULL: FV_DECODE_ROWS. */
     int32_t (*shared_rows)(const fv_problem *problem);
 } fv_attend_variant;

@@ -54,8 +54,8 @@ typedef struct fv_split_rule {
                            * lane; 0: none do */
     int32_t lane_heads;   /* KV heads of an item of one token that a lane can take side by side; 0: one */
     int32_t splits_items; /* 1: two lanes may share an item; more: so many, at most, share items of one token */
-    int32_t dealt_rows;  /* up to so many rows of a KV head workers without keys take those of others' items; 0: none */
-    int32_t shared_rows; /* up to so many rows of a KV head an item of a worker has several heads; 0: FV_DECODE_ROWS */
+    int32_t deals_keys;   /* 1: workers without keys take those of short queries from others; worker_cut.h */
+    int32_t shared_rows;  /* up to so many rows of a KV head an item of a worker has several heads; 0: FV_DECODE_ROWS */
     fv_softmax_path path;
     int32_t batch_invariant; /* 1: cut by the sequence's own lengths only */
     int32_t segment_keys;    /* keys of a segment, where the rule does not follow the load; 0: follow it */

@@ -45,7 +45,7 @@ static worker_block weigh_block(const fv_split_rule *rule, const fv_query_block 
         .num_heads = num_kv_heads / count,
         .span = span,
         .most_segments = fv_max_i32(1, span / FV_MIN_SEGMENT_KEYS),
-        .is_dealt = is_few && rows <= rule->dealt_rows,
+        .is_dealt = is_few && rule->deals_keys,
     };
 }
 

@@ -7,7 +7,7 @@
  *   worker 0   |- 0 -|- 0 -|+|- 2 -|             smaller ones: both end together, each has merges (+) to pay for
  *   worker 1   |-- 1 --|- 2 -|+
  *
- * Where a worker without keys takes those of others (fv_split_rule.dealt_rows), one piece for each worker is enough, and
+ * Where a worker without keys takes those of others (fv_split_rule.deals_keys), one piece for each worker is enough, and
  * nobody waits for the last. */
 #ifndef FV_PLANNER_WORKER_CUT_H
 #define FV_PLANNER_WORKER_CUT_H

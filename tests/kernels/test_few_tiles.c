@@ -478,25 +478,25 @@ static void siblings_are_lost_together(void **state)
 static void keys_are_dealt_out_where_rows_lie_side_by_side(void **state)
 {
     (void)state;
-    int32_t (*dealt_rows)(const fv_problem *) = fv_cpu_emulated_amx.attend_paged[0].dealt_rows;
+    int32_t (*deals_keys)(const fv_problem *) = fv_cpu_emulated_amx.attend_paged[0].deals_keys;
     const fv_problem problem = {.mha = {32, 8, 128, 128},
                                 .q_dtype = FV_DTYPE_BF16,
                                 .kv_dtype = FV_DTYPE_BF16,
                                 .kv_layout = FV_KV_LAYOUT_NB_2_BS_H_D,
                                 .block_size = 16,
                                 .context_parallel = {.world = 1, .interleave = 1}};
-    assert_int_equal(dealt_rows(&problem), 32);
+    assert_true(deals_keys(&problem));
     fv_problem other = problem;
     other.kv_layout = FV_KV_LAYOUT_SHUFFLED;
-    assert_int_equal(dealt_rows(&other), 0);
+    assert_false(deals_keys(&other));
     other.kv_layout = FV_KV_LAYOUT_X_PACKED;
-    assert_int_equal(dealt_rows(&other), 0);
+    assert_false(deals_keys(&other));
     other = problem;
     other.window = 100;
-    assert_int_equal(dealt_rows(&other), 0);
+    assert_false(deals_keys(&other));
     other = problem;
     other.mha.num_heads = 16; /* two rows go to vectors */
-    assert_int_equal(dealt_rows(&other), 0);
+    assert_false(deals_keys(&other));
 }
 
 int main(void)

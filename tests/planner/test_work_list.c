@@ -288,37 +288,20 @@ static void test_dealt_keys_need_no_spare_pieces(void **state)
     } cases[] = {{1, 2, 2}, {1, 4, 4}, {1, 16, 16}, {4, 16, 16}, {1, 1, 1}};
     for (int32_t i = 0; i < FV_ARRAY_LEN(cases); i++) {
         fixture *f = make(32, 8, cases[i].num_workers);
-        f->rule.dealt_rows = FV_DECODE_ROWS;
+        f->rule.deals_keys = 1;
         allocate(f);
         for (int32_t seq = 0; seq < cases[i].batch; seq++) add(f, 1, 32768);
         build(f);
         assert_int_equal(f->list.num_items, cases[i].num_items);
         destroy(f);
     }
-    for (int32_t is_dealt = 0; is_dealt < 2; is_dealt++) {
+    for (int32_t deals_keys = 0; deals_keys < 2; deals_keys++) {
         fixture *f = make(32, 8, 4);
-        f->rule.dealt_rows = is_dealt ? FV_DECODE_ROWS : 3;
+        f->rule.deals_keys = deals_keys;
         allocate(f);
-        for (int32_t seq = 0; seq < 1 + is_dealt; seq++) add(f, 1, 32768);
+        for (int32_t seq = 0; seq < 1 + deals_keys; seq++) add(f, 1, 32768);
         build(f);
         assert_true(f->list.num_items > 4); /* not dealt out, and two queries on four workers */
-        destroy(f);
-    }
-}
-
-/* Items of more rows than keys are dealt out for are cut as if none were. */
-static void test_wide_items_balance_by_themselves(void **state)
-{
-    (void)state;
-    for (int32_t query_len = 8; query_len <= 9; query_len++) {
-        fixture *f = make(32, 8, 4);
-        f->rule.shared_rows = 64;
-        f->rule.dealt_rows = 32;
-        allocate(f);
-        add(f, query_len, 32768);
-        build(f);
-        assert_int_equal(f->list.items[0].num_kv_heads, 8);
-        assert_true(query_len == 8 ? f->list.num_items == 4 : f->list.num_items > 4);
         destroy(f);
     }
 }
@@ -931,7 +914,6 @@ int main(void)
         cmocka_unit_test(test_workers_end_together),
         cmocka_unit_test(test_no_more_pieces_than_needed),
         cmocka_unit_test(test_dealt_keys_need_no_spare_pieces),
-        cmocka_unit_test(test_wide_items_balance_by_themselves),
         cmocka_unit_test(test_short_queries_are_cut_too),
         cmocka_unit_test(test_shared_rows),
         cmocka_unit_test(test_long_queries_are_reduced_in_runs),

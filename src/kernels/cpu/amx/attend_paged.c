@@ -50,28 +50,28 @@ static int32_t few_tiles_serve(const fv_problem *problem)
     return problem->block_size % FV_TILE_ROWS == 0;
 }
 
-static int32_t paged_dealt_rows(const fv_problem *problem)
+static int32_t paged_deals_keys(const fv_problem *problem)
 {
     const int32_t group = problem->mha.num_heads / problem->mha.num_kv_heads;
     if (!few_tiles_serve(problem) || problem->window || problem->context_parallel.world > 1) return 0;
     const int32_t is_slow = problem->kv_scaling == FV_KV_SCALING_PER_TOKEN_HEAD || problem->kv_dtype == FV_DTYPE_I8 ||
                             fv_heads_are_padded(problem->mha.head_size, problem->mha.v_head_size);
     const int32_t least_rows = is_slow ? FV_TILE_LEAST_COPIED_ROWS : FV_TILE_LEAST_ROWS;
-    return group >= least_rows && problem->mha.num_kv_heads <= FV_TILE_MAX_HEADS ? FV_FEW_TILE_ROWS : 0;
+    return group >= least_rows && problem->mha.num_kv_heads <= FV_TILE_MAX_HEADS;
 }
 
 static int32_t paged_shared_rows(const fv_problem *problem)
 {
-    return few_tiles_serve(problem) ? FV_WIDE_TILE_ROWS : FV_DECODE_ROWS;
+    return few_tiles_serve(problem) ? FV_FEW_TILE_ROWS : FV_DECODE_ROWS;
 }
 
 const fv_attend_variant FV_ISA_SYMBOL(fv_attend_paged)[FV_NUM_VARIANTS_attend_paged] = {
     {"tiles16", 16, 64, paged_why_not, paged_scratch, launch_paged, .rescaling = FV_RESCALING_MULTIPLY,
-     .dealt_rows = paged_dealt_rows, .shared_rows = paged_shared_rows},
+     .deals_keys = paged_deals_keys, .shared_rows = paged_shared_rows},
     {"tiles128", 128, 64, paged_why_not, paged_scratch, launch_paged, .rescaling = FV_RESCALING_MULTIPLY,
-     .dealt_rows = paged_dealt_rows, .shared_rows = paged_shared_rows},
+     .deals_keys = paged_deals_keys, .shared_rows = paged_shared_rows},
     {"tiles512", 512, 64, paged_why_not, paged_scratch, launch_paged, .rescaling = FV_RESCALING_MULTIPLY,
-     .dealt_rows = paged_dealt_rows, .shared_rows = paged_shared_rows},
+     .deals_keys = paged_deals_keys, .shared_rows = paged_shared_rows},
 };
 
 const fv_attend_variant FV_ISA_SYMBOL(fv_attend_dense)[FV_NUM_VARIANTS_attend_dense] = {

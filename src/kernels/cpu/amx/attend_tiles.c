@@ -68,9 +68,7 @@ size_t FV_ISA_SYMBOL(fv_tiles_scratch)(const fv_attend_params *params)
     const int32_t many = fv_num_strips(fv_max_i32(params->block_q * group, FV_DECODE_ROWS));
     const size_t in_pairs = fv_tile_scratch_of(params, fv_max_i32(few, many), 0, FV_TILE_MANY_KEYS, NULL).bytes;
     const size_t in_few = fv_tile_scratch_of(params, 2 * few, 0, FV_TILE_FEW_KEYS, NULL).bytes;
-    const size_t in_wide =
-        fv_tile_scratch_of(params, fv_num_strips(FV_WIDE_TILE_ROWS) * few, 0, FV_TILE_WIDE_KEYS, NULL).bytes;
-    const size_t of_one = in_pairs > in_few ? in_pairs : in_few, least = of_one > in_wide ? of_one : in_wide;
+    const size_t least = in_pairs > in_few ? in_pairs : in_few;
     const int32_t shared = FV_ISA_SYMBOL(fv_shared_strips)(params, fv_min_i32(many, FV_TILE_SHARED_STRIPS));
     if (!shared) return least;
     const size_t in_common = fv_tile_scratch_of(params, shared, shared, FV_TILE_MANY_KEYS, NULL).bytes;
@@ -311,21 +309,19 @@ static int32_t attend_heads(fv_tile_item *item)
 int32_t FV_ISA_SYMBOL(fv_attend_tiles)(const fv_attend_job *job, void *memory, fv_rescaling rescaling,
                                        fv_key_shares *shares)
 {
-    const int32_t is_few = job->num_rows <= FV_TILE_STRIP_ROWS, is_wide = job->num_rows <= FV_WIDE_TILE_ROWS;
-    const int32_t end_head = job->item->first_kv_head + job->item->num_kv_heads;
+    const int32_t is_few = job->num_rows <= FV_TILE_STRIP_ROWS;
+    const int32_t end_head = job->item->first_kv_head + job->item->num_kv_heads, run = is_few ? FV_TILE_MAX_HEADS : 1;
     fv_tile_item item;
     fv_tile_item_begin(&item, job);
     job = item.job;
     item.rescaling = rescaling;
     item.k_scales = item.v_scales = NULL;
     item.num_strips = fv_num_strips(job->num_rows);
+    item.block_keys = is_few ? FV_TILE_FEW_KEYS : FV_TILE_MANY_KEYS;
     const int32_t in_place = job->keys.end <= job->dense_from && fv_tile_reads_value(&item, &job->cache);
     const int32_t has_scales = job->has_k_scales || job->has_v_scales;
     const int32_t shared = in_place && !has_scales ? FV_ISA_SYMBOL(fv_shared_strips)(job->params, item.num_strips) : 0;
     const int32_t many = !shared && FV_ISA_SYMBOL(fv_many_tiles_serve)(job, item.num_strips, rescaling);
-    const int32_t of_heads = is_few ? FV_TILE_FEW_KEYS : is_wide ? FV_TILE_WIDE_KEYS : FV_TILE_MANY_KEYS;
-    const int32_t run = is_wide && !shared ? FV_TILE_MAX_HEADS : 1;
-    item.block_keys = shared ? FV_TILE_MANY_KEYS : of_heads;
     int32_t is_done = 1;
     fv_tiles_configure(&item.tiles, FV_TILE_ROWS, FV_TILE_ROWS);
     for (int32_t head = job->item->first_kv_head; head < end_head && is_done; head += run) {

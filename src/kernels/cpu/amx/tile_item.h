@@ -14,9 +14,7 @@ enum {
     FV_TILE_STRIP_ROWS = FV_TILE_COLUMNS,
     FV_STEP_KEYS = 32,         /* of a step: two A tiles of keys, one A tile of weights */
     FV_FEW_TILE_ROWS = 32,     /* of a KV head, up to here values are read where they lie: attend_few_tiles.c */
-    FV_WIDE_TILE_ROWS = 64,    /* of a KV head, up to here items may have all heads, so that whole rows are read */
     FV_TILE_FEW_KEYS = 32,     /* of a block, one strip: near to the order in which rows lie, and soon begun */
-    FV_TILE_WIDE_KEYS = 64,    /* up to FV_WIDE_TILE_ROWS: all heads' sums stay near */
     FV_TILE_MANY_KEYS = 256,   /* many strips: the sums pass once for eight products */
     FV_TILE_COPY_STRIPS = 16,  /* from here on K is copied to tiles, and plain scores take attend_many_tiles.c */
     FV_TILE_GROUP_PAIRS = 2,   /* of strips that meet each step of keys together, where there are many */
