@@ -147,6 +147,20 @@ static fv_status write_replies(generate_run *run)
     return FV_OK;
 }
 
+/* Of replies that ended early; the others are told all the same. */
+static fv_status find_failed(const generate_run *run)
+{
+    for (int32_t i = 0; i < run->replies.count; i++) {
+        if (run->replies.all[i].finish != FV_FINISH_FAILED) continue;
+        return fv_fail(
+            FV_ERR_INTERNAL,
+            "prompt %d: no logit is a number after %d tokens, nothing to sample from: the model's weights are "
+            "damaged, or too large for --compute-dtype or the cache's dtype",
+            i + 1, run->replies.all[i].num_tokens);
+    }
+    return FV_OK;
+}
+
 static fv_status report(generate_run *run)
 {
     generate_summary summary = {.model = run->options->model};
@@ -175,6 +189,7 @@ static fv_status run_generate(generate_run *run)
     if (status == FV_OK) status = add_prompts(run);
     if (status == FV_OK) status = write_replies(run);
     if (status == FV_OK) status = report(run);
+    if (status == FV_OK) status = find_failed(run);
     generate_progress_erase(&run->progress);
     fv_session_destroy(run->session);
     fv_engine_destroy(run->engine);

@@ -138,12 +138,13 @@ typedef enum fv_finish {
     FV_FINISH_STOP = 1,      /* the model ended its text */
     FV_FINISH_LENGTH = 2,    /* max_tokens, or the end of the context */
     FV_FINISH_CANCELLED = 3, /* fv_session_cancel */
+    FV_FINISH_FAILED = 4,    /* no logit of its next token is a number, by the model's weights: it ends, others go on */
 } fv_finish;
 
-/* One token that a request wrote, or its end by fv_session_cancel. */
+/* One token that a request wrote, or its end without one. */
 typedef struct fv_token_event {
     int32_t request;
-    int32_t token;    /* -1 with FV_FINISH_CANCELLED: none */
+    int32_t token;    /* -1 with FV_FINISH_CANCELLED and FV_FINISH_FAILED: none */
     const char *text; /* whole UTF-8 characters that are complete now, not terminated; maybe none. Bytes that are no
                          UTF-8 come as they are, and the last event has what is left of an unfinished character */
     size_t text_bytes;

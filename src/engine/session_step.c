@@ -157,6 +157,15 @@ static void write_token(fv_session *session, fv_session_request *to, int32_t tok
     }
 }
 
+/* There is nothing to sample from. One that is cancelled ends as such. */
+static void end_failed(fv_session *session, fv_session_request *to)
+{
+    if (to->finish != FV_FINISH_NONE) return;
+    to->finish = FV_FINISH_FAILED; /* a callback may not cancel it any more */
+    tell_token(to, FV_NO_TOKEN, true, FV_FINISH_FAILED);
+    fv_session_finish_request(session, to);
+}
+
 void fv_session_end_cancelled(fv_session *session)
 {
     while (session->has_cancelled) { /* callbacks may cancel others, before this one too */
@@ -192,8 +201,10 @@ static fv_status write_tokens(fv_session *session)
             const bool is_asked = to->on_logits && step->positions[row] >= to->first_logits;
             if (is_asked) to->on_logits(to->user, to->id, step->positions[row], logits, vocabulary_size);
             if (!ends_part(step, first + i)) continue;
-            if (step->next_tokens[i] < 0) return fv_fail(FV_ERR_INTERNAL, "no logit is a number: nothing to sample");
-            write_token(session, to, step->next_tokens[i]);
+            if (step->next_tokens[i] < 0)
+                end_failed(session, to);
+            else
+                write_token(session, to, step->next_tokens[i]);
         }
     }
     return FV_OK;

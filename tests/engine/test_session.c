@@ -100,7 +100,7 @@ static void note_order(void *user, const fv_token_event *event)
     assert_in_range(order->count, 0, FV_ARRAY_LEN(order->requests) - 1);
     order->requests[order->count] = event->request;
     order->finishes[order->count++] = (int32_t)event->finish;
-    assert_int_equal(event->token == -1, event->finish == FV_FINISH_CANCELLED);
+    assert_int_equal(event->token == -1, event->finish >= FV_FINISH_CANCELLED);
     snprintf(order->rest, sizeof(order->rest), "%.*s", (int)event->text_bytes, event->text);
     void (*const answer)(told_order *) = order->answer;
     order->answer = NULL;
@@ -281,6 +281,38 @@ static void test_cancels_inside_a_callback(void **state)
     }
     expect_empty(order.session);
     fv_session_destroy(order.session);
+}
+
+/* A request whose logits are no numbers ends alone, and its blocks serve others. */
+static void test_weights_that_are_no_numbers(void **state)
+{
+    (void)state;
+    enum { BROKEN = 9 };
+    static const int32_t prompts[][3] = {{5, 6, 7}, {5, BROKEN, 7}, {5, 6, 7}};
+    fv_engine *engine = tiny_model_load_broken(BROKEN);
+    fv_session *session = create_session(engine, NULL);
+    told_order order = {.count = 0};
+    for (int32_t round = 0; round < 2; round++) {
+        for (int32_t i = 0; i < 3; i++) {
+            const fv_request request = {
+                .struct_size = sizeof(request),
+                .prompt = prompts[i],
+                .num_prompt_tokens = 3,
+                .max_tokens = 4,
+                .ignore_eos = 1,
+                .on_token = note_order,
+                .user = &order,
+            };
+            assert_int_equal(fv_session_add(NULL, session, &request), FV_OK);
+        }
+        run_steps(session);
+        expect_empty(session);
+    }
+    assert_int_equal(order.count, 2 * (4 + 1 + 4));
+    for (int32_t i = 0; i < order.count; i++)
+        assert_int_equal(order.requests[i] % 3 == 1, order.finishes[i] == FV_FINISH_FAILED);
+    fv_session_destroy(session);
+    fv_engine_destroy(engine);
 }
 
 /* The event of the end by cancelling is a callback as others. */
@@ -465,6 +497,7 @@ int main(void)
         cmocka_unit_test(test_cancels_between_steps),
         cmocka_unit_test(test_cancels_inside_a_callback),
         cmocka_unit_test(test_cancels_while_one_ends),
+        cmocka_unit_test(test_weights_that_are_no_numbers),
         cmocka_unit_test(test_refuses_to_cancel),
         cmocka_unit_test(test_refuses_options),
         cmocka_unit_test(test_refuses_engine_options),

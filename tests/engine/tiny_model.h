@@ -21,6 +21,9 @@ void tiny_model_write(char *path, bool has_chat);
 /* An engine on it, with chats; fp32. Fails the test where it cannot be made. */
 fv_engine *tiny_model_load(int32_t num_threads);
 
+/* The same where a token's embedding has a NaN, which so has every logit behind it. */
+fv_engine *tiny_model_load_broken(int32_t token);
+
 /* The same on a device, in bf16; NULL: the CPU in fp32. */
 fv_engine *tiny_model_load_on(const char *device, int32_t num_threads);
 

@@ -20,6 +20,7 @@ typedef struct random_run {
     fv_session *session;
     double *seconds; /* [max_tokens, at most what the context holds] when each token came */
     int32_t num_tokens;
+    bool has_failed; /* no logit was a number */
     generate_progress progress;
     fv_engine_info info;
     fv_session_stats stats;
@@ -44,8 +45,10 @@ static double now(void)
 static void take_token(void *user, const fv_token_event *event)
 {
     random_run *run = user;
-    (void)event;
-    run->seconds[run->num_tokens++] = now();
+    if (event->finish == FV_FINISH_FAILED)
+        run->has_failed = true;
+    else
+        run->seconds[run->num_tokens++] = now();
 }
 
 static fv_status add_prompt(random_run *run)
@@ -223,6 +226,7 @@ fv_status generate_random_run(const generate_options *options)
     if (status == FV_OK) status = create_session(&run, (int32_t)num_tokens);
     if (status == FV_OK) status = add_prompt(&run);
     while (status == FV_OK && num_unfinished > 0) status = fv_session_step(&num_unfinished, run.session);
+    if (run.has_failed) status = fv_fail(FV_ERR_INTERNAL, "no logit is a number: nothing to sample");
     if (status == FV_OK) status = report(&run);
     fv_session_destroy(run.session);
     fv_engine_destroy(run.engine);

@@ -88,6 +88,8 @@ fv_status generate_reply_append(generate_reply *reply, const fv_token_event *eve
     reply->text_bytes += event->text_bytes;
     reply->text[reply->text_bytes] = '\0';
 
+    reply->finish = event->finish;
+    if (event->token < 0) return FV_OK; /* an end without a token */
     if (reply->num_tokens == reply->token_capacity) {
         const int32_t capacity = reply->token_capacity ? 2 * reply->token_capacity : 64;
         int32_t *grown = realloc(reply->tokens, (size_t)capacity * sizeof(*grown));
@@ -96,6 +98,5 @@ fv_status generate_reply_append(generate_reply *reply, const fv_token_event *eve
         reply->token_capacity = capacity;
     }
     reply->tokens[reply->num_tokens++] = event->token;
-    reply->finish = event->finish;
     return FV_OK;
 }

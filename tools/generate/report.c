@@ -70,7 +70,7 @@ void generate_print_summary(FILE *file, const generate_summary *summary, bool wi
 
 static void print_replies(fv_json *json, const generate_replies *replies)
 {
-    static const char *const finish_names[] = {"none", "stop", "length", "cancelled"};
+    static const char *const finish_names[] = {"none", "stop", "length", "cancelled", "failed"};
     fv_json_begin_array(json, "replies");
     for (int32_t i = 0; i < replies->count; i++) {
         const generate_reply *reply = &replies->all[i];
