@@ -116,7 +116,7 @@ typedef struct fv_session_options {
     const char *kernels;           /* name of a kernel table as in fv_plan_options; NULL = the best */
     int32_t block_size;            /* tokens of a cache block; 0 = 16 */
     fv_dtype kv_cache_dtype;       /* F32, F16, BF16, F8_E4M3, F8_E5M2, I8 (with a scale for each token and head; not
-                                      for MLA); NONE = F16, on a GPU BF16 */
+                                      for MLA); NONE = F16, on a GPU and with an attention_dtype of BF16 that */
     int32_t cache_tokens;          /* tokens that the cache holds, rounded up to whole blocks; 0 = the context length.
                                       Layers with a window take no more than their window needs */
     int32_t max_batched_tokens;    /* of a step; longer prompts are cut into chunks; 0 = 512 */
@@ -126,6 +126,10 @@ typedef struct fv_session_options {
     int32_t
         no_graphs; /* 1: plain launches on a GPU too. Graphs serve steps of decodes, captured at creation for 1, 2, 4,
                           8, 16, 24, ... requests up to max_num_seqs; fewer requests take the next larger one */
+    fv_dtype
+        attention_dtype; /* of queries, new keys and values, and results of attention; NONE = F32, on a GPU BF16, which is all
+                                 that it takes. BF16 on a CPU: half of the precision of what GPUs do, and with AMX several times as
+                                 fast over a cache of BF16 or of one byte; not for MLA */
 } fv_session_options;
 
 /* Creates the cache and chooses the attention. `options` may be NULL. The engine outlives the session.
@@ -236,6 +240,7 @@ typedef struct fv_session_stats {
     int32_t num_graphs;      /* captured */
     int32_t num_graph_steps; /* that were launches of one */
     uint64_t graph_bytes;    /* device memory that they took, their plans included; 0: not known */
+    fv_dtype attention_dtype;
 } fv_session_stats;
 
 /* FV_ERR_INVALID where `stats->struct_size` is not sizeof(fv_session_stats). */

@@ -39,13 +39,15 @@ static fv_status create_frequencies(fv_forward *forward)
     return FV_OK;
 }
 
-static fv_status create_activations(fv_forward *forward, size_t tokens, size_t logit_rows)
+static fv_status create_activations(fv_forward *forward, size_t tokens, size_t logit_rows, fv_dtype attention_dtype)
 {
     const fv_model_config *config = &forward->model->config;
     const size_t angles = (size_t)config->num_groups * (size_t)config->rope_size / 2;
     const size_t num_experts = (size_t)config->experts.num_experts;
     const size_t routed_size = num_experts > 0 ? (size_t)config->hidden_size : 0;
     const size_t q_latent_size = (size_t)config->q_lora_rank;
+    const size_t narrow_tokens = attention_dtype == FV_DTYPE_BF16 ? tokens : 0;
+    float *narrow_qkv, *narrow_attended;
     fv_forward_experts *experts = &forward->experts;
     const struct {
         float **buffer;
@@ -57,6 +59,8 @@ static fv_status create_activations(fv_forward *forward, size_t tokens, size_t l
         {&forward->q_latent, tokens, q_latent_size},
         {&forward->q, tokens, q_latent_size > 0 ? (size_t)q_size(config) : 0},
         {&forward->attended, tokens, (size_t)(config->num_heads * fv_model_config_v_head_size(config))},
+        {&narrow_qkv, narrow_tokens, ((size_t)qkv_columns(config) + 1) / 2},
+        {&narrow_attended, narrow_tokens, ((size_t)q_size(config) + 1) / 2},
         {&forward->projected, tokens, (size_t)config->hidden_size},
         {&forward->gate_up, tokens, 2 * (size_t)largest_ffn_size(config)},
         {&forward->activated, tokens, (size_t)largest_ffn_size(config)},
@@ -80,11 +84,15 @@ static fv_status create_activations(fv_forward *forward, size_t tokens, size_t l
     for (int32_t i = 0; i < FV_ARRAY_LEN(buffers); i++)
         *buffers[i].buffer = forward->memory + offsets[i] / sizeof(float);
     forward->memory_bytes = bytes;
+    if (narrow_tokens > 0) {
+        forward->narrow_qkv = (void *)narrow_qkv;
+        forward->narrow_attended = (void *)narrow_attended;
+    }
     return FV_OK;
 }
 
 fv_status fv_forward_init(fv_forward *forward, const fv_model *model, fv_context *context, fv_gemm_library *gemm,
-                          int32_t max_tokens, int32_t max_logit_rows)
+                          int32_t max_tokens, int32_t max_logit_rows, fv_dtype attention_dtype)
 {
     *forward = (fv_forward){
         .model = model,
@@ -94,7 +102,8 @@ fv_status fv_forward_init(fv_forward *forward, const fv_model *model, fv_context
         .max_logit_rows = max_logit_rows,
     };
     fv_status status = create_frequencies(forward);
-    if (status == FV_OK) status = create_activations(forward, (size_t)max_tokens, (size_t)max_logit_rows);
+    if (status == FV_OK)
+        status = create_activations(forward, (size_t)max_tokens, (size_t)max_logit_rows, attention_dtype);
     if (status == FV_OK) status = fv_gemm_reserve(gemm, fv_max_i32(max_tokens, max_logit_rows));
     if (status == FV_OK && model->config.experts.num_experts > 0) {
         status = fv_forward_experts_init(&forward->experts, &model->config, max_tokens);
@@ -201,6 +210,16 @@ static void rope_row(const fv_pass *on, int64_t row)
         fv_rope_row_neighbours(heads, forward->cosines + angles, forward->sines + angles, num_heads, config->head_size,
                                config->rope_size);
     }
+    if (forward->narrow_qkv)
+        fv_narrow_row(forward->narrow_qkv + row * qkv_size(config), forward->qkv + row * qkv_size(config),
+                      qkv_size(config));
+}
+
+static void widen_row(const fv_pass *on, int64_t row)
+{
+    const fv_forward *forward = on->forward;
+    const int32_t size = q_size(&forward->model->config);
+    fv_widen_row(forward->attended + row * size, forward->narrow_attended + row * size, size);
 }
 
 static void activation_row(const fv_pass *on, int64_t row)
@@ -252,9 +271,12 @@ fv_status fv_pass_attend(const fv_pass *on, const fv_layer *tensors)
 static fv_tensor heads_of_qkv(const fv_forward *forward, int32_t num_tokens, int32_t first_head, int32_t num_heads)
 {
     const fv_model_config *config = &forward->model->config;
-    fv_tensor heads = fv_tensor_3d(forward->qkv + first_head * config->head_size, FV_DTYPE_F32, num_tokens, num_heads,
+    const fv_dtype dtype = forward->narrow_qkv ? FV_DTYPE_BF16 : FV_DTYPE_F32;
+    char *qkv = forward->narrow_qkv ? (char *)forward->narrow_qkv : (char *)forward->qkv;
+    const int64_t bytes = (int64_t)fv_dtype_bytes(dtype);
+    fv_tensor heads = fv_tensor_3d(qkv + first_head * config->head_size * bytes, dtype, num_tokens, num_heads,
                                    config->head_size);
-    heads.stride_bytes[0] = (int64_t)qkv_size(config) * (int64_t)sizeof(float);
+    heads.stride_bytes[0] = qkv_size(config) * bytes;
     return heads;
 }
 
@@ -270,9 +292,13 @@ static fv_status attend_heads(fv_pass *on)
         .k = heads_of_qkv(forward, rows, q_heads, kv_heads),
         .v = heads_of_qkv(forward, rows, q_heads + kv_heads, kv_heads),
         .kv_cache = on->step->caches[on->index],
-        .out = fv_tensor_3d(forward->attended, FV_DTYPE_F32, rows, q_heads, config->head_size),
+        .out = forward->narrow_attended
+                   ? fv_tensor_3d(forward->narrow_attended, FV_DTYPE_BF16, rows, q_heads, config->head_size)
+                   : fv_tensor_3d(forward->attended, FV_DTYPE_F32, rows, q_heads, config->head_size),
     };
-    return fv_pass_attend(on, &tensors);
+    const fv_status status = fv_pass_attend(on, &tensors);
+    if (status == FV_OK && forward->narrow_attended) for_rows(on, widen_row);
+    return status;
 }
 
 /* `normed` to `projected`. */

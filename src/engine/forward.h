@@ -6,7 +6,7 @@
  *     -> norm -> head
  *
  * What is in brackets is for the models whose config has it; MLA has another way from norm to attention
- * (forward_latents.c). Activations are fp32. Attention is a plan of
+ * (forward_latents.c). Activations are fp32, those around attention bf16 where a session asks for it. Attention is a plan of
  * libfovea for each layer group, on the group's paged cache; everything else is GEMMs and a few loops over
  * rows. */
 #ifndef FV_ENGINE_FORWARD_H
@@ -41,14 +41,15 @@ typedef struct fv_forward {
     fv_gemm_library *gemm;
     int32_t max_tokens;
     int32_t max_logit_rows;
-    float *memory;       /* all floats that follow */
-    float *hidden;       /* [T, hidden] the residual stream */
-    float *normed;       /* [T, hidden] */
-    float *qkv;          /* [T, (Hq + 2 Hkv) D]; MLA: [T, q_lora_rank + L + R], or Hq D + L + R */
-    float *q_latent;     /* [T, q_lora_rank]: MLA with one */
-    float *q;            /* [T, Hq D]: the same */
-    float *attended;     /* [T, Hq Dv] */
-    float *projected;    /* [T, hidden] what is added to the residual stream next */
+    float *memory;                          /* all floats that follow */
+    float *hidden;                          /* [T, hidden] the residual stream */
+    float *normed;                          /* [T, hidden] */
+    float *qkv;                             /* [T, (Hq + 2 Hkv) D]; MLA: [T, q_lora_rank + L + R], or Hq D + L + R */
+    float *q_latent;                        /* [T, q_lora_rank]: MLA with one */
+    float *q;                               /* [T, Hq D]: the same */
+    float *attended;                        /* [T, Hq Dv] */
+    uint16_t *narrow_qkv, *narrow_attended; /* as bf16; NULL: attention takes and leaves fp32 */
+    float *projected;                       /* [T, hidden] what is added to the residual stream next */
     float *gate_up;      /* [T, 2 ffn], ffn the largest of a layer, of shared experts, and of an expert */
     float *activated;    /* [T, ffn] */
     double *frequencies; /* [groups, rope / 2] */
@@ -73,9 +74,10 @@ typedef struct fv_forward_step {
     bool batch_invariant;
 } fv_forward_step;
 
-/* Allocates for steps of max_tokens and max_logit_rows rows of logits. Keeps the rest. */
+/* Allocates for steps of max_tokens and max_logit_rows rows of logits. attention_dtype of the plans' queries and outputs: F32,
+ * or BF16 (not for MLA). Keeps the rest. */
 fv_status fv_forward_init(fv_forward *forward, const fv_model *model, fv_context *context, fv_gemm_library *gemm,
-                          int32_t max_tokens, int32_t max_logit_rows);
+                          int32_t max_tokens, int32_t max_logit_rows, fv_dtype attention_dtype);
 void fv_forward_deinit(fv_forward *forward); /* takes a zeroed one */
 
 /* Runs all layers: leaves hidden [T, hidden], not yet normed. */

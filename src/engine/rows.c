@@ -3,6 +3,8 @@
 
 #include <math.h>
 
+#include "core/float.h"
+
 /* Sums in lanes: the compiler may keep them in vector registers, and the error grows less. */
 static float mean_square(const float *x, int32_t size)
 {
@@ -90,4 +92,14 @@ void fv_add_row(float *x, const float *y, int32_t size)
 void fv_add_scaled_row(float *x, const float *y, float factor, int32_t size)
 {
     for (int32_t i = 0; i < size; i++) x[i] += factor * y[i];
+}
+
+void fv_narrow_row(uint16_t *y, const float *x, int32_t size)
+{
+    for (int32_t i = 0; i < size; i++) y[i] = fv_bf16_of_f32(x[i]);
+}
+
+void fv_widen_row(float *y, const uint16_t *x, int32_t size)
+{
+    for (int32_t i = 0; i < size; i++) y[i] = fv_f32_of_bf16(x[i]);
 }

@@ -26,6 +26,10 @@ void fv_rope_row_halves(float *heads, const float *cosines, const float *sines, 
 void fv_swiglu_row(float *y, const float *gate_up, int32_t size);
 void fv_geglu_row(float *y, const float *gate_up, int32_t size);
 
+/* y = x as bf16, rounded to nearest even; and back. */
+void fv_narrow_row(uint16_t *y, const float *x, int32_t size);
+void fv_widen_row(float *y, const uint16_t *x, int32_t size);
+
 /* x *= factor */
 void fv_scale_row(float *x, float factor, int32_t size);
 

@@ -13,7 +13,7 @@ static fv_status cpu_create(fv_session *session, const fv_session_options *optio
     fv_status status = fv_device_alloc(&session->workspace, session->device, session->workspace_bytes);
     if (status == FV_OK) {
         status = fv_forward_init(forward, engine->model, engine->context, engine->gemm, options->max_batched_tokens,
-                                 session->max_logit_rows);
+                                 session->max_logit_rows, options->attention_dtype);
     }
     session->stats.activation_bytes += session->workspace_bytes + forward->memory_bytes;
     return status;

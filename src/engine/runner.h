@@ -7,7 +7,7 @@
 #include "engine/session.h"
 
 struct fv_runner {
-    fv_dtype activation_dtype; /* of queries and outputs of attention */
+    fv_dtype activation_dtype; /* of queries and outputs of attention, where a session asks for none */
     fv_dtype default_kv_dtype;
 
     /* After plans and caches. Sets max_logit_rows and adds to the stats. A failure leaves what destroy takes. */

@@ -44,6 +44,22 @@ static fv_status apply_defaults(fv_session_options *out, const fv_session_option
                    (int)out->kv_cache_dtype);
 }
 
+/* What is left to the session. */
+static fv_status choose_dtypes(fv_session_options *options, const fv_runner *runner, const fv_model_config *config)
+{
+    const fv_dtype given = options->attention_dtype;
+    const bool is_cpu = runner == &fv_cpu_runner;
+    if (given == FV_DTYPE_NONE) options->attention_dtype = runner->activation_dtype;
+    if (given != FV_DTYPE_NONE && given != FV_DTYPE_BF16 && !(is_cpu && given == FV_DTYPE_F32))
+        return fv_fail(FV_ERR_INVALID, "attention_dtype is %s; accepted: %s", fv_dtype_name(given),
+                       is_cpu ? "float32, bfloat16" : "bfloat16, on a GPU");
+    if (is_cpu && given == FV_DTYPE_BF16 && config->attention == FV_ATTENTION_MLA)
+        return fv_fail(FV_ERR_UNSUPPORTED, "attention_dtype bfloat16 is not for MLA on a CPU; accepted: float32");
+    if (options->kv_cache_dtype == FV_DTYPE_NONE)
+        options->kv_cache_dtype = given == FV_DTYPE_BF16 ? FV_DTYPE_BF16 : runner->default_kv_dtype;
+    return FV_OK;
+}
+
 /* Integers need scales: kv_write computes one for each token and head. */
 static fv_kv_scaling cache_scaling(const fv_session_options *options)
 {
@@ -68,9 +84,9 @@ fv_status fv_session_create_plan(fv_plan **plan, fv_session *session, int32_t gr
         .kind = config->attention,
         .mla = config->mla,
         .mha = {.num_heads = config->num_heads, .num_kv_heads = config->num_kv_heads, .head_size = config->head_size},
-        .q_dtype = session->runner->activation_dtype,
+        .q_dtype = options->attention_dtype,
         .kv_dtype = options->kv_cache_dtype,
-        .out_dtype = session->runner->activation_dtype,
+        .out_dtype = options->attention_dtype,
         .kv_layout_any = 1,
         .block_size = options->block_size,
         .scale = config->attention_scale,
@@ -276,6 +292,7 @@ static void begin_stats(fv_session *session, const fv_session_options *options)
     stats->block_size = options->block_size;
     stats->cache_tokens = fv_round_up(options->cache_tokens, options->block_size);
     stats->kv_cache_dtype = options->kv_cache_dtype;
+    stats->attention_dtype = options->attention_dtype;
     stats->num_groups = config->num_groups;
     for (int32_t i = 0; i < config->num_groups; i++) {
         stats->groups[i].num_layers = config->groups[i].num_layers;
@@ -306,14 +323,15 @@ fv_status fv_session_create(fv_session **session, fv_engine *engine, const fv_se
     if (!session || !engine) return fv_fail(FV_ERR_INVALID, "session or engine is NULL");
     *session = NULL;
     fv_session_options complete;
+    const fv_runner *runner = engine->device->host_is_device ? &fv_cpu_runner : &fv_device_runner;
     fv_status status = apply_defaults(&complete, options, engine);
+    if (status == FV_OK) status = choose_dtypes(&complete, runner, &engine->model->config);
     if (status != FV_OK) return status;
     fv_session *made = calloc(1, sizeof(*made));
     if (!made) return fv_fail(FV_ERR_NO_MEMORY, "no memory for a session");
     made->engine = engine;
     made->device = engine->device;
-    made->runner = engine->device->host_is_device ? &fv_cpu_runner : &fv_device_runner;
-    if (complete.kv_cache_dtype == FV_DTYPE_NONE) complete.kv_cache_dtype = made->runner->default_kv_dtype;
+    made->runner = runner;
     status = init_session(made, &complete);
     if (status != FV_OK) {
         fv_session_destroy(made);

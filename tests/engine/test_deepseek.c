@@ -201,6 +201,10 @@ static void test_other_backends_refuse(void **state)
     fv_session *session;
     assert_int_equal(fv_session_create(&session, f->engine, &options), FV_ERR_UNSUPPORTED);
     assert_non_null(strstr(fv_last_error(), "MLA not supported"));
+    options.attention_backend = NULL;
+    options.attention_dtype = FV_DTYPE_BF16;
+    assert_int_equal(fv_session_create(&session, f->engine, &options), FV_ERR_UNSUPPORTED);
+    assert_non_null(strstr(fv_last_error(), "attention_dtype bfloat16 is not for MLA on a CPU"));
 }
 
 static void test_facts(void **state)

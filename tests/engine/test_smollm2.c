@@ -148,6 +148,7 @@ static void test_every_backend(void **state)
 typedef struct narrow_cache {
     fv_dtype dtype;
     double max_mean_error, max_share_wrong;
+    fv_dtype attention_dtype;
 } narrow_cache;
 
 static void check_narrow_cache(const fixture *f, fv_session *session, feeding fed, const narrow_cache *cache)
@@ -156,8 +157,10 @@ static void check_narrow_cache(const fixture *f, fv_session *session, feeding fe
     const outcome seen = run_prompts_on(session, f, range, NULL);
     fv_session_destroy(session);
     const double mean = seen.error_sum / (double)seen.num_errors;
-    print_message("  %s cache: %d positions, %d wrong, logit error %.2e on average\n", fv_dtype_name(cache->dtype),
-                  (int)seen.num_positions, (int)seen.num_wrong, mean);
+    print_message("  %s cache, attention in %s: %d positions, %d wrong, logit error %.2e on average\n",
+                  fv_dtype_name(cache->dtype),
+                  cache->attention_dtype ? fv_dtype_name(cache->attention_dtype) : "float32", (int)seen.num_positions,
+                  (int)seen.num_wrong, mean);
     assert_int_equal(seen.num_positions, range.count * range.num_tokens);
     assert_true(mean <= cache->max_mean_error);
     assert_true((double)seen.num_wrong <= cache->max_share_wrong * (double)seen.num_positions);
@@ -166,17 +169,22 @@ static void check_narrow_cache(const fixture *f, fv_session *session, feeding fe
 static void test_narrow_caches(void **state)
 {
     static const narrow_cache caches[] = {
-        {FV_DTYPE_I8, 0.15, 0.01}, {FV_DTYPE_F8_E4M3, 0.4, 0.04}, {FV_DTYPE_F8_E5M2, 0.8, 0.1}};
+        {FV_DTYPE_I8, 0.15, 0.01, FV_DTYPE_NONE},    {FV_DTYPE_F8_E4M3, 0.4, 0.04, FV_DTYPE_NONE},
+        {FV_DTYPE_F8_E5M2, 0.8, 0.1, FV_DTYPE_NONE}, {FV_DTYPE_BF16, 0.05, 0.005, FV_DTYPE_BF16},
+        {FV_DTYPE_I8, 0.15, 0.01, FV_DTYPE_BF16},    {FV_DTYPE_F8_E4M3, 0.4, 0.04, FV_DTYPE_BF16},
+    };
     const fixture *f = fixture_or_skip(state);
     fv_session_options options = session_options(few_tokens);
     for (int32_t i = 0; i < FV_ARRAY_LEN(caches); i++) {
         options.kv_cache_dtype = caches[i].dtype;
+        options.attention_dtype = caches[i].attention_dtype;
         for (int32_t fed = FEED_AS_PROMPT; fed <= FEED_AS_DECODES; fed++) {
             fv_session *session;
             if (fv_session_create(&session, f->engine, &options) != FV_OK) fail_msg("%s", fv_last_error());
             check_narrow_cache(f, session, (feeding)fed, &caches[i]);
         }
     }
+    options.attention_dtype = FV_DTYPE_NONE;
     options.kv_cache_dtype = FV_DTYPE_I8; /* has scales beside it, in every layout */
     for (int32_t backend = 0; backend < fv_backend_count(); backend++) {
         fv_session *session = create_session_on(f->engine, options, backend);

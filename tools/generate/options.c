@@ -22,6 +22,7 @@ enum {
     OPTION_BACKEND,
     OPTION_BLOCK_SIZE,
     OPTION_KV_DTYPE,
+    OPTION_ATTENTION_DTYPE,
     OPTION_DTYPE,
     OPTION_THREADS,
     OPTION_MAX_TOKENS,
@@ -55,6 +56,7 @@ static const struct option long_options[] = {
     {"backend", required_argument, NULL, OPTION_BACKEND},
     {"block-size", required_argument, NULL, OPTION_BLOCK_SIZE},
     {"kv-cache-dtype", required_argument, NULL, OPTION_KV_DTYPE},
+    {"attention-dtype", required_argument, NULL, OPTION_ATTENTION_DTYPE},
     {"dtype", required_argument, NULL, OPTION_DTYPE},
     {"threads", required_argument, NULL, OPTION_THREADS},
     {"max-tokens", required_argument, NULL, OPTION_MAX_TOKENS},
@@ -101,7 +103,12 @@ void generate_print_help(void)
         "\n"
         "      --attention-backend NAME, --backend NAME\n"
         "                              default $VLLM_ATTENTION_BACKEND, else auto; see fovea backends\n"
-        "      --kv-cache-dtype TYPE   auto (float16), float32, float16, bfloat16, fp8_e4m3, fp8_e5m2, int8\n"
+        "      --kv-cache-dtype TYPE   auto (float16; bfloat16 on a GPU, and with that as --attention-dtype), "
+        "float32,\n"
+        "                              float16, bfloat16, fp8_e4m3, fp8_e5m2, int8\n"
+        "      --attention-dtype TYPE  of queries and results of attention: auto (float32, on a GPU bfloat16), "
+        "float32,\n"
+        "                              bfloat16, which is what a CPU with AMX is fast in\n"
         "      --block-size N          tokens of a cache block, from 1; default 16\n"
         "      --cache-tokens N        tokens that the cache holds; default the model's context length\n"
         "      --max-batched-tokens N  tokens of a step, longer prompts are cut; default 512\n"
@@ -211,6 +218,8 @@ static fv_status set_option(generate_options *o, int option, const char *text)
     case OPTION_KV_DTYPE:
         return read_dtype(&o->session.kv_cache_dtype, "--kv-cache-dtype", text,
                           "float32, float16, bfloat16, fp8_e4m3, fp8_e5m2, int8", kv_dtypes, FV_ARRAY_LEN(kv_dtypes));
+    case OPTION_ATTENTION_DTYPE:
+        return read_dtype(&o->session.attention_dtype, "--attention-dtype", text, "float32, bfloat16", gemm_dtypes, 2);
     case OPTION_DTYPE:
         return read_dtype(&o->engine.compute_dtype, "--dtype", text, "float32, bfloat16", gemm_dtypes, 2);
     case OPTION_THREADS: return fv_args_i32(&o->engine.num_threads, "--threads", text, 1, 1024);

@@ -53,9 +53,9 @@ void generate_print_summary(FILE *file, const generate_summary *summary, bool wi
             engine->load_seconds);
     print_speed(file, "prefill", session->prefill_tokens, session->prefill_seconds);
     print_speed(file, "decode", session->decode_tokens, session->decode_seconds);
-    fprintf(file, "cache      %lld tokens, %d sequences at once; %s, blocks of %d, %.0f MiB\n",
+    fprintf(file, "cache      %lld tokens, %d sequences at once; %s, attention in %s, blocks of %d, %.0f MiB\n",
             (long long)session->cache_tokens, session->max_running, fv_dtype_name(session->kv_cache_dtype),
-            session->block_size, mib(session->cache_bytes));
+            fv_dtype_name(session->attention_dtype), session->block_size, mib(session->cache_bytes));
     for (int32_t i = 0; i < session->num_groups; i++) print_group(file, &session->groups[i], summary->attention[i]);
     fprintf(file, "gemm       %s, %d threads\n", engine->gemm, engine->num_threads);
     if (strcmp(engine->device, "cpu") != 0) print_device(file, engine, session);
@@ -145,6 +145,7 @@ void generate_print_json(FILE *file, const generate_summary *summary, const gene
     fv_json_int(&json, "bytes", (int64_t)session->cache_bytes);
     fv_json_int(&json, "max_running", session->max_running);
     fv_json_end_object(&json);
+    fv_json_string(&json, "attention_dtype", fv_dtype_name(session->attention_dtype));
     print_groups(&json, summary);
     fv_json_begin_object(&json, "model");
     fv_json_string(&json, "path", summary->model);
