@@ -60,6 +60,8 @@ static inline int32_t fv_one_lane_suffices(fv_dtype dtype, int32_t head_size)
     return element_bytes > 1 && head_size * element_bytes > 128;
 }
 
+enum { FV_TREE_TOKENS = 64 }; /* new tokens of a query, at most, that has a tree mask: bits of a row of it */
+
 /* Seldom used first, what each decode needs first last: parameters come to a GPU's multiprocessors a line at a time. */
 typedef struct fv_attend_params {
     fv_dense_keys dense;

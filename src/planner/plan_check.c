@@ -3,9 +3,8 @@
 
 #include "core/error.h"
 #include "kvcache/latent_entry.h"
+#include "ops/attend_paged.h"
 #include "ops/ops_check.h"
-
-enum { TREE_TOKENS = 64 }; /* bits of a row of fv_batch.tree_mask */
 
 static fv_status needs_plan(const char *what, int64_t value, int64_t bound)
 {
@@ -75,9 +74,9 @@ static fv_status check_lengths(const fv_plan *plan, const fv_batch *batch, const
             return fv_fail(FV_ERR_INVALID, "seq_lens[%d] is %lld; accepted: 0, or from its query length %lld on", seq,
                            (long long)seq_len, (long long)query_len);
         }
-        if (plan->problem.tree_mask && query_len > TREE_TOKENS) {
+        if (plan->problem.tree_mask && query_len > FV_TREE_TOKENS) {
             return fv_fail(FV_ERR_INVALID, "query %d has %lld tokens with a tree mask; accepted: up to %d, its bits",
-                           seq, (long long)query_len, TREE_TOKENS);
+                           seq, (long long)query_len, FV_TREE_TOKENS);
         }
         if (query_len > bounds->max_query_len) return needs_plan("a query length", query_len, bounds->max_query_len);
         if (seq_len > bounds->max_seq_len) return needs_plan("a sequence length", seq_len, bounds->max_seq_len);

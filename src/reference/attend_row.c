@@ -27,7 +27,7 @@ int32_t fv_attend_row_sees(const fv_attend_row *row, const fv_attend_params *par
     if (!params->tree_mask) return 1;
     const int64_t new_token = fv_key_position(&params->context_parallel, key) - row->context;
     if (new_token < 0) return 1;
-    return new_token < 64 && (params->tree_mask[row->token] >> new_token & 1u);
+    return new_token < FV_TREE_TOKENS && (params->tree_mask[row->token] >> new_token & 1u);
 }
 
 double fv_attend_row_alibi(const fv_attend_row *row, const fv_attend_params *params, int32_t key)

@@ -17,8 +17,6 @@
 /* Scores are clamped to this, so that an overflow of the dot product cannot end in inf - inf. */
 #define FV_SCORE_LIMIT 3e38f
 
-enum { FV_TREE_TOKENS = 64 }; /* new tokens that a tree mask has bits for */
-
 /* Where rows of keys and values lie: in the cache, or dense. */
 typedef struct fv_key_source {
     fv_kv_plane k, v;     /* of dense rows: a slot is a row */

@@ -15,7 +15,8 @@
  *
  * which is one product for 16 keys and 32 columns where both fit one A tile of 2 x rows, else two: half of the units'
  * depth is zeros, but few rows leave them idle anyway. From 17 rows on a head has two strips, which meet its tiles of keys
- * and of values together. Rows of one byte an element are copied to bf16 a head ahead of its products (few_block.h).
+ * and of values together. Rows of one byte an element, and of heads of no multiple of 32, are copied to bf16 a head ahead
+ * of its products (few_block.h).
  *
  * Keys come 32 at a time, which is near to the order in which they lie in memory. A core sees some hundred instructions ahead,
  * so that what stands between loads of tiles keeps memory waiting: the weights of a group of heads are made in parts between
