@@ -252,6 +252,7 @@ static double rounding_error(const fv_oracle_row *row, const row_sums *sums, dou
 static void rise_to_sink(fv_oracle_row *row, row_sums *sums, double max, int32_t size)
 {
     const double shrink = exp(sums->max - max);
+    if (row->odd_weight < INFINITY) row->odd_weight *= shrink;
     for (int32_t d = 0; d < size; d++) {
         row->exact[d] *= shrink;
         row->ideal[d] *= shrink;

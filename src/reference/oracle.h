@@ -28,7 +28,7 @@ typedef struct fv_oracle_row {
     double *ideal;     /* in: where to put [Dv] */
     double lse;        /* out; -inf: no key, then exact and ideal are 0 */
     double error;      /* out: max(|ideal - exact|, expected) */
-    double odd_weight; /* out: the least p_j of the values that are infinite or NaN; infinity: there are none */
+    double odd_weight; /* out: the least p_j, beside the sink, of values that are infinite or NaN; infinity: none is */
     double out_floor;
     double lse_floor;
     double out_drift;

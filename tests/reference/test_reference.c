@@ -240,6 +240,16 @@ static void test_oracle_expects_more_than_luck(void **state)
     fv_oracle_attend(&row, 1, &params, &reader, 0, scratch);
     assert_true(exact[0] == 0 && row.lse == 1000);
     assert_true(row.out_floor >= 0 && row.out_floor < 1e-30 && row.lse_floor > 0 && row.lse_floor < 1e-3);
+
+    /* The weight of an infinite value beside them. */
+    assert_true(isinf(row.odd_weight));
+    cache[1][3][2] = INFINITY;
+    params.sinks = &sinks[0];
+    fv_oracle_attend(&row, 1, &params, &reader, 0, scratch);
+    assert_near(row.odd_weight, 1.0 / 16, 1e-7);
+    params.sinks = &sinks[1];
+    fv_oracle_attend(&row, 1, &params, &reader, 0, scratch);
+    assert_true(row.odd_weight < 1e-37);
     free(scratch);
 }
 
