@@ -155,7 +155,7 @@ static fv_status find_failed(const generate_run *run)
         return fv_fail(
             FV_ERR_INTERNAL,
             "prompt %d: no logit is a number after %d tokens, nothing to sample from: the model's weights are "
-            "damaged, or too large for --compute-dtype or the cache's dtype",
+            "damaged, or too large for --dtype or the cache's dtype",
             i + 1, run->replies.all[i].num_tokens);
     }
     return FV_OK;

@@ -12,7 +12,8 @@
  * K needs no transposition: as A it is read straight from the pages, wherever 16 successive keys lie equally far apart.
  * Others (blocks of fewer or of odd numbers of tokens, the ends of a sequence, heads of no multiple of 32) are copied to
  * tiles first, zeros for those outside of the item and behind the end of a head; so are all where many strips meet them,
- * for tiles whose rows lie together come faster from L2. Two strips share each tile of K and each pair of V: 2 x 2 tiles, four products for four loads.
+ * for tiles whose rows lie together come faster from L2. Two strips share each tile of K and each pair of V: 2 x 2 tiles,
+ * four products for four loads.
  *
  * Eight tiles hold the scores of 32 keys x 32 rows, but not the sums of 32 rows x 128 columns: the sums stay in memory,
  * are rescaled there where a maximum grew, and pass through four tiles once for a block of keys. That is what blocks of

@@ -51,6 +51,14 @@ static inline int32_t fv_item_loop_reads_tiles(const fv_attend_job *job)
     return !fv_item_loop_uses_cache(job) || job->params->cache.block_size % FV_TILE_ROWS == 0;
 }
 
+/* 1: rows of the cache are converted or copied before they are tiles, or scores have scales: tiles begin to pay later. */
+static inline int32_t fv_item_loop_is_slow(const fv_attend_params *params)
+{
+    const fv_kv_view *cache = &params->cache;
+    return cache->dtype == FV_DTYPE_I8 || cache->k_scales.data || cache->v_scales.data ||
+           fv_heads_are_padded(params->head_size, params->v_head_size);
+}
+
 /* The strategy for the item's rows; a query of num_rows rows in all. Few would not pay for copies of the keys, which
  * the base reads as they are; one or two leave most of a tile empty. */
 static inline int32_t fv_item_loop_tiles(const fv_attend_job *job, int64_t num_rows, void *scratch,
@@ -58,8 +66,7 @@ static inline int32_t fv_item_loop_tiles(const fv_attend_job *job, int64_t num_r
 {
     if (num_rows < FV_TILE_LEAST_ROWS) return 0;
     const int32_t in_tiles = fv_item_loop_reads_tiles(job);
-    const int32_t is_slow = !in_tiles || job->has_k_scales || job->has_v_scales || job->cache.stored == FV_DTYPE_I8 ||
-                            fv_heads_are_padded(job->params->head_size, job->params->v_head_size);
+    const int32_t is_slow = !in_tiles || job->has_k_scales || job->has_v_scales || fv_item_loop_is_slow(job->params);
     if (num_rows < FV_TILE_LEAST_COPIED_ROWS && is_slow) return 0;
     const int32_t reads_rows = fv_item_loop_reads_rows(job);
     if (num_rows <= FV_DECODE_ROWS && !reads_rows) return 0;
@@ -137,8 +144,6 @@ static inline void fv_item_loop_grid_task(void *user, int64_t index, int32_t wor
 static inline int32_t fv_item_loop_is_of_base(const fv_attend_params *params)
 {
     if (!FV_ISA_SYMBOL(fv_tiles_serve)(params)) return 1;
-    const int32_t is_slow = params->cache.dtype == FV_DTYPE_I8 || params->cache.k_scales.data ||
-                            fv_heads_are_padded(params->head_size, params->v_head_size);
     int32_t most_tokens = 0;
     for (int32_t seq = 0; seq < params->num_seqs; seq++)
         most_tokens = fv_max_i32(most_tokens, params->query_start[seq + 1] - params->query_start[seq]);
@@ -146,7 +151,7 @@ static inline int32_t fv_item_loop_is_of_base(const fv_attend_params *params)
         most_tokens = fv_max_i32(most_tokens,
                                  params->items[i].num_tokens); /* of several queries, over a shared prefix */
     const int64_t most_rows = (int64_t)most_tokens * (params->num_heads / params->num_kv_heads);
-    return most_rows < (is_slow ? FV_TILE_LEAST_COPIED_ROWS : FV_TILE_LEAST_ROWS);
+    return most_rows < (fv_item_loop_is_slow(params) ? FV_TILE_LEAST_COPIED_ROWS : FV_TILE_LEAST_ROWS);
 }
 
 /* Readies what workers keep of keys. */
