@@ -1,5 +1,6 @@
-/* The order of the AMX kernels for items of many rows (attend_many_tiles.c), emulated, against sums of doubles: around
- * the number of strips from which on it is taken, where references have to move, and for rows that see few keys. */
+/* The orders of the AMX kernels for items of many rows (attend_many_tiles.c; of fp16, in pieces, attend_tiles.c), emulated,
+ * against sums of doubles: around the number of strips from which on they are taken, where references have to move, and for
+ * rows that see few keys. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -25,6 +26,7 @@ enum {
 
 typedef struct scene {
     int32_t num_tokens, size, window;
+    fv_dtype dtype; /* of q, k and v */
     fv_dtype out_dtype;
     int32_t without_lse;
     float slope; /* of ALiBi; 0: none */
@@ -33,31 +35,34 @@ typedef struct scene {
     float lse[MAX_TOKENS];
 } scene;
 
-static void fill(uint16_t *to, int32_t num, uint32_t *state)
+static void fill(uint16_t *to, int32_t num, fv_dtype dtype, uint32_t *state)
 {
     for (int32_t i = 0; i < num; i++) {
         *state = *state * 1664525u + 1013904223u;
-        to[i] = fv_bf16_of_f32((float)(int32_t)*state * 0x1p-31f);
+        fv_float_store(&to[i], (float)(int32_t)*state * 0x1p-31f, dtype);
     }
 }
 
 /* Element 0 of a query is 1: what element 0 of a key is, its scores have more. */
-static scene *scene_of(int32_t num_tokens)
+static scene *scene_in(fv_dtype dtype, int32_t num_tokens)
 {
     static scene s;
     uint32_t state = 5;
     s.num_tokens = num_tokens;
     s.size = 96;
     s.window = 0;
-    s.out_dtype = FV_DTYPE_BF16;
+    s.dtype = s.out_dtype = dtype;
     s.without_lse = 0;
     s.slope = 0;
-    fill(&s.q[0][0], MAX_TOKENS * MAX_SIZE, &state);
-    fill(&s.k[0][0], MAX_TOKENS * MAX_SIZE, &state);
-    fill(&s.v[0][0], MAX_TOKENS * MAX_SIZE, &state);
-    for (int32_t i = 0; i < MAX_TOKENS; i++) s.q[i][0] = fv_bf16_of_f32(1.0f);
+    fill(&s.q[0][0], MAX_TOKENS * MAX_SIZE, dtype, &state);
+    fill(&s.k[0][0], MAX_TOKENS * MAX_SIZE, dtype, &state);
+    fill(&s.v[0][0], MAX_TOKENS * MAX_SIZE, dtype, &state);
+    for (int32_t i = 0; i < MAX_TOKENS; i++) fv_float_store(&s.q[i][0], 1.0f, dtype);
     return &s;
 }
+
+static scene *scene_of(int32_t num_tokens) { return scene_in(FV_DTYPE_BF16, num_tokens); }
+static scene *half_scene_of(int32_t num_tokens) { return scene_in(FV_DTYPE_F16, num_tokens); }
 
 static fv_attend_params params_of(scene *s, const int32_t *query_start)
 {
@@ -78,8 +83,8 @@ static fv_attend_params params_of(scene *s, const int32_t *query_start)
                   .v = s->v,
                   .v_token_stride = row_bytes,
                   .v_head_stride = row_bytes,
-                  .dtype = FV_DTYPE_BF16},
-        .q_dtype = FV_DTYPE_BF16,
+                  .dtype = s->dtype},
+        .q_dtype = s->dtype,
         .out_dtype = s->out_dtype,
         .num_heads = 1,
         .num_kv_heads = 1,
@@ -121,21 +126,28 @@ static double expect_row(double out[MAX_SIZE], const scene *s, int32_t token, fv
     for (int32_t key = keys.first; key < keys.end; key++) {
         scores[key] = s->slope * (double)(key - token);
         for (int32_t d = 0; d < s->size; d++)
-            scores[key] += (double)fv_f32_of_bf16(s->q[token][d]) * fv_f32_of_bf16(s->k[key][d]);
+            scores[key] += (double)fv_float_load(&s->q[token][d], s->dtype) * fv_float_load(&s->k[key][d], s->dtype);
         max = fmax(max, scores[key]);
     }
     for (int32_t d = 0; d < s->size; d++) out[d] = 0;
     for (int32_t key = keys.first; key < keys.end; key++) {
         const double weight = exp(scores[key] - max);
         sum += weight;
-        for (int32_t d = 0; d < s->size; d++) out[d] += weight * fv_f32_of_bf16(s->v[key][d]);
+        for (int32_t d = 0; d < s->size; d++) out[d] += weight * fv_float_load(&s->v[key][d], s->dtype);
     }
     for (int32_t d = 0; d < s->size; d++) out[d] /= sum;
     return max + log(sum);
 }
 
-/* Rows from num_judged on may be anything. Values are below 1: weights are off by up to 2^-7.5 of their size, results are
- * rounded to 2^-9. */
+/* Values are below 1. In bf16 weights are off by up to 2^-7.5 of their size, and results rounded to 2^-9; in pieces these have
+ * 16 bits, and results 11 or 24. */
+static double tolerance_of(const scene *s)
+{
+    if (s->dtype == FV_DTYPE_BF16) return 0x1p-7;
+    return s->out_dtype == FV_DTYPE_F32 ? 0x1p-15 : 0x1p-11;
+}
+
+/* Rows from num_judged on may be anything. */
 static void judge_rows(scene *s, int32_t num_judged)
 {
     const int32_t query_start[2] = {0, s->num_tokens};
@@ -148,7 +160,7 @@ static void judge_rows(scene *s, int32_t num_judged)
         for (int32_t d = 0; d < s->size; d++) {
             const float value = fv_float_load(
                 s->out + token * params.out_token_stride + d * (int64_t)fv_dtype_bytes(s->out_dtype), s->out_dtype);
-            assert_true(fabs(value - expected[d]) <= 0x1p-7);
+            assert_true(fabs(value - expected[d]) <= tolerance_of(s));
         }
     }
 }
@@ -379,6 +391,88 @@ static void kept_keys_change_nothing(void **state)
     judge_kept_keys(s, MAX_TOKENS);
 }
 
+/* --- fp16, in pieces ----------------------------------------------------------------------------------------------- */
+
+static void halves_come_in_any_number(void **state)
+{
+    (void)state;
+    judge(half_scene_of(20)); /* two strips */
+    judge(half_scene_of(45));
+    judge(half_scene_of(LEAST_TOKENS - 1));
+    judge(half_scene_of(ODD_TOKENS));
+    judge(half_scene_of(MAX_TOKENS));
+}
+
+static void halves_have_heads_of_all_sizes(void **state)
+{
+    (void)state;
+    const int32_t sizes[] = {8, 32, 40, 64, 80, 128, 232, 256};
+    for (int32_t i = 0; i < FV_ARRAY_LEN(sizes); i++) {
+        scene *s = half_scene_of(100);
+        s->size = sizes[i];
+        judge(s);
+    }
+}
+
+static void halves_have_windows_and_slopes(void **state)
+{
+    (void)state;
+    static const int32_t windows[] = {1, 20, 300};
+    for (int32_t i = 0; i < FV_ARRAY_LEN(windows); i++) {
+        scene *s = half_scene_of(ODD_TOKENS);
+        s->window = windows[i];
+        judge(s);
+    }
+    scene *s = half_scene_of(ODD_TOKENS);
+    s->slope = 0.25f;
+    judge(s);
+}
+
+/* The largest of fp16, whose high piece is 2^16; numbers of one bit, and of none of the usual. */
+static void halves_reach_their_ends(void **state)
+{
+    (void)state;
+    scene *s = half_scene_of(ODD_TOKENS);
+    for (int32_t i = 0; i < ODD_TOKENS; i++) s->q[i][1] = 0;
+    s->q[40][1] = 1; /* 2^-24 */
+    s->k[3][1] = 0x7bff;
+    s->k[4][1] = 0xfbff;
+    s->v[7][2] = 1;
+    s->v[7][3] = 0x83ff;
+    judge(s);
+}
+
+static void halves_out_of_sight_stay_there(void **state)
+{
+    (void)state;
+    static const uint16_t no_numbers[] = {0x7c00, 0xfc00, 0x7e00, 0x7fff, 0xffff};
+    for (int32_t i = 0; i < FV_ARRAY_LEN(no_numbers); i++) {
+        scene *s = half_scene_of(ODD_TOKENS);
+        s->v[ODD_TOKENS - 1][7] = no_numbers[i];
+        judge_rows(s, ODD_TOKENS - 1);
+        s = half_scene_of(ODD_TOKENS);
+        s->k[ODD_TOKENS - 1][3] = no_numbers[i];
+        judge_rows(s, ODD_TOKENS - 1);
+        s = half_scene_of(ODD_TOKENS);
+        s->q[ODD_TOKENS - 1][3] = no_numbers[i];
+        judge_rows(s, ODD_TOKENS - 1);
+        assert_true((no_numbers[i] & 0x7fff) == 0x7c00 || isnan(s->lse[ODD_TOKENS - 1]));
+    }
+}
+
+static void kept_halves_change_nothing(void **state)
+{
+    (void)state;
+    judge_kept_keys(half_scene_of(MAX_TOKENS), MAX_TOKENS);
+    judge_kept_keys(half_scene_of(MAX_TOKENS), 0); /* two slots for three blocks */
+    scene *s = half_scene_of(MAX_TOKENS);
+    s->window = 290;
+    judge_kept_keys(s, MAX_TOKENS);
+    s = half_scene_of(MAX_TOKENS);
+    s->v[MAX_TOKENS / 2 + 5][7] = 0x7c00; /* infinity, in a step that the first Q block sees some keys of */
+    judge_kept_keys(s, MAX_TOKENS);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -391,6 +485,12 @@ int main(void)
         cmocka_unit_test(numbers_out_of_sight_stay_there),
         cmocka_unit_test(kept_keys_change_nothing),
         cmocka_unit_test(launches_share_no_keys),
+        cmocka_unit_test(halves_come_in_any_number),
+        cmocka_unit_test(halves_have_heads_of_all_sizes),
+        cmocka_unit_test(halves_have_windows_and_slopes),
+        cmocka_unit_test(halves_reach_their_ends),
+        cmocka_unit_test(halves_out_of_sight_stay_there),
+        cmocka_unit_test(kept_halves_change_nothing),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -114,6 +114,39 @@ static void weights_are_packed(void **state)
     assert_true(bounded[0] == 0 && bounded[1] == 0xffff && bounded[2] == 0xffff && bounded[4] == 0);
 }
 
+/* All finite fp16. */
+static void halves_are_sums_of_pieces(void **state)
+{
+    (void)state;
+    for (uint32_t first = 0; first < 0x10000; first += 32) {
+        uint16_t high[32], low[32];
+        fv_words halves;
+        for (int32_t i = 0; i < 32; i++) halves[i] = (uint16_t)(first + (uint32_t)i);
+        const fv_word_pieces pieces = fv_word_pieces_of_f16(halves);
+        memcpy(high, &pieces.high, sizeof(high));
+        memcpy(low, &pieces.low, sizeof(low));
+        for (int32_t i = 0; i < 32 && (first & 0x7c00) < 0x7c00; i++)
+            assert_true(fv_f32_of_bf16(high[i]) + fv_f32_of_bf16(low[i]) == fv_f32_of_f16(halves[i]));
+    }
+}
+
+/* Of fp32 16 bits. */
+static void pieces_are_near(void **state)
+{
+    (void)state;
+    for (int32_t i = 0; i < 1000; i++) {
+        const float weights[2] = {expf(-0.0137f * (float)i), 1.0f - 0x1p-10f * (float)i};
+        const fv_word_pieces pieces = fv_word_pieces_of(fv_lanes_splat(weights[0]), fv_lanes_splat(weights[1]));
+        for (int32_t half = 0; half < 2; half++) {
+            const int32_t at = 16 * half + i % 16;
+            const float sum = fv_f32_of_bf16(pieces.high[at]) + fv_f32_of_bf16(pieces.low[at]);
+            assert_true(fabsf(sum - weights[half]) <= 0x1p-17f * weights[half]);
+        }
+    }
+    const fv_word_pieces exact = fv_word_pieces_of(fv_lanes_splat(1.0f), fv_lanes_splat(0.0f));
+    for (int32_t i = 0; i < 32; i++) assert_true(exact.low[i] == 0 && exact.high[i] == (i < 16 ? 0x3f80 : 0));
+}
+
 /* Pairs of columns, a product's worth of sums, and back. */
 static void pairs_come_back_in_order(void **state)
 {
@@ -243,7 +276,8 @@ int main(void)
         cmocka_unit_test(queries_are_transposed), cmocka_unit_test(powers_are_right),
         cmocka_unit_test(overflows_are_seen),     cmocka_unit_test(additions_to_exponents_are_guarded),
         cmocka_unit_test(weights_are_packed),     cmocka_unit_test(powers_in_fixed_point_are_near),
-        cmocka_unit_test(words_are_compared),
+        cmocka_unit_test(words_are_compared),     cmocka_unit_test(halves_are_sums_of_pieces),
+        cmocka_unit_test(pieces_are_near),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -10,6 +10,7 @@
 #define COMPUTE_ROUNDS 4096 /* of a task: some tens of microseconds */
 #define COMPUTE_TASKS 8     /* for each worker */
 #define TILE_ROUNDS 2048    /* of a task, of tiles: half a millisecond */
+#define HALF_PRODUCTS 3.5   /* of bf16 for one of fp16 in pieces: four for a score, three for a value */
 #define READ_TASKS 16       /* for each worker */
 #define MAX_READ_TASKS 4096
 
@@ -102,9 +103,10 @@ double fv_ceiling_compute(fv_context *context, fv_dtype dtype, fv_isa isa)
 {
     const loops *chosen = &all_loops[isa];
     const int64_t num_tasks = (int64_t)COMPUTE_TASKS * fv_context_num_workers(context);
-    if (dtype == FV_DTYPE_BF16 && isa >= FV_ISA_AMX) {
+    if (isa >= FV_ISA_AMX && (dtype == FV_DTYPE_BF16 || dtype == FV_DTYPE_F16)) {
         fv_context_parallel_for(context, num_tasks, tile_task, NULL);
-        return fv_tile_loop(1) * TILE_ROUNDS * (double)num_tasks;
+        const double products = dtype == FV_DTYPE_F16 ? HALF_PRODUCTS : 1;
+        return fv_tile_loop(1) * TILE_ROUNDS * (double)num_tasks / products;
     }
     fv_context_parallel_for(context, num_tasks, compute_task, &chosen);
     return 2.0 * COMPUTE_CHAINS * COMPUTE_ROUNDS * (double)num_tasks * (chosen->vector_bytes / 4);

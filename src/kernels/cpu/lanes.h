@@ -237,6 +237,46 @@ FV_ALWAYS_INLINE fv_lane_bits fv_lanes_rounded(fv_lanes value) { return ((fv_lan
 /* The numbers that these are. */
 FV_ALWAYS_INLINE fv_lanes fv_lanes_as_bf16(fv_lanes value) { return (fv_lanes)(fv_lanes_rounded(value) << 16); }
 
+/* Two words for each number: `high` is near to it, what it is less to `low` is 8 bits more of it. Infinities and NaN may come
+ * out as any words whose sum is no number. */
+typedef struct fv_word_pieces {
+    fv_words high, low;
+} fv_word_pieces;
+
+/* Words 0 to 15 of both are of `low`. */
+FV_ALWAYS_INLINE fv_word_pieces fv_word_pieces_of(fv_lanes low, fv_lanes high)
+{
+    const fv_lane_bits low_bits = (fv_lane_bits)low + 0x8000u, high_bits = (fv_lane_bits)high + 0x8000u;
+    const fv_lanes low_left = low - (fv_lanes)(low_bits & 0xffff0000u);
+    const fv_lanes high_left = high - (fv_lanes)(high_bits & 0xffff0000u);
+    fv_word_pieces pieces = {.low = fv_words_of(low_left, high_left)};
+#if defined(__AVX512BW__)
+    const fv_words odd = {1,  3,  5,  7,  9,  11, 13, 15, 17, 19, 21, 23, 25, 27, 29, 31,
+                          33, 35, 37, 39, 41, 43, 45, 47, 49, 51, 53, 55, 57, 59, 61, 63};
+    pieces.high = (fv_words)_mm512_permutex2var_epi16((__m512i)low_bits, (__m512i)odd, (__m512i)high_bits);
+#else
+    for (int32_t i = 0; i < 16; i++) {
+        pieces.high[i] = (uint16_t)(low_bits[i] >> 16);
+        pieces.high[16 + i] = (uint16_t)(high_bits[i] >> 16);
+    }
+#endif
+    return pieces;
+}
+
+/* 32 fp16, each of which is the sum of its pieces. */
+FV_ALWAYS_INLINE fv_word_pieces fv_word_pieces_of_f16(fv_words halves)
+{
+#if defined(__AVX512F__)
+    const __m256i low = _mm512_castsi512_si256((__m512i)halves);
+    const __m256i high = _mm512_extracti64x4_epi64((__m512i)halves, 1);
+    return fv_word_pieces_of((fv_lanes)_mm512_cvtph_ps(low), (fv_lanes)_mm512_cvtph_ps(high));
+#else
+    fv_lanes wide[2];
+    for (int32_t i = 0; i < 32; i++) wide[i / 16][i % 16] = fv_f32_of_f16(halves[i]);
+    return fv_word_pieces_of(wide[0], wide[1]);
+#endif
+}
+
 /* Bounded to 16 bits without a sign, in the order in which 32 bits are packed to 16: words 8 i to 8 i + 3 are low[4 i] to
  * low[4 i + 3], the next four are of `high`. */
 FV_ALWAYS_INLINE fv_words fv_words_packed(fv_lane_bits low, fv_lane_bits high)
@@ -421,31 +461,32 @@ FV_ALWAYS_INLINE void fv_words_store_pairs(char *low, char *high, const char *ev
 #endif
 }
 
-/* The way back for sums of such columns: two rows of 16 to 32 elements. */
+/* The way back for sums of such columns: two vectors of 16 to 32 elements. */
+FV_ALWAYS_INLINE void fv_lanes_store_in_order(float *to, fv_lanes low, fv_lanes high)
+{
+#if defined(__AVX512F__)
+    const __m512i first = _mm512_set_epi64(11, 10, 3, 2, 9, 8, 1, 0);
+    const __m512i second = _mm512_set_epi64(15, 14, 7, 6, 13, 12, 5, 4);
+    _mm512_storeu_si512(to, _mm512_permutex2var_epi64((__m512i)low, first, (__m512i)high));
+    _mm512_storeu_si512(to + 16, _mm512_permutex2var_epi64((__m512i)low, second, (__m512i)high));
+#else
+    for (int32_t i = 0; i < 4; i++) {
+        memcpy(to + 8 * i, (const char *)&low + 16 * i, 16);
+        memcpy(to + 8 * i + 4, (const char *)&high + 16 * i, 16);
+    }
+#endif
+}
+
+/* Of two rows. */
 FV_ALWAYS_INLINE void fv_lanes_store_natural(float *to, const float *low, const float *high)
 {
-    FV_UNROLL
-    for (int32_t i = 0; i < 4; i++) {
-        memcpy(to + 8 * i, low + 4 * i, 16);
-        memcpy(to + 8 * i + 4, high + 4 * i, 16);
-    }
+    fv_lanes_store_in_order(to, fv_lanes_load(low), fv_lanes_load(high));
 }
 
 /* The same times `factor`. */
 FV_ALWAYS_INLINE void fv_lanes_store_natural_times(float *to, const float *low, const float *high, fv_lanes factor)
 {
-    const fv_lanes lows = fv_lanes_load(low) * factor, highs = fv_lanes_load(high) * factor;
-#if defined(__AVX512F__)
-    const __m512i first = _mm512_set_epi64(11, 10, 3, 2, 9, 8, 1, 0);
-    const __m512i second = _mm512_set_epi64(15, 14, 7, 6, 13, 12, 5, 4);
-    _mm512_storeu_si512(to, _mm512_permutex2var_epi64((__m512i)lows, first, (__m512i)highs));
-    _mm512_storeu_si512(to + 16, _mm512_permutex2var_epi64((__m512i)lows, second, (__m512i)highs));
-#else
-    float halves[2][16];
-    fv_lanes_store(halves[0], lows);
-    fv_lanes_store(halves[1], highs);
-    fv_lanes_store_natural(to, halves[0], halves[1]);
-#endif
+    fv_lanes_store_in_order(to, fv_lanes_load(low) * factor, fv_lanes_load(high) * factor);
 }
 
 /* The same as bf16, times `factor`. */

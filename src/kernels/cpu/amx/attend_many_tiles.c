@@ -335,6 +335,7 @@ int32_t FV_ISA_SYMBOL(fv_many_tiles_serve)(const fv_attend_job *job, int32_t num
 {
     const fv_attend_params *params = job->params;
     if (num_strips < FV_TILE_COPY_STRIPS || rescaling != FV_RESCALING_MULTIPLY) return 0;
+    if (fv_tile_pieces(params) > 1) return 0;
     if (job->has_k_scales || job->has_v_scales) return 0;
     if (params->head_size > FV_MADE_MAX_SIZE || params->v_head_size > FV_MADE_MAX_SIZE) return 0;
     for (int32_t head = 0; head < job->item->num_kv_heads; head++) {

@@ -1,6 +1,7 @@
 /* attend_paged and attend_dense with tiles: attend_tiles.c and, up to 32 rows, attend_few_tiles.c. What tiles do not
- * serve, queries of other dtypes than bf16, head sizes that are not multiples of 8, goes to the level below, avx512; so
- * do one and two rows, up to 4 over pages that are not multiples of 16 keys, and few rows over caches in pieces.
+ * serve, queries of other dtypes than bf16 and fp16, head sizes that are not multiples of 8, goes to the level below,
+ * avx512; so do one and two rows, up to 4 over pages that are not multiples of 16 keys, up to 12 of fp16, and few rows over
+ * caches in pieces.
  *
  * A Q block of 512 rows makes the pairs of V, once for a block of keys, a small part of the products. */
 #include "kernels/cpu/amx/item_loop.h"
@@ -46,7 +47,8 @@ static int32_t layout_has_rows(fv_kv_layout layout)
 /* As fv_item_loop_tiles and fv_few_tiles_serve have it, of all items. */
 static int32_t few_tiles_serve(const fv_problem *problem)
 {
-    if (FV_ISA_SYMBOL(fv_tiles_why_not)(problem) || !layout_has_rows(problem->kv_layout)) return 0;
+    if (FV_ISA_SYMBOL(fv_tiles_why_not)(problem) || problem->q_dtype != FV_DTYPE_BF16) return 0;
+    if (!layout_has_rows(problem->kv_layout)) return 0;
     return problem->block_size % FV_TILE_ROWS == 0;
 }
 

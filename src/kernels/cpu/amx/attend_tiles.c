@@ -24,20 +24,24 @@
  * eight keys, for a core looks no further ahead. Lines of the next block are asked for between, in the order in which
  * they lie.
  *
- * Many strips with plain scores take the order of attend_many_tiles.c, few of large values that of
- * attend_shared_tiles.c. */
+ * Many strips of bf16 with plain scores take the order of attend_many_tiles.c, few of large values that of
+ * attend_shared_tiles.c. fp16 comes in two pieces of bf16 (half_pieces.h): sixteen products of scores and twelve of sums
+ * where four are above. Where its strips are many, tiles of keys and values are kept from item to item (made_keys.h). */
 #include "kernels/cpu/amx/attend_tiles.h"
 
 #include "kernels/cpu/amx/attend_many_tiles.h"
 #include "kernels/cpu/amx/attend_shared_tiles.h"
+#include "kernels/cpu/amx/made_keys.h"
 #include "kernels/cpu/amx/tile_products.h"
 
 /* --- what is served ------------------------------------------------------------------------------------------- */
 
-/* Every number of the format is one of bf16. */
-static int32_t is_narrow(fv_dtype dtype)
+/* The queries' own format, or one of a byte, whose numbers are all bf16. */
+static int32_t formats_serve(fv_dtype q_dtype, fv_dtype kv_dtype)
 {
-    return dtype == FV_DTYPE_BF16 || dtype == FV_DTYPE_F8_E4M3 || dtype == FV_DTYPE_F8_E5M2 || dtype == FV_DTYPE_I8;
+    if (q_dtype != FV_DTYPE_BF16 && q_dtype != FV_DTYPE_F16) return 0;
+    return kv_dtype == q_dtype || kv_dtype == FV_DTYPE_F8_E4M3 || kv_dtype == FV_DTYPE_F8_E5M2 ||
+           kv_dtype == FV_DTYPE_I8;
 }
 
 static int32_t sizes_serve(int32_t head_size, int32_t v_head_size)
@@ -48,7 +52,7 @@ static int32_t sizes_serve(int32_t head_size, int32_t v_head_size)
 
 const char *FV_ISA_SYMBOL(fv_tiles_why_not)(const fv_problem *problem)
 {
-    if (problem->q_dtype != FV_DTYPE_BF16 || !is_narrow(problem->kv_dtype)) return "tiles are of bf16";
+    if (!formats_serve(problem->q_dtype, problem->kv_dtype)) return "tiles are of bf16, or of fp16 in two pieces";
     if (!sizes_serve(problem->mha.head_size, problem->mha.v_head_size))
         return "head_size is not a multiple of 8, or above 576";
     return NULL;
@@ -57,9 +61,9 @@ const char *FV_ISA_SYMBOL(fv_tiles_why_not)(const fv_problem *problem)
 int32_t FV_ISA_SYMBOL(fv_tiles_serve)(const fv_attend_params *params)
 {
     const fv_kv_view *cache = &params->cache;
-    if (params->q_dtype != FV_DTYPE_BF16 || !sizes_serve(params->head_size, params->v_head_size)) return 0;
-    if (cache->dtype != FV_DTYPE_NONE && !is_narrow(cache->dtype)) return 0;
-    return !params->dense.k || params->dense.dtype == FV_DTYPE_BF16;
+    if (!sizes_serve(params->head_size, params->v_head_size)) return 0;
+    if (!formats_serve(params->q_dtype, cache->dtype == FV_DTYPE_NONE ? params->q_dtype : cache->dtype)) return 0;
+    return !params->dense.k || params->dense.dtype == params->q_dtype;
 }
 
 size_t FV_ISA_SYMBOL(fv_tiles_scratch)(const fv_attend_params *params)
@@ -86,25 +90,29 @@ FV_ALWAYS_INLINE void add_columns(fv_tile_item *item, const fv_strip_pair *pair,
     const fv_tile_scratch *scratch = &item->scratch;
     const int64_t step_bytes = (int64_t)FV_STEP_KEYS * item->job->params->v_head_size * FV_BF16_BYTES;
     float *sums = pair->strips[0]->sums + (int64_t)column * FV_TILE_STRIP_ROWS;
-    const int32_t tile_floats = FV_TILE_ROWS * FV_TILE_COLUMNS;
+    const int32_t tile_floats = FV_TILE_ROWS * FV_TILE_COLUMNS, num_rounds = item->pieces > 1 ? 3 : 1;
     fv_tile_load(tiles, 0, sums, FV_TILE_ROW_BYTES);
     fv_tile_load(tiles, 1, sums + tile_floats, FV_TILE_ROW_BYTES);
     if (num_columns == 64) {
         fv_tile_load(tiles, 2, sums + 2 * tile_floats, FV_TILE_ROW_BYTES);
         fv_tile_load(tiles, 3, sums + 3 * tile_floats, FV_TILE_ROW_BYTES);
     }
-    for (int32_t step = pair->first_step; step < pair->end_step; step++) {
-        const char *pairs = scratch->pairs + step * step_bytes + column * 64;
-        fv_tile_load(tiles, 4, pair->weights[0] + step * FV_TILE_BYTES, FV_TILE_ROW_BYTES);
-        fv_tile_load(tiles, 5, pairs, FV_TILE_ROW_BYTES);
-        fv_tile_dot(tiles, 0, 4, 5);
-        fv_tile_load(tiles, 6, pairs + FV_TILE_BYTES, FV_TILE_ROW_BYTES);
-        fv_tile_dot(tiles, 1, 4, 6);
-        if (num_columns == 64) {
-            fv_tile_load(tiles, 7, pairs + 2 * FV_TILE_BYTES, FV_TILE_ROW_BYTES);
-            fv_tile_dot(tiles, 2, 4, 7);
-            fv_tile_load(tiles, 5, pairs + 3 * FV_TILE_BYTES, FV_TILE_ROW_BYTES);
-            fv_tile_dot(tiles, 3, 4, 5);
+    for (int32_t round = 0; round < num_rounds; round++) {
+        const char *weights = pair->weights[0] + (round == 1 ? fv_weight_piece_bytes(item) : 0);
+        const char *of_columns = scratch->pairs + (round == 2 ? fv_pairs_piece_bytes(item) : 0) + column * 64;
+        for (int32_t step = pair->first_step; step < pair->end_step; step++) {
+            const char *pairs = of_columns + step * step_bytes;
+            fv_tile_load(tiles, 4, weights + step * FV_TILE_BYTES, FV_TILE_ROW_BYTES);
+            fv_tile_load(tiles, 5, pairs, FV_TILE_ROW_BYTES);
+            fv_tile_dot(tiles, 0, 4, 5);
+            fv_tile_load(tiles, 6, pairs + FV_TILE_BYTES, FV_TILE_ROW_BYTES);
+            fv_tile_dot(tiles, 1, 4, 6);
+            if (num_columns == 64) {
+                fv_tile_load(tiles, 7, pairs + 2 * FV_TILE_BYTES, FV_TILE_ROW_BYTES);
+                fv_tile_dot(tiles, 2, 4, 7);
+                fv_tile_load(tiles, 5, pairs + 3 * FV_TILE_BYTES, FV_TILE_ROW_BYTES);
+                fv_tile_dot(tiles, 3, 4, 5);
+            }
         }
     }
     fv_tile_store(tiles, 0, sums, FV_TILE_ROW_BYTES);
@@ -125,12 +133,13 @@ static void add_values_1(fv_tile_item *item, const fv_strip_pair *pair)
 
 /* --- the products that stand between exponentials ------------------------------------------------------------ */
 
-/* Products of pairs of two strips, four at a time: the scores of one pair, then the sums of another. */
+/* Products of pairs of two strips, four at a time or, in pieces, sixteen of scores and twelve of sums: the scores of one pair,
+ * then the sums of another. */
 typedef struct product_queue {
     const fv_strip_pair *dots, *adds; /* NULL: none */
     int32_t dot_step, dot_d;          /* the next */
     int32_t add_step, add_column;
-    int32_t num_left; /* fours */
+    int32_t num_left; /* times that */
 } product_queue;
 
 static product_queue queue_of(const fv_tile_item *item, const fv_strip_pair *dots, const fv_strip_pair *adds)
@@ -150,44 +159,71 @@ static product_queue queue_of(const fv_tile_item *item, const fv_strip_pair *dot
     return queue;
 }
 
-FV_ALWAYS_INLINE void dot_next(fv_tile_item *item, product_queue *queue)
+FV_ALWAYS_INLINE void dot_next(fv_tile_item *item, product_queue *queue, const int32_t pieces)
 {
     const int32_t depth = item->job->params->head_size / FV_TILE_DEPTH;
-    const fv_step_keys keys = fv_step_keys_of(&item->scratch, queue->dot_step);
     if (queue->dot_d == 0) fv_pair_dot_begin(item, 2);
-    fv_pair_dot_part(item, queue->dots, &keys, queue->dot_d, queue->dot_d + 1, 2);
+    if (pieces > 1) {
+        fv_half_dot(item, queue->dots, queue->dot_step, queue->dot_d, 2);
+    } else {
+        const fv_step_keys keys = fv_step_keys_of(&item->scratch, queue->dot_step);
+        fv_pair_dot_part(item, queue->dots, &keys, queue->dot_d, queue->dot_d + 1, 2);
+    }
     if (++queue->dot_d < depth) return;
     fv_pair_dot_end(item, queue->dots, queue->dot_step, 2);
     queue->dot_d = 0;
     if (++queue->dot_step == queue->dots->end_step) queue->dots = NULL;
 }
 
-FV_ALWAYS_INLINE void add_next(fv_tile_item *item, product_queue *queue)
+FV_ALWAYS_INLINE void add_next(fv_tile_item *item, product_queue *queue, const int32_t pieces)
 {
     const fv_strip_pair *pair = queue->adds;
     const int64_t step_bytes = (int64_t)FV_STEP_KEYS * item->job->params->v_head_size * FV_BF16_BYTES;
     const char *pairs = item->scratch.pairs + queue->add_step * step_bytes + queue->add_column * FV_TILE_ROW_BYTES;
     if (queue->add_step == pair->first_step) fv_pair_load_sums(item, pair, queue->add_column);
-    fv_pair_add_step(item, pair, queue->add_step, pairs);
+    if (pieces > 1)
+        fv_half_add_step(item, pair, queue->add_step, pairs);
+    else
+        fv_pair_add_step(item, pair, queue->add_step, pairs);
     if (++queue->add_step < pair->end_step) return;
     fv_pair_store_sums(item, pair, queue->add_column);
     queue->add_step = pair->first_step;
     queue->add_column += 32;
 }
 
-/* The next four products. */
-FV_ALWAYS_INLINE void queue_next(fv_tile_item *item, product_queue *queue)
+/* The next products. */
+FV_ALWAYS_INLINE void queue_next(fv_tile_item *item, product_queue *queue, const int32_t pieces)
 {
     queue->num_left--;
     if (queue->dots)
-        dot_next(item, queue);
+        dot_next(item, queue, pieces);
     else
-        add_next(item, queue);
+        add_next(item, queue, pieces);
 }
 
 static void queue_finish(fv_tile_item *item, product_queue *queue)
 {
-    while (queue->num_left > 0) queue_next(item, queue);
+    while (queue->num_left > 0) queue_next(item, queue, item->pieces);
+}
+
+/* Scores of a pair that has no other beside it. */
+static void dot_alone(fv_tile_item *item, const fv_strip_pair *pair)
+{
+    const int32_t depth = item->job->params->head_size / FV_TILE_DEPTH;
+    if (item->pieces == 1) {
+        fv_pair_dot(item, pair, pair->first_step, pair->end_step);
+        return;
+    }
+    for (int32_t step = pair->first_step; step < pair->end_step; step++) {
+        fv_pair_dot_begin(item, pair->num);
+        for (int32_t d = 0; d < depth; d++) {
+            if (pair->num == 2)
+                fv_half_dot(item, pair, step, d, 2);
+            else
+                fv_half_dot(item, pair, step, d, 1);
+        }
+        fv_pair_dot_end(item, pair, step, pair->num);
+    }
 }
 
 /* --- softmax ------------------------------------------------------------------------------------------------------ */
@@ -196,22 +232,26 @@ static void queue_finish(fv_tile_item *item, product_queue *queue)
  * that are to come, so that the tile unit and the vector units have both what to do. */
 FV_ALWAYS_INLINE void weigh_between(fv_tile_item *item, fv_weigher *weigh, char *weights, const float *scores,
                                     const float *v_scales, product_queue *queue, int32_t *due, int32_t share,
-                                    int32_t of)
+                                    int32_t of, const int32_t pieces)
 {
     fv_weigher weigher = *weigh;
-    fv_words words[16];
+    fv_words words[16], low_words[16];
     FV_UNROLL
     for (int32_t quarter = 0; quarter < 4; quarter++) {
-        fv_weigher_quarter(&weigher, words, scores, v_scales, quarter, 0);
-        for (*due += share; *due >= of; *due -= of) queue_next(item, queue);
+        if (pieces == 1)
+            fv_weigher_quarter(&weigher, words, scores, v_scales, quarter, 0);
+        else
+            fv_weigher_quarter_pieces(&weigher, words, low_words, scores, v_scales, quarter);
+        for (*due += share; *due >= of; *due -= of) queue_next(item, queue, pieces);
     }
     fv_words_store_transposed(weights, words);
+    if (pieces > 1) fv_words_store_transposed(weights + fv_weight_piece_bytes(item), low_words);
     *weigh = weigher;
 }
 
 /* Scores of a pair to weights, with the products of `queue` in between, and its sums to the new maximum. */
-static void weigh_pair(fv_tile_item *item, const fv_strip_pair *pair, product_queue *queue, const fv_key_block *block,
-                       int32_t kv_head)
+FV_ALWAYS_INLINE void weigh_pair_as(fv_tile_item *item, const fv_strip_pair *pair, product_queue *queue,
+                                    const fv_key_block *block, int32_t kv_head, const int32_t pieces)
 {
     const fv_attend_params *params = item->job->params;
     const fv_score_scale scale = fv_attend_score_scale(item->job, kv_head);
@@ -226,13 +266,22 @@ static void weigh_pair(fv_tile_item *item, const fv_strip_pair *pair, product_qu
             if (!begun[i]) continue;
             weigh_between(item, &weigh[i], pair->weights[i] + step * FV_TILE_BYTES,
                           pair->scores[i] + step * FV_STEP_SCORES, fv_tile_step_scales(item, step), queue, &due, share,
-                          num_quarters);
+                          num_quarters, pieces);
         }
     }
     for (int32_t i = 0; i < pair->num; i++) {
         if (begun[i]) fv_weigher_end(&weigh[i], pair->strips[i]);
         fv_strip_rescale_sums(pair->strips[i], params->v_head_size, item->rescaling);
     }
+}
+
+static void weigh_pair(fv_tile_item *item, const fv_strip_pair *pair, product_queue *queue, const fv_key_block *block,
+                       int32_t kv_head)
+{
+    if (item->pieces == 1)
+        weigh_pair_as(item, pair, queue, block, kv_head, 1);
+    else
+        weigh_pair_as(item, pair, queue, block, kv_head, 2);
 }
 
 /* --- one block, one item ---------------------------------------------------------------------------------------- */
@@ -257,13 +306,13 @@ static fv_strip_pair pair_at(const fv_tile_item *item, fv_tile_strip *strips, co
 static void attend_strips(fv_tile_item *item, fv_tile_strip *strips, const fv_key_block *block, int32_t kv_head)
 {
     fv_strip_pair last = {0}, pair = pair_at(item, strips, block, 0, 0);
-    fv_pair_dot(item, &pair, pair.first_step, pair.end_step);
+    dot_alone(item, &pair);
     for (int32_t i = 0; i < item->num_strips; i += 2) {
         const fv_strip_pair next = pair_at(item, strips, block, i + 2, (i / 2 + 1) % 2);
         product_queue queue = queue_of(item, &next, &last);
         if (pair.first_step < pair.end_step) weigh_pair(item, &pair, &queue, block, kv_head);
         queue_finish(item, &queue);
-        if (next.num == 1) fv_pair_dot(item, &next, next.first_step, next.end_step);
+        if (next.num == 1) dot_alone(item, &next);
         last = pair;
         pair = next;
     }
@@ -272,16 +321,48 @@ static void attend_strips(fv_tile_item *item, fv_tile_strip *strips, const fv_ke
     if (last.num == 1 && last.first_step < last.end_step) add_values_1(item, &last);
 }
 
-/* Returns 0 where a value that some rows must not see is infinite or NaN. */
+/* Where the worker keeps the block's tiles (made_keys.h), or NULL. */
+static fv_made_block *kept_block(fv_tile_item *item, const fv_key_block *block)
+{
+    if (!item->keeps_keys) return NULL;
+    const fv_attend_params *params = item->job->params;
+    fv_made_keys *made = fv_made_keys_of(params);
+    const int32_t slot = fv_made_slot(params, block->first_key / item->block_keys);
+    item->scratch.k_copies = fv_made_tiles(made, params, slot);
+    item->scratch.pairs = item->scratch.k_copies + item->pieces * item->block_keys * params->head_size * FV_BF16_BYTES;
+    return &made->blocks[slot];
+}
+
+/* Keys and values of a head in pieces. Returns 0 where something is infinite or NaN. */
+static int32_t make_pieces(fv_tile_item *item, const fv_key_block *block, int32_t kv_head)
+{
+    const int32_t index = block->first_key / item->block_keys;
+    fv_made_block *kept = kept_block(item, block);
+    if (kept && fv_made_block_serves(kept, index, block->first, block->end)) return 1;
+    if (kept) kept->is_made = 0;
+    if (fv_half_copy_keys(item, block, kv_head) || fv_half_pair_values(item, block, kv_head)) return 0;
+    if (kept) *kept = (fv_made_block){1, index, block->first, block->end};
+    return 1;
+}
+
+/* Keys and values of a head as the products take them. Returns 0 where what some rows must not see is infinite or NaN, in
+ * pieces where anything is. */
+static int32_t make_tiles(fv_tile_item *item, const fv_tile_strip *strips, const fv_key_block *block, int32_t kv_head)
+{
+    fv_tile_find_scales(item, block, kv_head);
+    if (item->pieces > 1) return make_pieces(item, block, kv_head);
+    fv_tile_find_keys(item, block, kv_head);
+    return !fv_tile_pair_values(item, block, kv_head, !fv_strips_all_seen(item, strips, block));
+}
+
+/* Returns 0 as make_tiles. */
 static int32_t attend_block(fv_tile_item *item, const fv_key_block *block)
 {
-    fv_tile_find_strides(item, block);
+    if (item->pieces == 1) fv_tile_find_strides(item, block);
     for (int32_t head = 0; head < item->num_heads; head++) {
         const int32_t kv_head = item->first_head + head;
         fv_tile_strip *strips = &item->scratch.strips[head * item->num_strips];
-        fv_tile_find_keys(item, block, kv_head);
-        fv_tile_find_scales(item, block, kv_head);
-        if (fv_tile_pair_values(item, block, kv_head, !fv_strips_all_seen(item, strips, block))) return 0;
+        if (!make_tiles(item, strips, block, kv_head)) return 0;
         attend_strips(item, strips, block, kv_head);
     }
     return 1;
@@ -291,10 +372,15 @@ static int32_t attend_block(fv_tile_item *item, const fv_key_block *block)
 static int32_t attend_heads(fv_tile_item *item)
 {
     const fv_attend_job *job = item->job;
-    fv_strips_begin(item, 0);
+    const fv_words top = fv_strips_begin(item, 0);
+    if (item->pieces > 1 && !fv_words_all_below(top, FV_HALF_INFINITY)) return 0;
     for (int32_t i = 0; i < item->num_heads * item->num_strips; i++)
         fv_strip_zero_sums(&item->scratch.strips[i], item->job->params->v_head_size);
-    fv_key_block block = fv_key_block_at(item, job->keys.first / FV_STEP_KEYS * FV_STEP_KEYS, 0);
+    item->keeps_keys = item->pieces > 1 && item->num_strips >= FV_TILE_COPY_STRIPS &&
+                       fv_made_keys_bytes(job->params) > 0;
+    if (item->keeps_keys) fv_made_keys_begin(fv_made_keys_of(job->params), job->item, item->first_head);
+    const int32_t aligned = item->keeps_keys ? item->block_keys : FV_STEP_KEYS;
+    fv_key_block block = fv_key_block_at(item, job->keys.first / aligned * aligned, 0);
     const int32_t products = (item->num_strips + 1) / 2 * (job->params->head_size / FV_TILE_DEPTH);
     const int32_t num_sites = item->num_heads * (item->block_keys / FV_STEP_KEYS) * (products + FV_STEP_KEYS / 2);
     for (int32_t turn = 1; block.first < block.end; turn = !turn) {

@@ -14,6 +14,8 @@
 #define FV_TILE_LEAST_ROWS 3
 /* The same where keys do not lie in tiles, so that they are copied first, have scales of their own, or are integers. */
 #define FV_TILE_LEAST_COPIED_ROWS 5
+/* The same where numbers come in two pieces, so that four times as many products are to pay for. */
+#define FV_TILE_LEAST_PIECED_ROWS 13
 
 /* 1: done; 0: the base takes the item. */
 typedef int32_t (*fv_tile_item_fn)(const fv_attend_params *params, const fv_work_item *item, void *scratch,
@@ -59,15 +61,21 @@ static inline int32_t fv_item_loop_is_slow(const fv_attend_params *params)
            fv_heads_are_padded(params->head_size, params->v_head_size);
 }
 
+/* Rows from which on tiles pay. */
+static inline int32_t fv_item_loop_least_rows(const fv_attend_params *params, int32_t is_slow)
+{
+    if (fv_tile_pieces(params) > 1) return FV_TILE_LEAST_PIECED_ROWS;
+    return is_slow ? FV_TILE_LEAST_COPIED_ROWS : FV_TILE_LEAST_ROWS;
+}
+
 /* The strategy for the item's rows; a query of num_rows rows in all. Few would not pay for copies of the keys, which
  * the base reads as they are; one or two leave most of a tile empty. */
 static inline int32_t fv_item_loop_tiles(const fv_attend_job *job, int64_t num_rows, void *scratch,
                                          fv_rescaling rescaling, fv_key_shares *shares)
 {
-    if (num_rows < FV_TILE_LEAST_ROWS) return 0;
     const int32_t in_tiles = fv_item_loop_reads_tiles(job);
     const int32_t is_slow = !in_tiles || job->has_k_scales || job->has_v_scales || fv_item_loop_is_slow(job->params);
-    if (num_rows < FV_TILE_LEAST_COPIED_ROWS && is_slow) return 0;
+    if (num_rows < fv_item_loop_least_rows(job->params, is_slow)) return 0;
     const int32_t reads_rows = fv_item_loop_reads_rows(job);
     if (num_rows <= FV_DECODE_ROWS && !reads_rows) return 0;
     const int32_t copies_few = reads_rows && (in_tiles || job->num_rows <= FV_TILE_STRIP_ROWS / 2);
@@ -151,7 +159,7 @@ static inline int32_t fv_item_loop_is_of_base(const fv_attend_params *params)
         most_tokens = fv_max_i32(most_tokens,
                                  params->items[i].num_tokens); /* of several queries, over a shared prefix */
     const int64_t most_rows = (int64_t)most_tokens * (params->num_heads / params->num_kv_heads);
-    return most_rows < (fv_item_loop_is_slow(params) ? FV_TILE_LEAST_COPIED_ROWS : FV_TILE_LEAST_ROWS);
+    return most_rows < fv_item_loop_least_rows(params, fv_item_loop_is_slow(params));
 }
 
 /* Readies what workers keep of keys. */

@@ -40,8 +40,7 @@ static fv_key_tiles fv_key_tiles_of(const fv_tile_item *item, int32_t index)
     keys.v = keys.k + (int64_t)item->block_keys * params->head_size * FV_BF16_BYTES;
     const fv_key_block *block = &keys.block;
     if (block->first >= block->end) return keys;
-    keys.is_made = keys.made->is_made && keys.made->index == index && keys.made->first <= block->first &&
-                   keys.made->end >= block->end;
+    keys.is_made = fv_made_block_serves(keys.made, index, block->first, block->end);
     if (keys.is_made) return keys;
     fv_key_block_find_rows(item, block);
     keys.first_step = block->first / FV_STEP_KEYS;

@@ -37,7 +37,7 @@ typedef struct fv_made_keys {
 static inline size_t fv_made_block_bytes(const fv_attend_params *params)
 {
     return (size_t)FV_TILE_MANY_KEYS * (size_t)(fv_tile_size(params->head_size) + fv_tile_size(params->v_head_size)) *
-           FV_BF16_BYTES;
+           (size_t)fv_tile_pieces(params) * FV_BF16_BYTES;
 }
 
 static inline int32_t fv_made_num_blocks(const fv_attend_params *params)
@@ -49,7 +49,7 @@ static inline int32_t fv_made_num_blocks(const fv_attend_params *params)
 /* 0: no item of the call has rows enough, or tiles do not serve its queries. */
 static inline size_t fv_made_keys_bytes(const fv_attend_params *params)
 {
-    if (params->q_dtype != FV_DTYPE_BF16) return 0;
+    if (params->q_dtype != FV_DTYPE_BF16 && params->q_dtype != FV_DTYPE_F16) return 0;
     const int64_t num_rows = (int64_t)params->block_q * (params->num_heads / params->num_kv_heads);
     if (fv_ceil_div(num_rows, FV_TILE_STRIP_ROWS) < FV_TILE_COPY_STRIPS) return 0;
     if (params->head_size > FV_MADE_MAX_SIZE || params->v_head_size > FV_MADE_MAX_SIZE) return 0;
@@ -80,6 +80,12 @@ static inline void fv_made_keys_begin(fv_made_keys *made, const fv_work_item *it
     made->seq = item->seq;
     made->table_row = item->table_row;
     made->kv_head = kv_head;
+}
+
+/* Do they serve block `index`, keys [first, end) of it? */
+static inline int32_t fv_made_block_serves(const fv_made_block *made, int32_t index, int32_t first, int32_t end)
+{
+    return made->is_made && made->index == index && made->first <= first && made->end >= end;
 }
 
 static inline int32_t fv_made_slot(const fv_attend_params *params, int32_t index)

@@ -30,7 +30,7 @@ enum {
 /* Where tile kernels start: a strip with its tiles. */
 typedef struct fv_tile_strip {
     fv_row_strip rows; /* its q and sums are unused */
-    char *q;           /* [D / 32] B tiles, or A tiles (attend_many_tiles.c) */
+    char *q;           /* [pieces][D / 32] B tiles, or A tiles (attend_many_tiles.c) */
     int32_t has_sums;  /* 0: they are 0, and not in memory yet */
     float *sums;       /* [Dv / 16] C tiles; pairs of columns as fv_words_store_pairs leaves them */
     fv_amla_scale scale[FV_TILE_STRIP_ROWS / FV_LANES]; /* of the sums, where they are rescaled by addition */
@@ -53,11 +53,11 @@ typedef struct fv_tile_scratch {
     float *weight_sums;      /* [strips][16][16]: of a row's weights as bf16, in 16 parts; many strips only */
     float *row_sums;         /* the same of its weights in fp32 */
     float *scores;           /* of two pairs of strips, in turn, or of all that share a block: [2][2][block_keys][16] */
-    char *weights;           /* of two pairs in turn, or of all: [2][2][block_keys / 32] A tiles */
+    char *weights;           /* of two pairs in turn, or of all: [2][2][pieces][block_keys / 32] A tiles */
     float *step_scores;      /* [2][32][16]: a step of a pair of strips that share a block */
     char *spread;            /* [2][16 lanes][4] rows of A tiles: attend_few_tiles.c */
-    char *pairs;             /* [block_keys / 32][Dv / 16] B tiles of V */
-    char *k_copies;          /* [block_keys / 16][D / 32] A tiles */
+    char *pairs;             /* [pieces][block_keys / 32][Dv / 16] B tiles of V */
+    char *k_copies;          /* [block_keys / 16][pieces][D / 32] A tiles */
     char *head_copies;       /* of two heads in turn: K as k_copies or rows of V; attend_few_tiles.c */
     char *v_copies;          /* [FV_STEP_KEYS][Dv] */
     char *key_rows;          /* [16][D] keys that had to be converted */
@@ -85,6 +85,8 @@ typedef struct fv_tile_item {
     int32_t first_head, num_heads;
     int32_t num_strips; /* of a head */
     int32_t block_keys;
+    int32_t pieces;     /* fv_tile_pieces */
+    int32_t keeps_keys; /* in pieces: tiles are those that the worker keeps */
     fv_rescaling rescaling;
     fv_prefetch_stream ahead;
     int32_t ahead_portions; /* of FV_AHEAD_BYTES, at each site */
@@ -98,6 +100,9 @@ typedef struct fv_tile_item {
 /* Elements of a head as the tiles have it: zeros stand behind the last of it. */
 static inline int32_t fv_tile_size(int32_t size) { return (int32_t)fv_round_up(size, FV_TILE_DEPTH); }
 
+/* Numbers of bf16 whose sum an element is: 2 where queries are fp16 (half_pieces.h). */
+static inline int32_t fv_tile_pieces(const fv_attend_params *params) { return params->q_dtype == FV_DTYPE_F16 ? 2 : 1; }
+
 static inline int32_t fv_heads_are_padded(int32_t head_size, int32_t v_head_size)
 {
     return head_size % FV_TILE_DEPTH != 0 || v_head_size % FV_TILE_DEPTH != 0;
@@ -110,6 +115,7 @@ static inline void fv_tile_item_begin(fv_tile_item *item, const fv_attend_job *j
     item->natural = *job;
     item->natural.lane_dtype = FV_DTYPE_F32;
     const fv_attend_params *params = job->params;
+    item->pieces = fv_tile_pieces(params);
     if (!fv_heads_are_padded(params->head_size, params->v_head_size)) return;
     item->padded = *params;
     item->padded.head_size = fv_tile_size(params->head_size);
@@ -143,6 +149,24 @@ static inline void fv_tile_pad_queries(const fv_tile_item *item, const char *row
     }
 }
 
+/* Bytes from the high pieces to the low ones of a strip's queries, and of the keys of a tile. */
+static inline int64_t fv_query_piece_bytes(const fv_tile_item *item)
+{
+    return (int64_t)FV_TILE_STRIP_ROWS * item->job->params->head_size * FV_BF16_BYTES;
+}
+
+/* The same of a strip's weights. */
+static inline int64_t fv_weight_piece_bytes(const fv_tile_item *item)
+{
+    return (int64_t)item->block_keys * FV_TILE_STRIP_ROWS * FV_BF16_BYTES;
+}
+
+/* The same of the pairs of values. */
+static inline int64_t fv_pairs_piece_bytes(const fv_tile_item *item)
+{
+    return (int64_t)item->block_keys * item->job->params->v_head_size * FV_BF16_BYTES;
+}
+
 /* --- scratch -------------------------------------------------------------------------------------------------- */
 
 static inline int32_t fv_num_strips(int32_t num_rows) { return (int32_t)fv_ceil_div(num_rows, FV_TILE_STRIP_ROWS); }
@@ -155,8 +179,9 @@ static inline fv_tile_scratch fv_tile_scratch_of(const fv_attend_params *params,
     const size_t weighed = (size_t)fv_max_i32(2 * FV_TILE_GROUP_PAIRS, shared_strips);
     const size_t strip_scores = keys * FV_TILE_STRIP_ROWS;
     const size_t many = all_strips >= FV_TILE_COPY_STRIPS ? strips : 0;
-    const size_t v_size = (size_t)fv_tile_size(params->v_head_size), v_bytes = v_size * FV_BF16_BYTES;
-    const size_t k_bytes = (size_t)fv_tile_size(params->head_size) * FV_BF16_BYTES;
+    const size_t pieces_bytes = (size_t)fv_tile_pieces(params) * FV_BF16_BYTES;
+    const size_t v_size = (size_t)fv_tile_size(params->v_head_size), v_bytes = v_size * pieces_bytes;
+    const size_t k_bytes = (size_t)fv_tile_size(params->head_size) * pieces_bytes;
     /* Many strips: addresses modulo a page decide whether loads wait for stores (pair_step.h). */
     const size_t alignment = many && !shared_strips ? FV_TILE_PAGE : FV_CACHE_LINE;
     fv_tile_scratch scratch = {0};
@@ -168,7 +193,7 @@ static inline fv_tile_scratch fv_tile_scratch_of(const fv_attend_params *params,
     scratch.weight_sums = fv_scratch_take(memory, &scratch.bytes, many * FV_TILE_BYTES);
     scratch.row_sums = fv_scratch_take(memory, &scratch.bytes, many * FV_TILE_BYTES);
     scratch.scores = fv_scratch_take_aligned(memory, &scratch.bytes, weighed * strip_scores * sizeof(float), alignment);
-    scratch.weights = fv_scratch_take(memory, &scratch.bytes, weighed * strip_scores * FV_BF16_BYTES);
+    scratch.weights = fv_scratch_take(memory, &scratch.bytes, weighed * strip_scores * pieces_bytes);
     scratch.spread = fv_scratch_take(memory, &scratch.bytes, 8 * (size_t)FV_TILE_BYTES);
     const size_t slices = shared_strips ? v_size / (2 * FV_TILE_COLUMNS) : 0;
     scratch.step_scores = fv_scratch_take(memory, &scratch.bytes, (shared_strips ? 4 : 0) * (size_t)FV_TILE_BYTES);

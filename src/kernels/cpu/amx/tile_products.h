@@ -73,4 +73,72 @@ static inline void fv_strip_rescale_sums(const fv_tile_strip *strip, int32_t siz
     }
 }
 
+/* --- of pieces (half_pieces.h) ----------------------------------------------------------------------------------- */
+
+/* Four of a step's scores' products, or two of one strip; operands are in tiles 4 to 7. */
+#define FV_HALF_DOT(tiles, num)          \
+    do {                                 \
+        fv_tile_dot(tiles, 0, 4, 6);     \
+        fv_tile_dot(tiles, 1, 5, 6);     \
+        if ((num) == 2) {                \
+            fv_tile_dot(tiles, 2, 4, 7); \
+            fv_tile_dot(tiles, 3, 5, 7); \
+        }                                \
+    } while (0)
+
+/* Scores of a step, 32 elements from d * 32 on: high keys with high queries, these with low ones, low keys with those, and
+ * with high ones, so that a change is of one operand. */
+FV_ALWAYS_INLINE void fv_half_dot(fv_tile_item *item, const fv_strip_pair *pair, int32_t step, int32_t d,
+                                  const int32_t num)
+{
+    fv_tiles *tiles = &item->tiles;
+    const int64_t piece_bytes = fv_query_piece_bytes(item), at = d * FV_TILE_BYTES;
+    const char *q0 = pair->strips[0]->q + at, *q1 = pair->strips[num - 1]->q + at;
+    const char *k0 = item->scratch.k_copies + 4 * piece_bytes * step + at, *k1 = k0 + 2 * piece_bytes;
+    fv_tile_load(tiles, 6, q0, FV_TILE_ROW_BYTES);
+    fv_tile_load(tiles, 4, k0, FV_TILE_ROW_BYTES);
+    fv_tile_load(tiles, 5, k1, FV_TILE_ROW_BYTES);
+    if (num == 2) fv_tile_load(tiles, 7, q1, FV_TILE_ROW_BYTES);
+    FV_HALF_DOT(tiles, num);
+    fv_tile_load(tiles, 6, q0 + piece_bytes, FV_TILE_ROW_BYTES);
+    if (num == 2) fv_tile_load(tiles, 7, q1 + piece_bytes, FV_TILE_ROW_BYTES);
+    FV_HALF_DOT(tiles, num);
+    fv_tile_load(tiles, 4, k0 + piece_bytes, FV_TILE_ROW_BYTES);
+    fv_tile_load(tiles, 5, k1 + piece_bytes, FV_TILE_ROW_BYTES);
+    FV_HALF_DOT(tiles, num);
+    fv_tile_load(tiles, 6, q0, FV_TILE_ROW_BYTES);
+    if (num == 2) fv_tile_load(tiles, 7, q1, FV_TILE_ROW_BYTES);
+    FV_HALF_DOT(tiles, num);
+    fv_tile_call_ahead(item);
+}
+
+/* Four products of values of two strips; operands are in tiles 4 to 7. */
+#define FV_HALF_ADD(tiles)           \
+    do {                             \
+        fv_tile_dot(tiles, 0, 4, 6); \
+        fv_tile_dot(tiles, 1, 4, 7); \
+        fv_tile_dot(tiles, 2, 5, 6); \
+        fv_tile_dot(tiles, 3, 5, 7); \
+    } while (0)
+
+/* The values of a step: `pairs` are the two B tiles of its columns. Low weights with high values, high ones with these,
+ * then with low ones. */
+FV_ALWAYS_INLINE void fv_half_add_step(fv_tile_item *item, const fv_strip_pair *pair, int32_t step, const char *pairs)
+{
+    fv_tiles *tiles = &item->tiles;
+    const int64_t weights_bytes = fv_weight_piece_bytes(item), pairs_bytes = fv_pairs_piece_bytes(item);
+    const char *high = pair->weights[0] + step * FV_TILE_BYTES, *other_high = pair->weights[1] + step * FV_TILE_BYTES;
+    fv_tile_load(tiles, 6, pairs, FV_TILE_ROW_BYTES);
+    fv_tile_load(tiles, 4, high + weights_bytes, FV_TILE_ROW_BYTES);
+    fv_tile_load(tiles, 7, pairs + FV_TILE_BYTES, FV_TILE_ROW_BYTES);
+    fv_tile_load(tiles, 5, other_high + weights_bytes, FV_TILE_ROW_BYTES);
+    FV_HALF_ADD(tiles);
+    fv_tile_load(tiles, 4, high, FV_TILE_ROW_BYTES);
+    fv_tile_load(tiles, 5, other_high, FV_TILE_ROW_BYTES);
+    FV_HALF_ADD(tiles);
+    fv_tile_load(tiles, 6, pairs + pairs_bytes, FV_TILE_ROW_BYTES);
+    fv_tile_load(tiles, 7, pairs + pairs_bytes + FV_TILE_BYTES, FV_TILE_ROW_BYTES);
+    FV_HALF_ADD(tiles);
+}
+
 #endif

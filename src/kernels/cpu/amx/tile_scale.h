@@ -21,12 +21,13 @@ static inline void fv_tile_scale_init(fv_tile_strip *strip)
     for (int32_t v = 0; v < FV_TILE_STRIP_ROWS / FV_LANES; v++) fv_amla_scale_init(&strip->scale[v]);
 }
 
-/* n, s and gamma for the strip's new maxima, and what to add to the bits of its sums. */
-static inline void fv_tile_scale_move(fv_tile_strip *strip, const float *old_max, fv_rescaling rescaling)
+/* n, s and gamma for the strip's new maxima, and what to add to the bits of its sums. dtype: of the queries. */
+static inline void fv_tile_scale_move(fv_tile_strip *strip, const float *old_max, fv_dtype dtype,
+                                      fv_rescaling rescaling)
 {
     for (int32_t v = 0; v < FV_TILE_STRIP_ROWS / FV_LANES; v++) {
         const fv_i32x8 addend = fv_amla_scale_move(&strip->scale[v], fv_load_f32(strip->rows.max + v * FV_LANES),
-                                                   fv_load_f32(old_max + v * FV_LANES), FV_DTYPE_BF16, rescaling);
+                                                   fv_load_f32(old_max + v * FV_LANES), dtype, rescaling);
         memcpy(strip->addend + v * FV_LANES, &addend, sizeof(addend));
     }
 }

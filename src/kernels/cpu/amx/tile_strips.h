@@ -3,6 +3,7 @@
 #ifndef FV_KERNELS_CPU_AMX_TILE_STRIPS_H
 #define FV_KERNELS_CPU_AMX_TILE_STRIPS_H
 
+#include "kernels/cpu/amx/half_pieces.h"
 #include "kernels/cpu/amx/weigher.h"
 
 enum {
@@ -29,7 +30,7 @@ static inline void fv_strip_find_queries(const char *rows[FV_TILE_STRIP_ROWS], c
     }
 }
 
-/* To B tiles, or as_rows to A tiles; then returns the largest magnitudes. */
+/* To B tiles, or as_rows to A tiles. Returns the largest magnitudes of A tiles, and of what comes in pieces. */
 static inline fv_words fv_strip_pack_queries(const fv_tile_strip *strip, const fv_tile_item *item, int32_t kv_head,
                                              int32_t as_rows)
 {
@@ -37,6 +38,7 @@ static inline fv_words fv_strip_pack_queries(const fv_tile_strip *strip, const f
     const fv_attend_job *job = item->job;
     const char *rows[FV_TILE_STRIP_ROWS];
     fv_strip_find_queries(rows, job, kv_head, strip->rows.first_row);
+    if (item->pieces > 1) return fv_half_pack_queries(strip->q, item, rows);
     fv_tile_pad_queries(item, rows);
     for (int32_t d = 0; d < job->params->head_size; d += FV_TILE_DEPTH) {
         char *tile = strip->q + d / FV_TILE_DEPTH * FV_TILE_BYTES;
@@ -63,7 +65,7 @@ static inline void fv_strip_call_queries(const fv_attend_job *job, int32_t kv_he
             __builtin_prefetch(rows[row] + i, 0, 2);
 }
 
-/* Sums are not set yet. q_as_rows: queries become A tiles, and their largest magnitudes are returned, else B tiles.
+/* Sums are not set yet. q_as_rows: queries become A tiles, else B tiles. Returns as fv_strip_pack_queries.
  * Calls ahead once for each strip. */
 static inline fv_words fv_strips_begin(fv_tile_item *item, int32_t q_as_rows)
 {
@@ -73,7 +75,7 @@ static inline fv_words fv_strips_begin(fv_tile_item *item, int32_t q_as_rows)
     for (int32_t i = 0; i < num_all; i++) {
         const int32_t kv_head = item->first_head + i / item->num_strips;
         fv_tile_strip *strip = &item->scratch.strips[i];
-        strip->q = item->scratch.q + (size_t)i * FV_TILE_STRIP_ROWS * (size_t)job->params->head_size * FV_BF16_BYTES;
+        strip->q = item->scratch.q + i * item->pieces * fv_query_piece_bytes(item);
         strip->sums = item->scratch.sums + (size_t)i * item->scratch.sums_stride;
         fv_row_strip_init(&strip->rows, job, kv_head, i % item->num_strips * FV_TILE_STRIP_ROWS,
                           fv_strip_num_vectors(FV_TILE_STRIP_ROWS));
@@ -95,7 +97,7 @@ static inline void fv_strip_zero_sums(const fv_tile_strip *strip, int32_t size)
 /* The weights of strip `i`, of those that are kept at a time. */
 static inline char *fv_tile_weights(const fv_tile_item *item, int32_t i)
 {
-    return item->scratch.weights + (int64_t)i * item->block_keys * FV_TILE_STRIP_ROWS * FV_BF16_BYTES;
+    return item->scratch.weights + i * item->pieces * fv_weight_piece_bytes(item);
 }
 
 /* --- scores ------------------------------------------------------------------------------------------------------ */
@@ -191,10 +193,10 @@ static inline void fv_strip_weigh_any(fv_tile_strip *strip, float *scores, char 
     float old_max[FV_TILE_STRIP_ROWS];
     memcpy(old_max, rows->max, sizeof(old_max));
     fv_row_strip_softmax(rows, scores, &span);
-    if (fv_rescaling_adds(item->rescaling)) fv_tile_scale_move(strip, old_max, item->rescaling);
+    if (fv_rescaling_adds(item->rescaling)) fv_tile_scale_move(strip, old_max, job->params->q_dtype, item->rescaling);
     const fv_lanes s = fv_tile_scale_of(strip);
     for (int32_t step = pair->first_step; step < pair->end_step; step++) {
-        fv_words words[16];
+        fv_words words[16], low_words[16];
         for (int32_t p = 0; p < 16; p++) {
             fv_lanes halves[2];
             for (int32_t half = 0; half < 2; half++) {
@@ -204,8 +206,14 @@ static inline void fv_strip_weigh_any(fv_tile_strip *strip, float *scores, char 
                                    : fv_lanes_load(scores + key * FV_TILE_STRIP_ROWS) * s;
             }
             words[p] = fv_words_of(halves[0], halves[1]);
+            if (item->pieces == 1) continue;
+            const fv_word_pieces pieces = fv_word_pieces_of(halves[0], halves[1]);
+            words[p] = pieces.high;
+            low_words[p] = pieces.low;
         }
-        fv_words_store_transposed(weights + step * FV_TILE_BYTES, words);
+        char *to = weights + step * FV_TILE_BYTES;
+        fv_words_store_transposed(to, words);
+        if (item->pieces > 1) fv_words_store_transposed(to + fv_weight_piece_bytes(item), low_words);
     }
 }
 

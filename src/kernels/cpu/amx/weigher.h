@@ -171,7 +171,7 @@ static inline int32_t fv_weigher_begin(fv_weigher *weigh, fv_tile_strip *strip, 
     if (fv_rescaling_adds(rescaling)) {
         float old[FV_TILE_STRIP_ROWS];
         fv_lanes_store(old, old_max);
-        fv_tile_scale_move(strip, old, rescaling);
+        fv_tile_scale_move(strip, old, job->params->q_dtype, rescaling);
         weigh->base = fv_tile_scale_base(strip);
     }
     weigh->sum = weigh->other_sum = fv_lanes_splat(0.0f);
@@ -227,6 +227,19 @@ FV_ALWAYS_INLINE fv_words fv_weigher_scaled_words(fv_weigher *weigh, const float
     return fv_words_of(fv_weight_scaled(low, v_scale), fv_weight_scaled(high, other_v_scale));
 }
 
+/* Words p in pieces, times those scales if there are any. */
+FV_ALWAYS_INLINE fv_word_pieces fv_weigher_pieces(fv_weigher *weigh, const float *scores, const float *v_scales,
+                                                  const int32_t p)
+{
+    fv_lanes low, high;
+    fv_weigher_pair(weigh, &low, &high, scores);
+    if (v_scales) {
+        low = fv_weight_scaled(low, fv_lanes_splat(v_scales[fv_words_key(p, 0)]));
+        high = fv_weight_scaled(high, fv_lanes_splat(v_scales[fv_words_key(p, 1)]));
+    }
+    return fv_word_pieces_of(low, high);
+}
+
 /* A quarter of a step: eight of its keys, to words[4 * quarter] and the next three. v_scales: of the step's values, or
  * NULL. */
 FV_ALWAYS_INLINE void fv_weigher_quarter(fv_weigher *weigh, fv_words words[16], const float *scores,
@@ -243,6 +256,19 @@ FV_ALWAYS_INLINE void fv_weigher_quarter(fv_weigher *weigh, fv_words words[16], 
     FV_UNROLL
     for (int32_t p = 4 * quarter; p < 4 * quarter + 4; p++)
         words[p] = fv_weigher_words(weigh, scores + fv_words_key(p, 0) * FV_TILE_STRIP_ROWS, sums_rounded);
+}
+
+/* The same in pieces. */
+FV_ALWAYS_INLINE void fv_weigher_quarter_pieces(fv_weigher *weigh, fv_words words[16], fv_words low_words[16],
+                                                const float *scores, const float *v_scales, const int32_t quarter)
+{
+    FV_UNROLL
+    for (int32_t p = 4 * quarter; p < 4 * quarter + 4; p++) {
+        const fv_word_pieces pieces = fv_weigher_pieces(weigh, scores + fv_words_key(p, 0) * FV_TILE_STRIP_ROWS,
+                                                        v_scales, p);
+        words[p] = pieces.high;
+        low_words[p] = pieces.low;
+    }
 }
 
 /* One step. */

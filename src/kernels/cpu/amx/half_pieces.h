@@ -1,0 +1,144 @@
+/* fp16 in tiles of bf16: a number of 11 bits is the sum of a high piece of 8 and a low one of the rest, exactly. So a dot
+ * product is four of pieces, and a weight, whose pieces hold 16 bits, times a value three products: what those of both low
+ * pieces would add is below the last bit of the weight.
+ *
+ * Rows become tiles of high pieces, behind which those of low ones follow. What is infinite or NaN has no such pieces: the
+ * level below does without them. */
+#ifndef FV_KERNELS_CPU_AMX_HALF_PIECES_H
+#define FV_KERNELS_CPU_AMX_HALF_PIECES_H
+
+#include "kernels/cpu/amx/tile_item.h"
+
+/* As words, above all magnitudes of numbers, of fp16 and of a byte as bf16. */
+#define FV_HALF_INFINITY 0x7c00
+
+/* Of a cache or of queries: as fp16, or as bf16, which formats of a byte become. NULL elements: zeros. */
+typedef struct fv_half_row {
+    const char *elements;
+    int32_t is_bf16;
+} fv_half_row;
+
+/* The first `num` of 32 elements from number d on, zeros behind them; *top: the largest magnitudes so far. */
+FV_ALWAYS_INLINE fv_word_pieces fv_half_row_pieces(const fv_half_row *row, int32_t d, int32_t num, fv_words *top)
+{
+    if (!row->elements) return (fv_word_pieces){0};
+    const fv_words words = fv_words_load_some(row->elements + (int64_t)d * FV_BF16_BYTES, num);
+    *top = fv_words_max(*top, words & 0x7fff);
+    if (row->is_bf16) return (fv_word_pieces){.high = words};
+    return fv_word_pieces_of_f16(words);
+}
+
+/* `size` elements of a row of the plane, to `buffer` where they are not to be read as they lie. */
+static inline fv_half_row fv_half_row_of(char *buffer, const char *row, const fv_kv_plane *plane, int32_t size,
+                                         fv_dtype stored, int32_t in_place, char *gathered)
+{
+    if (stored == FV_DTYPE_F16 && in_place) return (fv_half_row){row, 0};
+    if (stored == FV_DTYPE_F16)
+        fv_row_gather(buffer, row, plane, 0, size, FV_BF16_BYTES);
+    else
+        fv_tile_convert(buffer, row, plane, size, stored, gathered);
+    return (fv_half_row){buffer, stored != FV_DTYPE_F16};
+}
+
+/* Rows of queries to B tiles, and their largest magnitudes. */
+static inline fv_words fv_half_pack_queries(char *to, const fv_tile_item *item, const char *const rows[FV_TILE_ROWS])
+{
+    const int32_t size = item->natural.params->head_size;
+    const int64_t piece_bytes = fv_query_piece_bytes(item);
+    fv_words top = {0};
+    for (int32_t d = 0; d < size; d += FV_TILE_DEPTH, to += FV_TILE_BYTES) {
+        fv_words pieces[2][FV_TILE_ROWS];
+        const char *of[2][FV_TILE_ROWS];
+        for (int32_t i = 0; i < FV_TILE_ROWS; i++) {
+            const fv_half_row row = {rows[i], 0};
+            const fv_word_pieces both = fv_half_row_pieces(&row, d, size - d, &top);
+            pieces[0][i] = both.high;
+            pieces[1][i] = both.low;
+            for (int32_t p = 0; p < 2; p++) of[p][i] = (const char *)&pieces[p][i];
+        }
+        for (int32_t p = 0; p < 2; p++) fv_lanes_store_transposed(to + p * piece_bytes, of[p]);
+    }
+    return top;
+}
+
+/* --- keys -------------------------------------------------------------------------------------------------------- */
+
+/* A key of the block; zeros outside of the item. */
+static inline fv_half_row fv_half_key(const fv_tile_item *item, const fv_key_block *block, int32_t kv_head, int32_t key)
+{
+    if (key < block->first || key >= block->end) return (fv_half_row){0};
+    const fv_tile_scratch *scratch = &item->scratch;
+    const fv_key_source *source = fv_attend_source_of(item->job, block->first_key + key);
+    const char *row = block->k_rows[key] + kv_head * source->k.head_stride;
+    const int32_t own_size = item->natural.params->head_size - source->shared_size;
+    const int32_t in_place = source->k_in_place && source->shared_size == 0;
+    const fv_half_row own = fv_half_row_of(scratch->key_rows, row, &source->k, own_size, source->stored, in_place,
+                                           scratch->gathered);
+    if (source->shared_size == 0) return own;
+    row = (const char *)source->k_shared.data +
+          (item->job->dense_row + block->first_key + key) * source->k_shared.slot_stride;
+    const fv_half_row shared = fv_half_row_of(scratch->gathered, row, &source->k_shared, source->shared_size,
+                                              source->stored, 0, NULL);
+    memcpy(scratch->key_rows + own_size * FV_BF16_BYTES, shared.elements, (size_t)source->shared_size * FV_BF16_BYTES);
+    return own;
+}
+
+/* Keys of the block for one head, to A tiles. Returns 1 if some are infinite or NaN. */
+static inline int32_t fv_half_copy_keys(const fv_tile_item *item, const fv_key_block *block, int32_t kv_head)
+{
+    const int32_t size = item->natural.params->head_size;
+    const int64_t piece_bytes = fv_query_piece_bytes(item);
+    fv_words top = {0};
+    for (int32_t key = 0; key < fv_key_block_steps(block) * FV_STEP_KEYS; key++) {
+        char *tile = item->scratch.k_copies + 2 * piece_bytes * (key / FV_TILE_ROWS);
+        const fv_half_row row = fv_half_key(item, block, kv_head, key);
+        char *to = tile + key % FV_TILE_ROWS * FV_TILE_ROW_BYTES;
+        for (int32_t d = 0; d < size; d += FV_TILE_DEPTH, to += FV_TILE_BYTES) {
+            const fv_word_pieces pieces = fv_half_row_pieces(&row, d, size - d, &top);
+            fv_words_store(to, pieces.high);
+            fv_words_store(to + piece_bytes, pieces.low);
+        }
+    }
+    return !fv_words_all_below(top, FV_HALF_INFINITY);
+}
+
+/* --- values ------------------------------------------------------------------------------------------------------ */
+
+/* A value of the block; `copy`: 0 or 1, where it is not to be read as it lies. */
+static inline fv_half_row fv_half_value(const fv_tile_item *item, const fv_key_block *block, int32_t kv_head,
+                                        int32_t key, int32_t copy)
+{
+    if (key < block->first || key >= block->end) return (fv_half_row){0};
+    const int32_t size = item->natural.params->v_head_size;
+    const fv_key_source *source = fv_attend_source_of(item->job, block->first_key + key);
+    const char *row = block->v_rows[key] + kv_head * source->v.head_stride;
+    char *buffer = item->scratch.v_copies + (int64_t)copy * item->job->params->v_head_size * FV_BF16_BYTES;
+    return fv_half_row_of(buffer, row, &source->v, size, source->stored, source->v_in_place, item->scratch.gathered);
+}
+
+/* Values of the block for one head, to B tiles of pairs. Returns 1 if some are infinite or NaN. */
+static inline int32_t fv_half_pair_values(fv_tile_item *item, const fv_key_block *block, int32_t kv_head)
+{
+    const int32_t size = item->natural.params->v_head_size, padded = item->job->params->v_head_size;
+    const int64_t piece_bytes = fv_pairs_piece_bytes(item);
+    fv_words top = {0};
+    for (int32_t key = block->first / FV_STEP_KEYS * FV_STEP_KEYS; key < fv_key_block_steps(block) * FV_STEP_KEYS;
+         key += 2) {
+        const int32_t step = key / FV_STEP_KEYS, pair = key % FV_STEP_KEYS / 2;
+        char *to = item->scratch.pairs + (int64_t)step * FV_STEP_KEYS * padded * FV_BF16_BYTES +
+                   pair * FV_TILE_ROW_BYTES;
+        fv_half_row rows[2];
+        for (int32_t i = 0; i < 2; i++) rows[i] = fv_half_value(item, block, kv_head, key + i, i);
+        for (int32_t d = 0; d < padded; d += FV_TILE_DEPTH, to += 2 * FV_TILE_BYTES) {
+            fv_word_pieces of[2];
+            for (int32_t i = 0; i < 2; i++) of[i] = fv_half_row_pieces(&rows[i], d, size - d, &top);
+            fv_words_store_pairs(to, to + FV_TILE_BYTES, (const char *)&of[0].high, (const char *)&of[1].high);
+            fv_words_store_pairs(to + piece_bytes, to + piece_bytes + FV_TILE_BYTES, (const char *)&of[0].low,
+                                 (const char *)&of[1].low);
+        }
+        fv_tile_call_ahead(item);
+    }
+    return !fv_words_all_below(top, FV_HALF_INFINITY);
+}
+
+#endif
