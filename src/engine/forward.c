@@ -39,14 +39,14 @@ static fv_status create_frequencies(fv_forward *forward)
     return FV_OK;
 }
 
-static fv_status create_activations(fv_forward *forward, size_t tokens, size_t logit_rows, fv_dtype attention_dtype)
+static fv_status create_activations(fv_forward *forward, size_t tokens, size_t logit_rows)
 {
     const fv_model_config *config = &forward->model->config;
     const size_t angles = (size_t)config->num_groups * (size_t)config->rope_size / 2;
     const size_t num_experts = (size_t)config->experts.num_experts;
     const size_t routed_size = num_experts > 0 ? (size_t)config->hidden_size : 0;
     const size_t q_latent_size = (size_t)config->q_lora_rank;
-    const size_t narrow_tokens = attention_dtype == FV_DTYPE_BF16 ? tokens : 0;
+    const size_t narrow_tokens = forward->attention_dtype == FV_DTYPE_F32 ? 0 : tokens;
     float *narrow_qkv, *narrow_attended;
     fv_forward_experts *experts = &forward->experts;
     const struct {
@@ -100,10 +100,10 @@ fv_status fv_forward_init(fv_forward *forward, const fv_model *model, fv_context
         .gemm = gemm,
         .max_tokens = max_tokens,
         .max_logit_rows = max_logit_rows,
+        .attention_dtype = attention_dtype,
     };
     fv_status status = create_frequencies(forward);
-    if (status == FV_OK)
-        status = create_activations(forward, (size_t)max_tokens, (size_t)max_logit_rows, attention_dtype);
+    if (status == FV_OK) status = create_activations(forward, (size_t)max_tokens, (size_t)max_logit_rows);
     if (status == FV_OK) status = fv_gemm_reserve(gemm, fv_max_i32(max_tokens, max_logit_rows));
     if (status == FV_OK && model->config.experts.num_experts > 0) {
         status = fv_forward_experts_init(&forward->experts, &model->config, max_tokens);
@@ -212,14 +212,14 @@ static void rope_row(const fv_pass *on, int64_t row)
     }
     if (forward->narrow_qkv)
         fv_narrow_row(forward->narrow_qkv + row * qkv_size(config), forward->qkv + row * qkv_size(config),
-                      qkv_size(config));
+                      qkv_size(config), forward->attention_dtype);
 }
 
 static void widen_row(const fv_pass *on, int64_t row)
 {
     const fv_forward *forward = on->forward;
     const int32_t size = q_size(&forward->model->config);
-    fv_widen_row(forward->attended + row * size, forward->narrow_attended + row * size, size);
+    fv_widen_row(forward->attended + row * size, forward->narrow_attended + row * size, size, forward->attention_dtype);
 }
 
 static void activation_row(const fv_pass *on, int64_t row)
@@ -271,7 +271,7 @@ fv_status fv_pass_attend(const fv_pass *on, const fv_layer *tensors)
 static fv_tensor heads_of_qkv(const fv_forward *forward, int32_t num_tokens, int32_t first_head, int32_t num_heads)
 {
     const fv_model_config *config = &forward->model->config;
-    const fv_dtype dtype = forward->narrow_qkv ? FV_DTYPE_BF16 : FV_DTYPE_F32;
+    const fv_dtype dtype = forward->attention_dtype;
     char *qkv = forward->narrow_qkv ? (char *)forward->narrow_qkv : (char *)forward->qkv;
     const int64_t bytes = (int64_t)fv_dtype_bytes(dtype);
     fv_tensor heads = fv_tensor_3d(qkv + first_head * config->head_size * bytes, dtype, num_tokens, num_heads,
@@ -292,9 +292,8 @@ static fv_status attend_heads(fv_pass *on)
         .k = heads_of_qkv(forward, rows, q_heads, kv_heads),
         .v = heads_of_qkv(forward, rows, q_heads + kv_heads, kv_heads),
         .kv_cache = on->step->caches[on->index],
-        .out = forward->narrow_attended
-                   ? fv_tensor_3d(forward->narrow_attended, FV_DTYPE_BF16, rows, q_heads, config->head_size)
-                   : fv_tensor_3d(forward->attended, FV_DTYPE_F32, rows, q_heads, config->head_size),
+        .out = fv_tensor_3d(forward->narrow_attended ? (void *)forward->narrow_attended : (void *)forward->attended,
+                            forward->attention_dtype, rows, q_heads, config->head_size),
     };
     const fv_status status = fv_pass_attend(on, &tensors);
     if (status == FV_OK && forward->narrow_attended) for_rows(on, widen_row);

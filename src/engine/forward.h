@@ -48,7 +48,8 @@ typedef struct fv_forward {
     float *q_latent;                        /* [T, q_lora_rank]: MLA with one */
     float *q;                               /* [T, Hq D]: the same */
     float *attended;                        /* [T, Hq Dv] */
-    uint16_t *narrow_qkv, *narrow_attended; /* as bf16; NULL: attention takes and leaves fp32 */
+    fv_dtype attention_dtype;               /* of what attention takes and leaves */
+    uint16_t *narrow_qkv, *narrow_attended; /* of that; NULL: it is fp32 */
     float *projected;                       /* [T, hidden] what is added to the residual stream next */
     float *gate_up;      /* [T, 2 ffn], ffn the largest of a layer, of shared experts, and of an expert */
     float *activated;    /* [T, ffn] */
@@ -75,7 +76,7 @@ typedef struct fv_forward_step {
 } fv_forward_step;
 
 /* Allocates for steps of max_tokens and max_logit_rows rows of logits. attention_dtype of the plans' queries and outputs: F32,
- * or BF16 (not for MLA). Keeps the rest. */
+ * or F16 or BF16 (not for MLA). Keeps the rest. */
 fv_status fv_forward_init(fv_forward *forward, const fv_model *model, fv_context *context, fv_gemm_library *gemm,
                           int32_t max_tokens, int32_t max_logit_rows, fv_dtype attention_dtype);
 void fv_forward_deinit(fv_forward *forward); /* takes a zeroed one */

@@ -94,12 +94,39 @@ void fv_add_scaled_row(float *x, const float *y, float factor, int32_t size)
     for (int32_t i = 0; i < size; i++) x[i] += factor * y[i];
 }
 
-void fv_narrow_row(uint16_t *y, const float *x, int32_t size)
+/* fv_f16_of_f32 and fv_f32_of_f16 without branches, so that the compiler may do several at a time. Below the smallest normal
+ * number an addition leaves the rounded count of units in the low bits, and a product the units' worth. */
+static uint16_t half_of(float value)
 {
-    for (int32_t i = 0; i < size; i++) y[i] = fv_bf16_of_f32(x[i]);
+    const uint32_t bits = fv_bits_of_f32(value), magnitude = bits & 0x7fffffffu;
+    const uint32_t normal = ((magnitude + 0xfffu + (magnitude >> 13 & 1u)) >> 13) - (112u << 10);
+    const uint32_t small = fv_bits_of_f32(fv_f32_of_bits(magnitude) + 0.5f) - 0x3f000000u;
+    uint32_t half = magnitude < 0x38800000u ? small : normal;
+    half = magnitude >= 0x47800000u || half > 0x7c00u ? 0x7c00u : half;
+    half = magnitude > 0x7f800000u ? 0x7fffu : half;
+    return (uint16_t)((bits >> 16 & 0x8000u) | half);
 }
 
-void fv_widen_row(float *y, const uint16_t *x, int32_t size)
+static float of_half(uint16_t stored)
 {
-    for (int32_t i = 0; i < size; i++) y[i] = fv_f32_of_bf16(x[i]);
+    const uint32_t magnitude = stored & 0x7fffu;
+    const uint32_t wide = fv_bits_of_f32(fv_f32_of_bits(magnitude << 13) * 0x1p112f);
+    const uint32_t special = magnitude >= 0x7c00u ? 0x7f800000u : 0;
+    return fv_f32_of_bits((uint32_t)(stored & 0x8000u) << 16 | special | wide);
+}
+
+void fv_narrow_row(uint16_t *y, const float *x, int32_t size, fv_dtype dtype)
+{
+    if (dtype == FV_DTYPE_F16)
+        for (int32_t i = 0; i < size; i++) y[i] = half_of(x[i]);
+    else
+        for (int32_t i = 0; i < size; i++) y[i] = fv_bf16_of_f32(x[i]);
+}
+
+void fv_widen_row(float *y, const uint16_t *x, int32_t size, fv_dtype dtype)
+{
+    if (dtype == FV_DTYPE_F16)
+        for (int32_t i = 0; i < size; i++) y[i] = of_half(x[i]);
+    else
+        for (int32_t i = 0; i < size; i++) y[i] = fv_f32_of_bf16(x[i]);
 }

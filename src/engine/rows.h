@@ -5,6 +5,8 @@
 
 #include <stdint.h>
 
+#include "fovea/dtype.h"
+
 /* y = x / sqrt(mean(x^2) + epsilon) * weight (Zhang and Sennrich, arXiv 1910.07467). y may be x. */
 void fv_rms_norm_row(float *y, const float *x, const float *weight, int32_t size, float epsilon);
 
@@ -26,9 +28,9 @@ void fv_rope_row_halves(float *heads, const float *cosines, const float *sines, 
 void fv_swiglu_row(float *y, const float *gate_up, int32_t size);
 void fv_geglu_row(float *y, const float *gate_up, int32_t size);
 
-/* y = x as bf16, rounded to nearest even; and back. */
-void fv_narrow_row(uint16_t *y, const float *x, int32_t size);
-void fv_widen_row(float *y, const uint16_t *x, int32_t size);
+/* y = x as `dtype`, F16 or BF16, rounded to nearest even; and back. */
+void fv_narrow_row(uint16_t *y, const float *x, int32_t size, fv_dtype dtype);
+void fv_widen_row(float *y, const uint16_t *x, int32_t size, fv_dtype dtype);
 
 /* x *= factor */
 void fv_scale_row(float *x, float factor, int32_t size);

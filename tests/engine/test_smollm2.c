@@ -171,6 +171,7 @@ static void test_narrow_caches(void **state)
     static const narrow_cache caches[] = {
         {FV_DTYPE_I8, 0.15, 0.01, FV_DTYPE_NONE},    {FV_DTYPE_F8_E4M3, 0.4, 0.04, FV_DTYPE_NONE},
         {FV_DTYPE_F8_E5M2, 0.8, 0.1, FV_DTYPE_NONE}, {FV_DTYPE_BF16, 0.05, 0.005, FV_DTYPE_BF16},
+        {FV_DTYPE_F16, 0.05, 0.005, FV_DTYPE_NONE},  {FV_DTYPE_F16, 0.05, 0.005, FV_DTYPE_F16},
         {FV_DTYPE_I8, 0.15, 0.01, FV_DTYPE_BF16},    {FV_DTYPE_F8_E4M3, 0.4, 0.04, FV_DTYPE_BF16},
     };
     const fixture *f = fixture_or_skip(state);

@@ -106,9 +106,10 @@ void generate_print_help(void)
         "      --kv-cache-dtype TYPE   auto (float16; bfloat16 on a GPU, and with that as --attention-dtype), "
         "float32,\n"
         "                              float16, bfloat16, fp8_e4m3, fp8_e5m2, int8\n"
-        "      --attention-dtype TYPE  of queries and results of attention: auto (float32, on a GPU bfloat16), "
-        "float32,\n"
-        "                              bfloat16, which is what a CPU with AMX is fast in\n"
+        "      --attention-dtype TYPE  of queries and results of attention: auto (float32; float16 with AMX over a "
+        "cache\n"
+        "                              of it or of a byte; bfloat16 on a GPU), float32, float16, bfloat16, the fastest\n"
+        "                              with AMX\n"
         "      --block-size N          tokens of a cache block, from 1; default 16\n"
         "      --cache-tokens N        tokens that the cache holds; default the model's context length\n"
         "      --max-batched-tokens N  tokens of a step, longer prompts are cut; default 512\n"
@@ -204,6 +205,7 @@ static fv_status set_option(generate_options *o, int option, const char *text)
     static const fv_dtype kv_dtypes[] = {FV_DTYPE_F32,     FV_DTYPE_F16,     FV_DTYPE_BF16,
                                          FV_DTYPE_F8_E4M3, FV_DTYPE_F8_E5M2, FV_DTYPE_I8};
     static const fv_dtype gemm_dtypes[] = {FV_DTYPE_F32, FV_DTYPE_BF16};
+    static const fv_dtype attention_dtypes[] = {FV_DTYPE_F32, FV_DTYPE_F16, FV_DTYPE_BF16};
     switch (option) {
     case 'm':
         free(o->model);
@@ -219,7 +221,8 @@ static fv_status set_option(generate_options *o, int option, const char *text)
         return read_dtype(&o->session.kv_cache_dtype, "--kv-cache-dtype", text,
                           "float32, float16, bfloat16, fp8_e4m3, fp8_e5m2, int8", kv_dtypes, FV_ARRAY_LEN(kv_dtypes));
     case OPTION_ATTENTION_DTYPE:
-        return read_dtype(&o->session.attention_dtype, "--attention-dtype", text, "float32, bfloat16", gemm_dtypes, 2);
+        return read_dtype(&o->session.attention_dtype, "--attention-dtype", text, "float32, float16, bfloat16",
+                          attention_dtypes, FV_ARRAY_LEN(attention_dtypes));
     case OPTION_DTYPE:
         return read_dtype(&o->engine.compute_dtype, "--dtype", text, "float32, bfloat16", gemm_dtypes, 2);
     case OPTION_THREADS: return fv_args_i32(&o->engine.num_threads, "--threads", text, 1, 1024);
