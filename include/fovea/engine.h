@@ -121,14 +121,16 @@ typedef struct fv_session_options {
                                       Layers with a window take no more than their window needs */
     int32_t max_batched_tokens;    /* of a step; longer prompts are cut into chunks; 0 = 512 */
     int32_t max_num_seqs;          /* requests that run at once, at most max_batched_tokens; 0 = 16 */
-    int32_t batch_invariant;       /* 1: a request's results do not depend, bit for bit, on the others */
+    int32_t batch_invariant;       /* 1: a request's results do not depend, bit for bit, on the others; the tiles of AMX, by
+                                      which they would, are left out unless `kernels` names them */
     uint64_t attention_workspace_bytes; /* 0 = chosen; less leads to more, smaller chunks of cached context */
     int32_t
         no_graphs; /* 1: plain launches on a GPU too. Graphs serve steps of decodes, captured at creation for 1, 2, 4,
                           8, 16, 24, ... requests up to max_num_seqs; fewer requests take the next larger one */
     fv_dtype
         attention_dtype; /* of queries, new keys and values, and results of attention. NONE: on a GPU BF16, which is all that it
-                                 takes; on a CPU F32, but F16 where it has AMX, the cache is of F16 or of one byte and `kernels` is NULL.
+                                 takes; on a CPU F32, but F16 where it has AMX and the cache is of F16 or of one byte, `kernels` is NULL
+                                 and batch_invariant 0.
                                  With AMX prefill of a cache of F16 takes 0.4 of the time in F16, one of BF16 0.15 in BF16, which
                                  moves logits ten times as far. MLA on a CPU: F32 */
 } fv_session_options;

@@ -50,7 +50,7 @@ static fv_status apply_defaults(fv_session_options *out, const fv_session_option
 static bool is_for_tiles(const fv_session_options *options, const fv_engine *engine)
 {
     const fv_dtype cache = options->kv_cache_dtype;
-    if (engine->context->isa < FV_ISA_AMX || options->kernels) return false;
+    if (engine->context->isa < FV_ISA_AMX || options->kernels || options->batch_invariant) return false;
     if (engine->model->config.attention == FV_ATTENTION_MLA) return false;
     return cache == FV_DTYPE_NONE || cache == FV_DTYPE_F16 || fv_dtype_bytes(cache) == 1;
 }
@@ -88,6 +88,14 @@ static fv_status fail_plan(fv_status status)
     return fv_fail(status, "attention_workspace_bytes%s", text + strlen(name));
 }
 
+/* A row's bits by tiles depend on which others of its sequence are in the step, and so on where others cut a prompt. */
+static const char *choose_kernels(const fv_session *session, const fv_session_options *options)
+{
+    const bool is_cpu = session->runner == &fv_cpu_runner, has_tiles = session->engine->context->isa >= FV_ISA_AMX;
+    if (options->kernels || !options->batch_invariant || !is_cpu || !has_tiles) return options->kernels;
+    return options->attention_dtype == FV_DTYPE_F32 ? NULL : "avx512";
+}
+
 fv_status fv_session_create_plan(fv_plan **plan, fv_session *session, int32_t group, const fv_plan_size *size,
                                  const fv_session_options *options)
 {
@@ -117,7 +125,7 @@ fv_status fv_session_create_plan(fv_plan **plan, fv_session *session, int32_t gr
         .struct_size = sizeof(plan_options),
         .device = session->device,
         .backend = options->attention_backend,
-        .kernels = options->kernels,
+        .kernels = choose_kernels(session, options),
         .batch_invariant = options->batch_invariant,
         .static_grid = size->is_graph,
         .static_list = size->is_graph,

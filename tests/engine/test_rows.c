@@ -45,7 +45,8 @@ static void floats_round_as_one_by_one(void **state)
         uint16_t narrow[NUM];
         for (int32_t i = 0; i < NUM; i++) {
             random = random * 1664525u + 1013904223u;
-            const uint32_t tie = i % 3 == 0 ? random & 0xffffe000u : (random & 0xffff8000u) + 0x1000u * (uint32_t)(i % 2);
+            const uint32_t tie = i % 3 == 0 ? random & 0xffffe000u
+                                            : (random & 0xffff8000u) + 0x1000u * (uint32_t)(i % 2);
             wide[i] = fv_f32_of_bits(i % 2 ? random : tie + (uint32_t)(i % 5) - 2u);
         }
         for (int32_t d = 0; d < 2; d++) {

@@ -240,13 +240,13 @@ static void test_bf16(void **state)
 }
 
 /* A prompt of the recording alone, then between others, in steps that cut it elsewhere. */
-static void test_batch_mates_do_not_change_a_bit(void **state)
+static void check_batch_mates(const fixture *f, fv_dtype attention_dtype)
 {
     enum { prompt = 2, num_mates = 3 };
     static const int32_t num_tokens[] = {[FEED_AS_PROMPT] = 110, [FEED_AS_DECODES] = 34};
-    const fixture *f = fixture_or_skip(state);
     fv_session_options options = session_options(few_tokens);
     options.batch_invariant = 1;
+    options.attention_dtype = attention_dtype;
     for (int32_t fed = FEED_AS_PROMPT; fed <= FEED_AS_DECODES; fed++) {
         options.max_batched_tokens = 512;
         prompt_range range = {prompt, 1, (feeding)fed, 0, num_tokens[fed]};
@@ -259,6 +259,14 @@ static void test_batch_mates_do_not_change_a_bit(void **state)
         assert_int_equal(crowd.num_wrong, 0);
         if (alone.hash[0] != crowd.hash[2]) fail_msg("feeding %d: the logits differ", fed);
     }
+}
+
+static void test_batch_mates_do_not_change_a_bit(void **state)
+{
+    const fixture *f = fixture_or_skip(state);
+    check_batch_mates(f, FV_DTYPE_NONE);
+    check_batch_mates(f, FV_DTYPE_F16);
+    check_batch_mates(f, FV_DTYPE_BF16);
 }
 
 static void test_perplexity(void **state)
