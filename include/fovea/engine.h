@@ -121,7 +121,7 @@ typedef struct fv_session_options {
                                       Layers with a window take no more than their window needs */
     int32_t max_batched_tokens;    /* of a step; longer prompts are cut into chunks; 0 = 512 */
     int32_t max_num_seqs;          /* requests that run at once, at most max_batched_tokens; 0 = 16 */
-    int32_t batch_invariant;       /* 1: a request's results do not depend, bit for bit, on the others; the tiles of AMX, by
+    int32_t batch_invariant; /* 1: a request's results do not depend, bit for bit, on the others; the tiles of AMX, by
                                       which they would, are left out unless `kernels` names them */
     uint64_t attention_workspace_bytes; /* 0 = chosen; less leads to more, smaller chunks of cached context */
     int32_t
