@@ -132,7 +132,7 @@ typedef struct fv_session_options {
                                  takes; on a CPU F32, but F16 where it has AMX and the cache is of F16 or of one byte, `kernels` is NULL
                                  and batch_invariant 0.
                                  With AMX prefill of a cache of F16 takes 0.4 of the time in F16, one of BF16 0.15 in BF16, which
-                                 moves logits ten times as far. MLA on a CPU: F32 */
+                                 moves logits ten times as far */
 } fv_session_options;
 
 /* Creates the cache and chooses the attention. `options` may be NULL. The engine outlives the session.

@@ -21,6 +21,18 @@ static int32_t qkv_columns(const fv_model_config *config)
     return queries + fv_model_config_cache_head_size(config);
 }
 
+/* Columns of fv_forward.narrow_qkv. */
+static int32_t narrow_columns(const fv_model_config *config)
+{
+    if (config->attention == FV_ATTENTION_MHA) return qkv_size(config);
+    return q_size(config) + fv_model_config_cache_head_size(config);
+}
+
+static int32_t attended_size(const fv_model_config *config)
+{
+    return config->num_heads * fv_model_config_v_head_size(config);
+}
+
 static int32_t largest_ffn_size(const fv_model_config *config)
 {
     const int32_t shared = config->experts.num_shared * config->experts.ffn_size;
@@ -47,6 +59,10 @@ static fv_status create_activations(fv_forward *forward, size_t tokens, size_t l
     const size_t routed_size = num_experts > 0 ? (size_t)config->hidden_size : 0;
     const size_t q_latent_size = (size_t)config->q_lora_rank;
     const size_t narrow_tokens = forward->attention_dtype == FV_DTYPE_F32 ? 0 : tokens;
+    const bool is_mla = config->attention == FV_ATTENTION_MLA;
+    const fv_mla_shape *mla = &config->mla;
+    const int32_t max_k = fv_max_i32(mla->kv_lora_rank, fv_max_i32(mla->qk_nope_head_dim, mla->v_head_dim));
+    const size_t num_workers = (size_t)fv_context_num_workers(forward->context);
     float *narrow_qkv, *narrow_attended;
     fv_forward_experts *experts = &forward->experts;
     const struct {
@@ -58,9 +74,10 @@ static fv_status create_activations(fv_forward *forward, size_t tokens, size_t l
         {&forward->qkv, tokens, (size_t)qkv_columns(config)},
         {&forward->q_latent, tokens, q_latent_size},
         {&forward->q, tokens, q_latent_size > 0 ? (size_t)q_size(config) : 0},
-        {&forward->attended, tokens, (size_t)(config->num_heads * fv_model_config_v_head_size(config))},
-        {&narrow_qkv, narrow_tokens, ((size_t)qkv_columns(config) + 1) / 2},
-        {&narrow_attended, narrow_tokens, ((size_t)q_size(config) + 1) / 2},
+        {&forward->attended, tokens, (size_t)attended_size(config)},
+        {&narrow_qkv, narrow_tokens, ((size_t)narrow_columns(config) + 1) / 2},
+        {&narrow_attended, narrow_tokens, ((size_t)attended_size(config) + 1) / 2},
+        {&forward->matrices.scratch, is_mla && narrow_tokens > 0 ? num_workers : 0, fv_gemm_matrices_scratch(max_k)},
         {&forward->projected, tokens, (size_t)config->hidden_size},
         {&forward->gate_up, tokens, 2 * (size_t)largest_ffn_size(config)},
         {&forward->activated, tokens, (size_t)largest_ffn_size(config)},
@@ -84,10 +101,14 @@ static fv_status create_activations(fv_forward *forward, size_t tokens, size_t l
     for (int32_t i = 0; i < FV_ARRAY_LEN(buffers); i++)
         *buffers[i].buffer = forward->memory + offsets[i] / sizeof(float);
     forward->memory_bytes = bytes;
-    if (narrow_tokens > 0) {
-        forward->narrow_qkv = (void *)narrow_qkv;
-        forward->narrow_attended = (void *)narrow_attended;
+    forward->matrices.context = forward->context;
+    forward->matrices.max_k = max_k;
+    if (narrow_tokens == 0) {
+        forward->matrices.scratch = NULL;
+        return FV_OK;
     }
+    forward->narrow_qkv = (void *)narrow_qkv;
+    forward->narrow_attended = (void *)narrow_attended;
     return FV_OK;
 }
 
@@ -218,7 +239,7 @@ static void rope_row(const fv_pass *on, int64_t row)
 static void widen_row(const fv_pass *on, int64_t row)
 {
     const fv_forward *forward = on->forward;
-    const int32_t size = q_size(&forward->model->config);
+    const int32_t size = attended_size(&forward->model->config);
     fv_widen_row(forward->attended + row * size, forward->narrow_attended + row * size, size, forward->attention_dtype);
 }
 
@@ -259,11 +280,21 @@ fv_status fv_pass_feed_forward(fv_pass *on, float *out, const float *x, const fv
     return fv_pass_multiply(on, out, forward->activated, down, num_rows);
 }
 
-fv_status fv_pass_attend(const fv_pass *on, const fv_layer *tensors)
+fv_tensor fv_pass_attended(const fv_pass *on, int64_t num_rows)
+{
+    const fv_forward *forward = on->forward;
+    const fv_model_config *config = &forward->model->config;
+    void *rows = forward->narrow_attended ? (void *)forward->narrow_attended : (void *)forward->attended;
+    return fv_tensor_3d(rows, forward->attention_dtype, num_rows, config->num_heads,
+                        fv_model_config_v_head_size(config));
+}
+
+fv_status fv_pass_attend(fv_pass *on, const fv_layer *tensors)
 {
     const double start = fv_clock_seconds();
     const fv_status status = fv_plan_run(on->step->plans[on->group], tensors, on->step->workspace, NULL);
     on->forward->profile.attention += fv_clock_seconds() - start;
+    if (status == FV_OK && on->forward->narrow_attended) for_rows(on, widen_row);
     return status;
 }
 
@@ -292,12 +323,9 @@ static fv_status attend_heads(fv_pass *on)
         .k = heads_of_qkv(forward, rows, q_heads, kv_heads),
         .v = heads_of_qkv(forward, rows, q_heads + kv_heads, kv_heads),
         .kv_cache = on->step->caches[on->index],
-        .out = fv_tensor_3d(forward->narrow_attended ? (void *)forward->narrow_attended : (void *)forward->attended,
-                            forward->attention_dtype, rows, q_heads, config->head_size),
+        .out = fv_pass_attended(on, rows),
     };
-    const fv_status status = fv_pass_attend(on, &tensors);
-    if (status == FV_OK && forward->narrow_attended) for_rows(on, widen_row);
-    return status;
+    return fv_pass_attend(on, &tensors);
 }
 
 /* `normed` to `projected`. */

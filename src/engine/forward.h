@@ -49,7 +49,8 @@ typedef struct fv_forward {
     float *q;                               /* [T, Hq D]: the same */
     float *attended;                        /* [T, Hq Dv] */
     fv_dtype attention_dtype;               /* of what attention takes and leaves */
-    uint16_t *narrow_qkv, *narrow_attended; /* of that; NULL: it is fp32 */
+    uint16_t *narrow_qkv, *narrow_attended; /* of that; NULL: it is fp32. MLA: [T, Hq D + L + R] */
+    fv_gemm_matrices matrices;              /* MLA: for the products that attention asks for */
     float *projected;                       /* [T, hidden] what is added to the residual stream next */
     float *gate_up;      /* [T, 2 ffn], ffn the largest of a layer, of shared experts, and of an expert */
     float *activated;    /* [T, ffn] */

@@ -61,6 +61,41 @@ static void queries_row(const fv_pass *on, int64_t row)
     rotate(on, rotated_part, row, config->num_heads, config->head_size);
 }
 
+/* Queries and the cache's new row as attention takes them. */
+static void narrow_row(const fv_pass *on, int64_t row)
+{
+    const fv_forward *forward = on->forward;
+    const fv_model_config *config = &forward->model->config;
+    const int32_t size = q_size(config), cache_size = fv_model_config_cache_head_size(config);
+    uint16_t *to = forward->narrow_qkv + row * (size + cache_size);
+    const float *latent = forward->qkv + row * row_size(config) + q_columns(config);
+    fv_narrow_row(to, queries_at(forward, row), size, forward->attention_dtype);
+    fv_narrow_row(to + size, latent, cache_size, forward->attention_dtype);
+}
+
+/* Sets q and k. */
+static void set_rows(fv_layer *tensors, fv_pass *on)
+{
+    const fv_forward *forward = on->forward;
+    const fv_model_config *config = &forward->model->config;
+    const fv_dtype dtype = forward->attention_dtype;
+    const int32_t size = q_size(config), cache_size = fv_model_config_cache_head_size(config);
+    const int64_t rows = on->num_rows, narrow_bytes = (int64_t)sizeof(uint16_t) * (size + cache_size);
+    void *q = queries_at(forward, 0), *k = forward->qkv + q_columns(config);
+    int64_t q_bytes = (queries_at(forward, 1) - queries_at(forward, 0)) * (int64_t)sizeof(float);
+    int64_t k_bytes = row_size(config) * (int64_t)sizeof(float);
+    if (forward->narrow_qkv) {
+        fv_pass_for_rows(on, rows, narrow_row);
+        q = forward->narrow_qkv;
+        k = forward->narrow_qkv + size;
+        q_bytes = k_bytes = narrow_bytes;
+    }
+    tensors->q = fv_tensor_3d(q, dtype, rows, config->num_heads, config->head_size);
+    tensors->k = fv_tensor_3d(k, dtype, rows, 1, cache_size);
+    tensors->q.stride_bytes[0] = q_bytes;
+    tensors->k.stride_bytes[0] = k_bytes;
+}
+
 fv_status fv_pass_attend_latents(fv_pass *on)
 {
     fv_forward *forward = on->forward;
@@ -74,20 +109,16 @@ fv_status fv_pass_attend_latents(fv_pass *on)
     }
     fv_pass_for_rows(on, rows, queries_row);
 
-    fv_gemm_matrices gemm = {.context = forward->context, .batch_invariant = on->step->batch_invariant};
+    forward->matrices.batch_invariant = on->step->batch_invariant;
     fv_layer tensors = {
         .struct_size = sizeof(tensors),
-        .q = fv_tensor_3d(queries_at(forward, 0), FV_DTYPE_F32, rows, config->num_heads, config->head_size),
-        .k = fv_tensor_3d(forward->qkv + q_columns(config), FV_DTYPE_F32, rows, 1,
-                          fv_model_config_cache_head_size(config)),
         .kv_cache = on->step->caches[on->index],
-        .out = fv_tensor_3d(forward->attended, FV_DTYPE_F32, rows, config->num_heads, mla->v_head_dim),
+        .out = fv_pass_attended(on, rows),
         .kv_up = fv_tensor_3d(on->layer->kv_up, FV_DTYPE_F32, config->num_heads,
                               mla->qk_nope_head_dim + mla->v_head_dim, mla->kv_lora_rank),
         .gemm = fv_gemm_matrices_run,
-        .gemm_user = &gemm,
+        .gemm_user = &forward->matrices,
     };
-    tensors.q.stride_bytes[0] = (queries_at(forward, 1) - queries_at(forward, 0)) * (int64_t)sizeof(float);
-    tensors.k.stride_bytes[0] = row_size(config) * (int64_t)sizeof(float);
+    set_rows(&tensors, on);
     return fv_pass_attend(on, &tensors);
 }

@@ -30,8 +30,11 @@ fv_status fv_pass_multiply(const fv_pass *pass, float *y, const float *x, const 
 /* Cosines of a row in a layer group; the sines lie at the same place in fv_forward.sines. */
 int64_t fv_pass_angles_at(const fv_pass *pass, int32_t group, int64_t row);
 
-/* Runs the layer's plan on `tensors`, its time counted. */
-fv_status fv_pass_attend(const fv_pass *pass, const fv_layer *tensors);
+/* Where attention leaves its results, [num_rows, Hq, Dv]. */
+fv_tensor fv_pass_attended(const fv_pass *pass, int64_t num_rows);
+
+/* Runs the layer's plan on `tensors`, its time counted; what fv_pass_attended leaves becomes fv_forward.attended. */
+fv_status fv_pass_attend(fv_pass *pass, const fv_layer *tensors);
 
 /* out = down(silu(gate(x)) * up(x)) of ffn_size, which is fv_pass.ffn_size. */
 fv_status fv_pass_feed_forward(fv_pass *pass, float *out, const float *x, const fv_gemm_weight *gate_up,

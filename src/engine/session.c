@@ -51,7 +51,6 @@ static bool is_for_tiles(const fv_session_options *options, const fv_engine *eng
 {
     const fv_dtype cache = options->kv_cache_dtype;
     if (engine->context->isa < FV_ISA_AMX || options->kernels || options->batch_invariant) return false;
-    if (engine->model->config.attention == FV_ATTENTION_MLA) return false;
     return cache == FV_DTYPE_NONE || cache == FV_DTYPE_F16 || fv_dtype_bytes(cache) == 1;
 }
 
@@ -63,9 +62,6 @@ static fv_status choose_dtypes(fv_session_options *options, const fv_runner *run
     if (given != FV_DTYPE_NONE && given != FV_DTYPE_BF16 && !(is_cpu && (is_narrow || given == FV_DTYPE_F32)))
         return fv_fail(FV_ERR_INVALID, "attention_dtype is %s; accepted: %s", fv_dtype_name(given),
                        is_cpu ? "float32, float16, bfloat16" : "bfloat16, on a GPU");
-    if (is_cpu && is_narrow && engine->model->config.attention == FV_ATTENTION_MLA)
-        return fv_fail(FV_ERR_UNSUPPORTED, "attention_dtype %s is not for MLA on a CPU; accepted: float32",
-                       fv_dtype_name(given));
     if (given == FV_DTYPE_NONE)
         options->attention_dtype = is_cpu && is_for_tiles(options, engine) ? FV_DTYPE_F16 : runner->activation_dtype;
     if (options->kv_cache_dtype == FV_DTYPE_NONE)

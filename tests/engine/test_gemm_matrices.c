@@ -11,6 +11,7 @@
 
 #include "core/compiler.h"
 #include "engine/gemm_matrices.h"
+#include "engine/rows.h"
 
 enum { padding = 3 }; /* elements behind each row and matrix, which stay as they are */
 
@@ -118,6 +119,74 @@ static void test_shapes(void **state)
     }
 }
 
+/* The matrix in a narrow format, its values rounded to what that holds. */
+static uint16_t *narrow(const matrices *of, int64_t num_matrices, fv_dtype dtype)
+{
+    const int64_t num = num_matrices * of->matrix_size;
+    uint16_t *made = malloc((size_t)num * sizeof(uint16_t));
+    assert_non_null(made);
+    fv_narrow_row(made, of->data, (int32_t)num, dtype);
+    fv_widen_row(of->data, made, (int32_t)num, dtype);
+    return made;
+}
+
+/* Rows of a and c in 16 bits: the bits of the product of the same rows in fp32, rounded, and nothing beside them. */
+static void check_narrow(fv_gemm_matrices *user, const shape *of, fv_dtype dtype)
+{
+    const matrices a = create_matrices(of->num_matrices, of->m, of->k, 1);
+    const matrices b = of->is_transposed ? create_matrices(of->num_matrices, of->n, of->k, 2)
+                                         : create_matrices(of->num_matrices, of->k, of->n, 2);
+    const matrices c = create_matrices(of->num_matrices, of->m, of->n, 3);
+    const size_t num = (size_t)(of->num_matrices * c.matrix_size);
+    uint16_t *narrow_a = narrow(&a, of->num_matrices, dtype), *narrow_c = narrow(&c, of->num_matrices, dtype);
+    uint16_t *expected = malloc(num * sizeof(uint16_t));
+    assert_non_null(expected);
+    fv_gemm gemm = gemm_of(of, &a, &b, &c);
+    assert_int_equal(fv_gemm_matrices_run(user, &gemm, NULL), FV_OK);
+    fv_narrow_row(expected, c.data, (int32_t)num, dtype);
+    gemm.a_dtype = gemm.c_dtype = dtype;
+    gemm.a = narrow_a;
+    gemm.c = narrow_c;
+    gemm.a_row_stride /= 2;
+    gemm.a_matrix_stride /= 2;
+    gemm.c_row_stride /= 2;
+    gemm.c_matrix_stride /= 2;
+    assert_int_equal(fv_gemm_matrices_run(user, &gemm, NULL), FV_OK);
+    assert_memory_equal(narrow_c, expected, num * sizeof(uint16_t));
+    free(a.data);
+    free(b.data);
+    free(c.data);
+    free(narrow_a);
+    free(narrow_c);
+    free(expected);
+}
+
+static void test_narrow_rows(void **state)
+{
+    (void)state;
+    const fv_context_options options = {.struct_size = sizeof(options), .num_threads = 2, .no_plugins = 1};
+    fv_gemm_matrices user = {.max_k = 64};
+    assert_int_equal(fv_context_create(&user.context, &options), FV_OK);
+    user.scratch = malloc(2 * fv_gemm_matrices_scratch(user.max_k) * sizeof(float));
+    assert_non_null(user.scratch);
+    for (int32_t alone = 0; alone < 2; alone++) {
+        user.batch_invariant = alone;
+        for (int32_t i = 0; i < FV_ARRAY_LEN(shapes); i++) {
+            check_narrow(&user, &shapes[i], FV_DTYPE_F16);
+            check_narrow(&user, &shapes[i], FV_DTYPE_BF16);
+        }
+    }
+    const fv_gemm deep = {.struct_size = sizeof(deep),
+                          .k = 65,
+                          .a_dtype = FV_DTYPE_F16,
+                          .b_dtype = FV_DTYPE_F32,
+                          .c_dtype = FV_DTYPE_F16};
+    assert_int_equal(fv_gemm_matrices_run(&user, &deep, NULL), FV_ERR_UNSUPPORTED);
+    assert_non_null(strstr(fv_last_error(), "k of a product of narrow rows is 65; accepted: up to 64"));
+    free(user.scratch);
+    fv_context_destroy(user.context);
+}
+
 static void test_rows_alone(void **state)
 {
     (void)state;
@@ -153,12 +222,16 @@ static void test_other_dtypes(void **state)
     const fv_gemm gemm = {.struct_size = sizeof(gemm), .a_dtype = FV_DTYPE_F32, .b_dtype = FV_DTYPE_BF16};
     assert_int_equal(fv_gemm_matrices_run(&user, &gemm, NULL), FV_ERR_UNSUPPORTED);
     assert_non_null(strstr(fv_last_error(), "matrix b of a product is bfloat16; accepted: float32"));
+    const fv_gemm narrow = {.struct_size = sizeof(narrow), .a_dtype = FV_DTYPE_F16, .b_dtype = FV_DTYPE_F32};
+    assert_int_equal(fv_gemm_matrices_run(&user, &narrow, NULL), FV_ERR_UNSUPPORTED); /* without scratch */
+    assert_non_null(strstr(fv_last_error(), "matrix a of a product is float16; accepted: float32"));
 }
 
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_shapes),
+        cmocka_unit_test(test_narrow_rows),
         cmocka_unit_test(test_rows_alone),
         cmocka_unit_test(test_other_dtypes),
     };
