@@ -11,6 +11,7 @@
 #define COMPUTE_TASKS 8     /* for each worker */
 #define TILE_ROUNDS 2048    /* of a task, of tiles: half a millisecond */
 #define HALF_PRODUCTS 3.5   /* of bf16 for one of fp16 in pieces: four for a score, three for a value */
+#define BYTE_PRODUCTS 2     /* where the keys and values are of a byte */
 #define READ_TASKS 16       /* for each worker */
 #define MAX_READ_TASKS 4096
 
@@ -99,13 +100,13 @@ static void tile_task(void *user, int64_t index, int32_t worker)
     fv_tile_loop(TILE_ROUNDS);
 }
 
-double fv_ceiling_compute(fv_context *context, fv_dtype dtype, fv_isa isa)
+double fv_ceiling_compute(fv_context *context, fv_dtype dtype, fv_dtype kv_dtype, fv_isa isa)
 {
     const loops *chosen = &all_loops[isa];
     const int64_t num_tasks = (int64_t)COMPUTE_TASKS * fv_context_num_workers(context);
     if (isa >= FV_ISA_AMX && (dtype == FV_DTYPE_BF16 || dtype == FV_DTYPE_F16)) {
         fv_context_parallel_for(context, num_tasks, tile_task, NULL);
-        const double products = dtype == FV_DTYPE_F16 ? HALF_PRODUCTS : 1;
+        const double products = dtype != FV_DTYPE_F16 ? 1 : kv_dtype == FV_DTYPE_F16 ? HALF_PRODUCTS : BYTE_PRODUCTS;
         return fv_tile_loop(1) * TILE_ROUNDS * (double)num_tasks / products;
     }
     fv_context_parallel_for(context, num_tasks, compute_task, &chosen);

@@ -18,9 +18,9 @@ typedef struct fv_read_range {
  * Returns a sum of what was read, so that no compiler can leave the reading out. */
 uint64_t fv_ceiling_read(fv_context *context, const void *base, const fv_read_range *ranges, int64_t num_ranges);
 
-/* Multiply-adds on all workers, in fp32 or, bf16 and fp16 (in pieces) at level amx, in tiles: returns the operations done (2
- * for each multiply-add). `isa` is one that this CPU has. */
-double fv_ceiling_compute(fv_context *context, fv_dtype dtype, fv_isa isa);
+/* Multiply-adds on all workers, in fp32 or, bf16 and fp16 (in pieces, of kv_dtype) at level amx, in tiles: returns the
+ * operations done (2 for each multiply-add). `isa` is one that this CPU has. */
+double fv_ceiling_compute(fv_context *context, fv_dtype dtype, fv_dtype kv_dtype, fv_isa isa);
 
 /* The level of the reads: "amx", "avx512", "avx2" or "portable". */
 const char *fv_ceiling_isa(void);

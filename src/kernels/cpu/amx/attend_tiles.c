@@ -90,7 +90,7 @@ FV_ALWAYS_INLINE void add_columns(fv_tile_item *item, const fv_strip_pair *pair,
     const fv_tile_scratch *scratch = &item->scratch;
     const int64_t step_bytes = (int64_t)FV_STEP_KEYS * item->job->params->v_head_size * FV_BF16_BYTES;
     float *sums = pair->strips[0]->sums + (int64_t)column * FV_TILE_STRIP_ROWS;
-    const int32_t tile_floats = FV_TILE_ROWS * FV_TILE_COLUMNS, num_rounds = item->pieces > 1 ? 3 : 1;
+    const int32_t tile_floats = FV_TILE_ROWS * FV_TILE_COLUMNS, num_rounds = item->pieces > 1 ? item->kv_pieces + 1 : 1;
     fv_tile_load(tiles, 0, sums, FV_TILE_ROW_BYTES);
     fv_tile_load(tiles, 1, sums + tile_floats, FV_TILE_ROW_BYTES);
     if (num_columns == 64) {

@@ -2,6 +2,8 @@
  * product is four of pieces, and a weight, whose pieces hold 16 bits, times a value three products: what those of both low
  * pieces would add is below the last bit of the weight.
  *
+ * Numbers of a byte are one piece: two products each.
+ *
  * Rows become tiles of high pieces, behind which those of low ones follow. What is infinite or NaN has no such pieces: the
  * level below does without them. */
 #ifndef FV_KERNELS_CPU_AMX_HALF_PIECES_H
@@ -96,7 +98,7 @@ static inline int32_t fv_half_copy_keys(const fv_tile_item *item, const fv_key_b
         for (int32_t d = 0; d < size; d += FV_TILE_DEPTH, to += FV_TILE_BYTES) {
             const fv_word_pieces pieces = fv_half_row_pieces(&row, d, size - d, &top);
             fv_words_store(to, pieces.high);
-            fv_words_store(to + piece_bytes, pieces.low);
+            if (item->kv_pieces > 1) fv_words_store(to + piece_bytes, pieces.low);
         }
     }
     return !fv_words_all_below(top, FV_HALF_INFINITY);
@@ -133,6 +135,7 @@ static inline int32_t fv_half_pair_values(fv_tile_item *item, const fv_key_block
             fv_word_pieces of[2];
             for (int32_t i = 0; i < 2; i++) of[i] = fv_half_row_pieces(&rows[i], d, size - d, &top);
             fv_words_store_pairs(to, to + FV_TILE_BYTES, (const char *)&of[0].high, (const char *)&of[1].high);
+            if (item->kv_pieces == 1) continue;
             fv_words_store_pairs(to + piece_bytes, to + piece_bytes + FV_TILE_BYTES, (const char *)&of[0].low,
                                  (const char *)&of[1].low);
         }

@@ -86,6 +86,7 @@ typedef struct fv_tile_item {
     int32_t num_strips; /* of a head */
     int32_t block_keys;
     int32_t pieces;     /* fv_tile_pieces */
+    int32_t kv_pieces;  /* the same of keys and values: 1 where all are of a byte, so that low pieces are zeros */
     int32_t keeps_keys; /* in pieces: tiles are those that the worker keeps */
     fv_rescaling rescaling;
     fv_prefetch_stream ahead;
@@ -116,6 +117,7 @@ static inline void fv_tile_item_begin(fv_tile_item *item, const fv_attend_job *j
     item->natural.lane_dtype = FV_DTYPE_F32;
     const fv_attend_params *params = job->params;
     item->pieces = fv_tile_pieces(params);
+    item->kv_pieces = params->dense.k || fv_dtype_bytes(params->cache.dtype) > 1 ? item->pieces : 1;
     if (!fv_heads_are_padded(params->head_size, params->v_head_size)) return;
     item->padded = *params;
     item->padded.head_size = fv_tile_size(params->head_size);

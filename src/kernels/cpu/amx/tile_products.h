@@ -103,13 +103,14 @@ FV_ALWAYS_INLINE void fv_half_dot(fv_tile_item *item, const fv_strip_pair *pair,
     fv_tile_load(tiles, 6, q0 + piece_bytes, FV_TILE_ROW_BYTES);
     if (num == 2) fv_tile_load(tiles, 7, q1 + piece_bytes, FV_TILE_ROW_BYTES);
     FV_HALF_DOT(tiles, num);
+    fv_tile_call_ahead(item);
+    if (item->kv_pieces == 1) return;
     fv_tile_load(tiles, 4, k0 + piece_bytes, FV_TILE_ROW_BYTES);
     fv_tile_load(tiles, 5, k1 + piece_bytes, FV_TILE_ROW_BYTES);
     FV_HALF_DOT(tiles, num);
     fv_tile_load(tiles, 6, q0, FV_TILE_ROW_BYTES);
     if (num == 2) fv_tile_load(tiles, 7, q1, FV_TILE_ROW_BYTES);
     FV_HALF_DOT(tiles, num);
-    fv_tile_call_ahead(item);
 }
 
 /* Four products of values of two strips; operands are in tiles 4 to 7. */
@@ -136,6 +137,7 @@ FV_ALWAYS_INLINE void fv_half_add_step(fv_tile_item *item, const fv_strip_pair *
     fv_tile_load(tiles, 4, high, FV_TILE_ROW_BYTES);
     fv_tile_load(tiles, 5, other_high, FV_TILE_ROW_BYTES);
     FV_HALF_ADD(tiles);
+    if (item->kv_pieces == 1) return;
     fv_tile_load(tiles, 6, pairs + pairs_bytes, FV_TILE_ROW_BYTES);
     fv_tile_load(tiles, 7, pairs + pairs_bytes + FV_TILE_BYTES, FV_TILE_ROW_BYTES);
     FV_HALF_ADD(tiles);
