@@ -173,12 +173,16 @@ FV_ALWAYS_INLINE void fv_row_strip_add(fv_row_strip *strip, int32_t row, fv_stri
     fv_strip_store(strip->excess + row, (total - old) - more);
 }
 
+/* Roundings of sums of nearly equal weights pull one way: no chain is of more than these. */
+enum { FV_STRIP_SUM_KEYS = 64 };
+
 /* The vectors of a strip go side by side, for each is a chain of maxima, then of exponentials and sums. */
 FV_ALWAYS_INLINE void fv_row_strip_softmax_as(fv_row_strip *strip, float *scores, const fv_strip_span *span,
                                               const int32_t num_vectors, const int32_t is_plain)
 {
     const int32_t width = num_vectors * FV_STRIP_LANES;
     fv_strip_lanes max[FV_STRIP_VECTORS], base[FV_STRIP_VECTORS], sum[FV_STRIP_VECTORS], weight[FV_STRIP_VECTORS];
+    fv_strip_lanes all[FV_STRIP_VECTORS];
     FV_UNROLL
     for (int32_t v = 0; v < num_vectors; v++) max[v] = fv_strip_load(strip->max + v * FV_STRIP_LANES);
     for (int32_t key = span->first; key < span->end; key++) {
@@ -204,7 +208,7 @@ FV_ALWAYS_INLINE void fv_row_strip_softmax_as(fv_row_strip *strip, float *scores
     fv_strip_exp2_each(weight, num_vectors);
     FV_UNROLL
     for (int32_t v = 0; v < num_vectors; v++) {
-        sum[v] = fv_strip_splat(0.0f); /* of the tile */
+        all[v] = sum[v] = fv_strip_splat(0.0f); /* of the tile, and of its last keys */
         fv_strip_store(strip->rescale + v * FV_STRIP_LANES, weight[v]);
     }
     for (int32_t key = span->first; key < span->end; key++) {
@@ -218,9 +222,15 @@ FV_ALWAYS_INLINE void fv_row_strip_softmax_as(fv_row_strip *strip, float *scores
             if (span->v_scales) weight[v] = fv_strip_seen(weight[v] * span->v_scales[key], weight[v]);
             fv_strip_store(at + v * FV_STRIP_LANES, weight[v]);
         }
+        if ((key + 1 - span->first) % FV_STRIP_SUM_KEYS != 0) continue;
+        FV_UNROLL
+        for (int32_t v = 0; v < num_vectors; v++) {
+            all[v] += sum[v];
+            sum[v] = fv_strip_splat(0.0f);
+        }
     }
     FV_UNROLL
-    for (int32_t v = 0; v < num_vectors; v++) fv_row_strip_add(strip, v * FV_STRIP_LANES, sum[v]);
+    for (int32_t v = 0; v < num_vectors; v++) fv_row_strip_add(strip, v * FV_STRIP_LANES, all[v] + sum[v]);
 }
 
 /* Dot products of the span's keys to weights 2^(s - max), and maxima, sums and rescale to match. */

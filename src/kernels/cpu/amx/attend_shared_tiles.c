@@ -293,6 +293,7 @@ static void score_and_weigh_pairs(shared_item *shared, const pair_step *next, co
             score_products(shared, next, keys, d, 0, 2, (due_weights){&weigh, words + p, scores});
         }
         fv_words_store_transposed(step_weights_of(last, strip), words);
+        fv_weigher_end_step(&weigh);
         last->work->weigh[strip] = weigh;
     }
     for (; d < depth; d++) score_products(shared, next, keys, d, 0, 2, none);
@@ -431,7 +432,7 @@ static void end_weights(shared_item *shared, pair_work *work, const fv_key_block
     const fv_strip_pair *pair = &work->pair;
     fv_lanes sums[2];
     for (int32_t i = 0; i < pair->num && !work->is_exact; i++) {
-        sums[i] = work->weigh[i].sum + work->weigh[i].other_sum;
+        sums[i] = fv_weigher_sum(&work->weigh[i]);
         work->is_exact = !fv_lanes_all_below(sums[i], LIMIT);
     }
     if (work->is_exact) {

@@ -246,6 +246,7 @@ FV_ALWAYS_INLINE void weigh_between(fv_tile_item *item, fv_weigher *weigh, char 
     }
     fv_words_store_transposed(weights, words);
     if (pieces > 1) fv_words_store_transposed(weights + fv_weight_piece_bytes(item), low_words);
+    fv_weigher_end_step(&weigher);
     *weigh = weigher;
 }
 

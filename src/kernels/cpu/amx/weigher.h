@@ -144,7 +144,8 @@ static inline fv_score_scale fv_scores_prepare(float *scores, const fv_row_strip
 /* What turns dot products into weights: 2^(dot * factor - base). */
 typedef struct fv_weigher {
     fv_lanes factor, base;
-    fv_lanes sum, other_sum; /* of the block's weights: fv_tile_scale_of times what the row sum counts */
+    fv_lanes sum, other_sum; /* of the step's weights: fv_tile_scale_of times what the row sum counts */
+    fv_lanes steps_sum;      /* the same of the steps before */
     fv_lanes rounded_sum;    /* of the weights as they are multiplied, where it is asked for */
 } fv_weigher;
 
@@ -174,8 +175,21 @@ static inline int32_t fv_weigher_begin(fv_weigher *weigh, fv_tile_strip *strip, 
         fv_tile_scale_move(strip, old, job->params->q_dtype, rescaling);
         weigh->base = fv_tile_scale_base(strip);
     }
-    weigh->sum = weigh->other_sum = fv_lanes_splat(0.0f);
+    weigh->sum = weigh->other_sum = weigh->steps_sum = fv_lanes_splat(0.0f);
     return 1;
+}
+
+/* After a step: what roundings of nearly equal weights lose pulls one way, and the more of them a sum has the more. */
+FV_ALWAYS_INLINE void fv_weigher_end_step(fv_weigher *weigh)
+{
+    weigh->steps_sum += weigh->sum + weigh->other_sum;
+    weigh->sum = weigh->other_sum = fv_lanes_splat(0.0f);
+}
+
+/* Of all weights so far. */
+static inline fv_lanes fv_weigher_sum(const fv_weigher *weigh)
+{
+    return weigh->steps_sum + (weigh->sum + weigh->other_sum);
 }
 
 /* Adds the weights to the row sums, as fv_row_strip_add. */
@@ -183,7 +197,7 @@ static inline void fv_weigher_end(const fv_weigher *weigh, fv_tile_strip *strip)
 {
     fv_row_strip *rows = &strip->rows;
     const fv_lanes shrink = fv_lanes_load(rows->rescale), old = fv_lanes_load(rows->sum) * shrink;
-    const fv_lanes block = (weigh->sum + weigh->other_sum) / fv_tile_scale_of(strip);
+    const fv_lanes block = fv_weigher_sum(weigh) / fv_tile_scale_of(strip);
     const fv_lanes more = block - fv_lanes_load(rows->excess) * shrink, total = old + more;
     fv_lanes_store(rows->sum, total);
     fv_lanes_store(rows->excess, (total - old) - more);
@@ -281,6 +295,7 @@ FV_ALWAYS_INLINE void fv_weigher_step(fv_weigher *weigh, char *weights, const fl
     for (int32_t quarter = 0; quarter < 4; quarter++)
         fv_weigher_quarter(&weigher, words, scores, v_scales, quarter, sums_rounded);
     fv_words_store_transposed(weights, words);
+    fv_weigher_end_step(&weigher);
     *weigh = weigher;
 }
 
