@@ -49,7 +49,7 @@ typedef struct fv_mla_layer {
 } fv_mla_layer;
 
 /* Device memory that a run needs: the plan's own workspace, and what lies between the products, for
- * max_num_tokens of the plan's bounds. 256-byte aligned. q_lora_rank 0: no q_down. */
+ * max_num_tokens of the plan's bounds. 256-byte aligned. q_lora_rank 0: no q_down. plan NULL: 0. */
 FV_API size_t fv_mla_workspace_bytes(const fv_plan *plan, int32_t q_lora_rank);
 
 /* One layer over the batch of the plan's last update. Decides, allocates and synchronises nothing.

@@ -76,6 +76,8 @@ FV_API fv_status fv_plan_create(fv_plan **plan, fv_context *context, const fv_pr
                                 const fv_plan_options *options);
 FV_API void fv_plan_destroy(fv_plan *plan); /* takes NULL */
 
+/* What follows takes NULL, too, a plan that could not be made: 0 bytes, FV_KV_LAYOUT_STRIDED, key 0 and "no plan". */
+
 /* Device memory that a run needs beside its tensors, 256-byte aligned. The caller brings it; one for
  * each stream is enough for all plans: take the largest. */
 FV_API size_t fv_plan_workspace_bytes(const fv_plan *plan);

@@ -78,6 +78,7 @@ static void append_step(fv_plan *plan, size_t *used)
 const char *fv_plan_describe(fv_plan *plan)
 {
     static const char *const paths[] = {"auto", "2D", "3D"};
+    if (!plan) return "no plan";
     size_t used = 0;
     append(plan, &used, "%s on %s, kernels %s, %s %s (Q block %d x %d, tile %d)", plan->backend->name,
            plan->device->name, plan->kernels->name, attend_name(plan), plan->paged->name, plan->rule.block_q,

@@ -48,7 +48,7 @@ static mla_buffers lay_out(const fv_plan *plan, int64_t q_lora_rank)
 
 size_t fv_mla_workspace_bytes(const fv_plan *plan, int32_t q_lora_rank)
 {
-    return lay_out(plan, fv_max_i32(0, q_lora_rank)).bytes;
+    return plan ? lay_out(plan, fv_max_i32(0, q_lora_rank)).bytes : 0;
 }
 
 /* --- checks ------------------------------------------------------------------------------------------------- */

@@ -136,14 +136,15 @@ void fv_plan_destroy(fv_plan *plan)
     fv_context_free(plan->context, plan);
 }
 
-size_t fv_plan_workspace_bytes(const fv_plan *plan) { return plan->workspace.bytes; }
+size_t fv_plan_workspace_bytes(const fv_plan *plan) { return plan ? plan->workspace.bytes : 0; }
 
 size_t fv_plan_buffer_bytes(const fv_plan *plan)
 {
+    if (!plan) return 0;
     return sizeof(*plan) + plan->schedule_bytes + fv_step_buffers_bytes(&plan->buffers);
 }
 
-fv_kv_layout fv_plan_kv_layout(const fv_plan *plan) { return plan->problem.kv_layout; }
+fv_kv_layout fv_plan_kv_layout(const fv_plan *plan) { return plan ? plan->problem.kv_layout : FV_KV_LAYOUT_STRIDED; }
 
 /* FNV-1a, byte by byte. */
 static uint64_t hash_bytes(uint64_t hash, const void *data, size_t num_bytes)
@@ -155,6 +156,7 @@ static uint64_t hash_bytes(uint64_t hash, const void *data, size_t num_bytes)
 
 uint64_t fv_plan_graph_key(const fv_plan *plan)
 {
+    if (!plan) return 0;
     /* What a captured graph keeps: functions, sizes and pointers. Sizes of a static plan are those of its bounds. */
     const fv_batch *batch = &plan->batch;
     const uint64_t parts[] = {

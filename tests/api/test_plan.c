@@ -234,6 +234,12 @@ static void test_a_plan_that_fails_is_null(void **state)
     plan = f->plan;
     assert_refused(fv_plan_create(&plan, NULL, &f->problem, &f->bounds, NULL), FV_ERR_INVALID, "context is NULL");
     assert_null(plan);
+    assert_int_equal(fv_plan_workspace_bytes(plan), 0);
+    assert_int_equal(fv_plan_buffer_bytes(plan), 0);
+    assert_int_equal(fv_plan_kv_layout(plan), FV_KV_LAYOUT_STRIDED);
+    assert_int_equal(fv_plan_graph_key(plan), 0);
+    assert_string_equal(fv_plan_describe(plan), "no plan");
+    assert_int_equal(fv_mla_workspace_bytes(plan, 1536), 0);
 }
 
 /* A list that no step within the bounds leaves is refused where it is made, not by the step that comes to need it. */
