@@ -375,18 +375,23 @@ static void launches_share_no_keys(void **state)
     assert_memory_equal(kept_out, s->out, made.out_bytes);
 }
 
+static void judge_kept_keys_in(fv_dtype dtype, uint16_t infinity)
+{
+    judge_kept_keys(scene_in(dtype, MAX_TOKENS), MAX_TOKENS);
+    judge_kept_keys(scene_in(dtype, MAX_TOKENS), 0); /* two slots for three blocks */
+    scene *s = scene_in(dtype, MAX_TOKENS);
+    s->window = 290;
+    judge_kept_keys(s, MAX_TOKENS);
+    s = scene_in(dtype, MAX_TOKENS);
+    s->v[MAX_TOKENS / 2 + 5][7] = infinity; /* in a step that the first Q block sees some keys of */
+    judge_kept_keys(s, MAX_TOKENS);
+}
+
 static void kept_keys_change_nothing(void **state)
 {
     (void)state;
-    judge_kept_keys(scene_of(MAX_TOKENS), MAX_TOKENS);
-    judge_kept_keys(scene_of(MAX_TOKENS), 0); /* two slots for three blocks */
+    judge_kept_keys_in(FV_DTYPE_BF16, 0x7f80);
     scene *s = scene_of(MAX_TOKENS);
-    s->window = 290;
-    judge_kept_keys(s, MAX_TOKENS);
-    s = scene_of(MAX_TOKENS);
-    s->v[MAX_TOKENS / 2 + 5][7] = 0x7f80; /* infinity, in a step that the first Q block sees some keys of */
-    judge_kept_keys(s, MAX_TOKENS);
-    s = scene_of(MAX_TOKENS);
     s->k[MAX_TOKENS / 2 + 5][7] = 0x7f00; /* far too large */
     judge_kept_keys(s, MAX_TOKENS);
 }
@@ -463,14 +468,7 @@ static void halves_out_of_sight_stay_there(void **state)
 static void kept_halves_change_nothing(void **state)
 {
     (void)state;
-    judge_kept_keys(half_scene_of(MAX_TOKENS), MAX_TOKENS);
-    judge_kept_keys(half_scene_of(MAX_TOKENS), 0); /* two slots for three blocks */
-    scene *s = half_scene_of(MAX_TOKENS);
-    s->window = 290;
-    judge_kept_keys(s, MAX_TOKENS);
-    s = half_scene_of(MAX_TOKENS);
-    s->v[MAX_TOKENS / 2 + 5][7] = 0x7c00; /* infinity, in a step that the first Q block sees some keys of */
-    judge_kept_keys(s, MAX_TOKENS);
+    judge_kept_keys_in(FV_DTYPE_F16, 0x7c00);
 }
 
 int main(void)
