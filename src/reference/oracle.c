@@ -226,6 +226,18 @@ static double largest_sum2(const row_sums *sums, int32_t size)
     return a->norm2 + b->norm2 + 2 * fabs(dot);
 }
 
+/* What the output's rounding adds where one element has most of a row: weights that are off by more than half a step there have
+ * the rest of the step rounded the same way. Of the squares' sum, as if both were added in that element. */
+static double same_way(const fv_oracle_row *row, double weights2, const fv_attend_params *params)
+{
+    double largest = 0;
+    for (int32_t d = 0; d < params->v_head_size; d++) largest = fmax(largest, fabs(row->exact[d]));
+    if (!(largest > 0)) return 0;
+    const double share = largest * largest / norm2(row->exact, params->v_head_size);
+    const double step = half_step(params->out_dtype) * exp2(floor(log2(largest)));
+    return 2 * sqrt(weights2) * share * step / 2;
+}
+
 /* The larger of the ideal's error and the expected one. The roundings of different keys are independent, so their
  * squares add. Where one or two have most of it that says little: they count with half of what they can be at worst,
  * which the rule doubles. A result that is off is another number, which the output's rounding moves as it moves any. */
@@ -245,7 +257,7 @@ static double rounding_error(const fv_oracle_row *row, const row_sums *sums, dou
                             worst * worst * largest_sum2(sums, params->v_head_size);
     const double of_output = fv_oracle_rounding(params->out_dtype);
     if (weights2 > 0) out2 = fmax(out2, of_output * of_output * norm2(row->exact, params->v_head_size));
-    return sqrt(fmax(ideal2, weights2 + out2));
+    return sqrt(fmax(ideal2, weights2 + out2 + same_way(row, weights2, params)));
 }
 
 /* All sums relative to `max`, the sink, which is above the scores: relative to these it could be infinite. */
