@@ -194,6 +194,15 @@ static int32_t streams_output(const fv_attend_job *job)
 /* Elements of a row of the output, whose tiles may have some more. */
 static int32_t own_size(const fv_tile_item *item) { return item->natural.params->v_head_size; }
 
+/* What divides a strip's sums: its weights as they were multiplied, for the largest of a row may have been rounded, too. Where
+ * weights were exact in every block it was 1, and then the sum of the weights before they are rounded is nearer: what small
+ * values are multiplied by takes nothing from the others. */
+static fv_lanes divisors_of(const fv_tile_item *item, const fv_tile_strip *strip)
+{
+    if (strip_sees_few(item->job, &strip->rows)) return fv_lanes_load(strip->rows.sum);
+    return fv_parts_gather(fv_weight_sums_of(item, strip));
+}
+
 /* Rows of a strip. */
 static void finish_strip(const fv_tile_item *item, const fv_tile_strip *strip, int32_t streams)
 {
@@ -203,9 +212,9 @@ static void finish_strip(const fv_tile_item *item, const fv_tile_strip *strip, i
     const float v_scale = fv_head_scale_of(job->v_head_scale, params->num_kv_scales, item->first_head);
     const fv_lanes sum = fv_lanes_load(strip->rows.sum);
     const fv_lanes max = fv_lanes_select(sum == sum, fv_lanes_load(strip->rows.max), sum); /* NaN: not without keys */
-    const fv_lanes weight_sums = fv_parts_gather(fv_weight_sums_of(item, strip));
+    const fv_lanes divisors = divisors_of(item, strip);
     float factors[FV_TILE_STRIP_ROWS];
-    for (int32_t i = 0; i < FV_TILE_STRIP_ROWS; i++) factors[i] = max[i] == -INFINITY ? 0.0f : v_scale / weight_sums[i];
+    for (int32_t i = 0; i < FV_TILE_STRIP_ROWS; i++) factors[i] = max[i] == -INFINITY ? 0.0f : v_scale / divisors[i];
     const int32_t num_rows = fv_min_i32(FV_TILE_STRIP_ROWS, job->num_rows - strip->rows.first_row);
     const int32_t first_head = item->first_head * job->group, end_head = first_head + job->group;
     int64_t out_row = job->batch_token + strip->rows.first_row / job->group - params->out_first_token;
@@ -237,11 +246,11 @@ static void finish_strip(const fv_tile_item *item, const fv_tile_strip *strip, i
 /* Sums of a strip as if its weights had been summed as they were multiplied. */
 static void fit_sums(const fv_tile_item *item, const fv_tile_strip *strip)
 {
-    const fv_lanes weight_sums = fv_parts_gather(fv_weight_sums_of(item, strip));
+    const fv_lanes divisors = divisors_of(item, strip);
     for (int32_t row = 0; row < FV_TILE_STRIP_ROWS; row++) {
         const float sum = strip->rows.sum[row];
         if (strip->rows.max[row] == -INFINITY) continue;
-        const float factor = sum / weight_sums[row];
+        const float factor = sum / divisors[row];
         for (int32_t column = 0; column < item->job->params->v_head_size; column += FV_TILE_COLUMNS) {
             float *at = strip->sums + column * FV_TILE_STRIP_ROWS + row * FV_TILE_COLUMNS;
             fv_lanes_store(at, fv_lanes_load(at) * factor);
