@@ -235,7 +235,7 @@ static double same_way(const fv_oracle_row *row, double weights2, const fv_atten
     if (!(largest > 0)) return 0;
     const double share = largest * largest / norm2(row->exact, params->v_head_size);
     const double step = half_step(params->out_dtype) * exp2(floor(log2(largest)));
-    return 2 * sqrt(weights2) * share * step / 2;
+    return sqrt(weights2) * share * step;
 }
 
 /* The larger of the ideal's error and the expected one. The roundings of different keys are independent, so their

@@ -161,9 +161,8 @@ static void sample_ceilings(race *r, int32_t round)
     int32_t is_awake = 0;
     for (fv_isa isa = 0; isa < NUM_LEVELS; isa++) {
         if (!has_level(r, isa)) continue;
-        if (!is_awake)
-            fv_ceiling_compute(w->context, w->problem.q_dtype, w->problem.kv_dtype,
-                               isa); /* workers that one thread let sleep */
+        /* Wakes workers that one thread let sleep. */
+        if (!is_awake) fv_ceiling_compute(w->context, w->problem.q_dtype, w->problem.kv_dtype, isa);
         is_awake = 1;
         const double start = fv_now_us();
         r->operations[isa] = fv_ceiling_compute(w->context, w->problem.q_dtype, w->problem.kv_dtype, isa);

@@ -216,12 +216,7 @@ static void dot_alone(fv_tile_item *item, const fv_strip_pair *pair)
     }
     for (int32_t step = pair->first_step; step < pair->end_step; step++) {
         fv_pair_dot_begin(item, pair->num);
-        for (int32_t d = 0; d < depth; d++) {
-            if (pair->num == 2)
-                fv_half_dot(item, pair, step, d, 2);
-            else
-                fv_half_dot(item, pair, step, d, 1);
-        }
+        for (int32_t d = 0; d < depth; d++) fv_half_dot(item, pair, step, d, pair->num);
         fv_pair_dot_end(item, pair, step, pair->num);
     }
 }
@@ -322,28 +317,51 @@ static void attend_strips(fv_tile_item *item, fv_tile_strip *strips, const fv_ke
     if (last.num == 1 && last.first_step < last.end_step) add_values_1(item, &last);
 }
 
-/* Where the worker keeps the block's tiles (made_keys.h), or NULL. */
-static fv_made_block *kept_block(fv_tile_item *item, const fv_key_block *block)
+/* What the worker keeps of a block in pieces (made_keys.h), if it keeps any. */
+typedef struct kept_block {
+    fv_made_block *block; /* NULL: nothing */
+    char *tiles;
+    int32_t index, serves;
+} kept_block;
+
+static kept_block kept_block_of(const fv_tile_item *item, const fv_key_block *block)
 {
-    if (!item->keeps_keys) return NULL;
+    if (!item->keeps_keys) return (kept_block){0};
     const fv_attend_params *params = item->job->params;
     fv_made_keys *made = fv_made_keys_of(params);
-    const int32_t slot = fv_made_slot(params, block->first_key / item->block_keys);
-    item->scratch.k_copies = fv_made_tiles(made, params, slot);
-    item->scratch.pairs = item->scratch.k_copies + item->pieces * item->block_keys * params->head_size * FV_BF16_BYTES;
-    return &made->blocks[slot];
+    const int32_t index = block->first_key / item->block_keys, slot = fv_made_slot(params, index);
+    return (kept_block){
+        .block = &made->blocks[slot],
+        .tiles = fv_made_tiles(made, params, slot),
+        .index = index,
+        .serves = fv_made_block_serves(&made->blocks[slot], index, block->first, block->end),
+    };
 }
 
 /* Keys and values of a head in pieces. Returns 0 where something is infinite or NaN. */
 static int32_t make_pieces(fv_tile_item *item, const fv_key_block *block, int32_t kv_head)
 {
-    const int32_t index = block->first_key / item->block_keys;
-    fv_made_block *kept = kept_block(item, block);
-    if (kept && fv_made_block_serves(kept, index, block->first, block->end)) return 1;
-    if (kept) kept->is_made = 0;
+    const kept_block kept = kept_block_of(item, block);
+    if (kept.block) {
+        item->scratch.k_copies = kept.tiles;
+        item->scratch.pairs = kept.tiles +
+                              item->pieces * item->block_keys * item->job->params->head_size * FV_BF16_BYTES;
+        if (kept.serves) return 1;
+        kept.block->is_made = 0;
+    }
     if (fv_half_copy_keys(item, block, kv_head) || fv_half_pair_values(item, block, kv_head)) return 0;
-    if (kept) *kept = (fv_made_block){1, index, block->first, block->end};
+    if (kept.block) *kept.block = (fv_made_block){1, kept.index, block->first, block->end};
     return 1;
+}
+
+/* Aims at what the block's tiles are made of, or at the tiles, where they are kept. */
+static void aim_ahead(fv_tile_item *item, const fv_key_block *block, int32_t num_sites)
+{
+    const kept_block kept = kept_block_of(item, block);
+    if (kept.serves && block->first < block->end)
+        fv_made_tiles_aim(item, kept.tiles, num_sites);
+    else
+        fv_tile_aim_ahead(item, block, num_sites);
 }
 
 /* Keys and values of a head as the products take them. Returns 0 where what some rows must not see is infinite or NaN, in
@@ -386,7 +404,7 @@ static int32_t attend_heads(fv_tile_item *item)
     const int32_t num_sites = item->num_heads * (item->block_keys / FV_STEP_KEYS) * (products + FV_STEP_KEYS / 2);
     for (int32_t turn = 1; block.first < block.end; turn = !turn) {
         const fv_key_block next = fv_key_block_at(item, block.first_key + item->block_keys, turn);
-        fv_tile_aim_ahead(item, &next, num_sites);
+        aim_ahead(item, &next, num_sites);
         if (!attend_block(item, &block)) return 0;
         block = next;
     }

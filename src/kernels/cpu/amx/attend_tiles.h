@@ -14,8 +14,8 @@ int32_t FV_ISA_SYMBOL(fv_tiles_serve)(const fv_attend_params *params);
 size_t FV_ISA_SYMBOL(fv_tiles_scratch)(const fv_attend_params *params);
 
 /* Writes the item's result. 0: it is not to be used, for values that some rows must not see are infinite or NaN, and a
- * product with weight 0 would spread them, or something of fp16 is; the caller takes another kernel. How sums are rescaled: tile_scale.h.
- * `shares` of the launch. */
+ * product with weight 0 would spread them, or something of fp16 is; the caller takes another kernel. How sums are
+ * rescaled: tile_scale.h. `shares` of the launch. */
 int32_t FV_ISA_SYMBOL(fv_attend_tiles)(const fv_attend_job *job, void *scratch, fv_rescaling rescaling,
                                        fv_key_shares *shares);
 

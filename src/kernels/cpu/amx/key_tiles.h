@@ -57,10 +57,7 @@ static void fv_key_tiles_aim(fv_tile_item *item, const fv_key_tiles *keys, int32
         fv_tile_aim_ahead(item, &keys->block, num_sites);
         return;
     }
-    const int64_t bytes = (int64_t)fv_made_block_bytes(item->job->params);
-    item->ahead = fv_prefetch_nothing(keys->k);
-    item->ahead.run_end = keys->k + bytes;
-    item->ahead_portions = (int32_t)fv_ceil_div(bytes, (int64_t)num_sites * FV_AHEAD_BYTES);
+    fv_made_tiles_aim(item, keys->k, num_sites);
 }
 
 /* Tile `t` of K; they come in order. */

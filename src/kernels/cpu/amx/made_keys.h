@@ -102,6 +102,15 @@ static inline char *fv_made_tiles(fv_made_keys *made, const fv_attend_params *pa
            (size_t)slot * fv_made_block_bytes(params);
 }
 
+/* Aims at a slot's tiles. */
+static inline void fv_made_tiles_aim(fv_tile_item *item, char *tiles, int32_t num_sites)
+{
+    const int64_t bytes = (int64_t)fv_made_block_bytes(item->job->params);
+    item->ahead = fv_prefetch_nothing(tiles);
+    item->ahead.run_end = tiles + bytes;
+    item->ahead_portions = (int32_t)fv_ceil_div(bytes, (int64_t)num_sites * FV_AHEAD_BYTES);
+}
+
 /* --- items in chains --------------------------------------------------------------------------------------------- */
 
 /* A stretch of a list in which items of one KV head each follow each other, head after head. Those of a head are a
