@@ -8,8 +8,8 @@
  * tile are prefetched a few lines at a time during the first product. */
 #include "kernels/cpu/row_strip.h"
 
-/* Elements of Q^T that stay in L1 while the keys of a tile pass: 12 KB. */
-enum { DEPTH = 128 * FV_LANES / FV_STRIP_LANES };
+/* Elements of Q^T that stay in L1 while the keys of a tile pass: 12 KB, with vectors of 16 lanes 24. */
+enum { DEPTH = 128 };
 
 typedef struct many_scratch {
     fv_row_strip *strips;
