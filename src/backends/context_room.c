@@ -42,7 +42,7 @@ fv_context_room fv_context_room_of(const fv_plan *plan, const fv_context_limits 
     const int64_t chunks = fv_ceil_div(runs * bounds->max_seq_len, chunk_rows) + rounds;
     const int64_t pieces = runs + chunks;
     const int64_t span = bounds->max_num_seqs + chunks + rounds;
-    const int64_t blocks = runs + fv_ceil_div(bounds->max_num_tokens, plan->dense_rule.block_q);
+    const int64_t blocks = runs + fv_ceil_div(bounds->max_num_tokens, fv_least_block_tokens(&plan->dense_rule));
     const int64_t passes = 2 + fv_ceil_div(bounds->max_seq_len, chunk_rows) + 1; /* that a Q block is in */
     return (fv_context_room){
         .num_items = saturating_product(blocks * passes, fv_most_head_runs(&plan->dense_rule)),

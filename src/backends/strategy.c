@@ -508,6 +508,13 @@ static int32_t lane_heads(const fv_plan *plan, const fv_attend_variant *variant)
     return variant->heads_at_once(&plan->problem);
 }
 
+/* Where workers take items, Q blocks may be halved twice, so that none waits long for the last; but not where what a row's
+ * bits depend on is the length of its query. */
+static int32_t least_block_q(const fv_split_rule *rule)
+{
+    return rule->num_lanes || rule->batch_invariant ? 0 : fv_max_i32(1, rule->block_q / 4);
+}
+
 /* As the planner counts them: lanes that do not slow each other down are workers. */
 static int32_t num_workers(const fv_plan *plan, const fv_attend_variant *variant, int32_t lanes)
 {
@@ -561,6 +568,7 @@ fv_status fv_strategy_create(fv_plan *plan, const fv_strategy *strategy)
     plan->static_list = fv_static_list_serves(plan);
     if (plan->static_list) fv_static_list_fix(plan);
     plan->dense_rule = plan->rule;
+    if (!is_mla) plan->rule.least_block_q = least_block_q(&plan->rule);
     if (plan->absorbs) {
         plan->dense_rule.problem = &plan->dense_problem;
         plan->dense_rule.block_q = plan->dense->block_m;
@@ -573,6 +581,7 @@ fv_status fv_strategy_create(fv_plan *plan, const fv_strategy *strategy)
         plan->dense_rule.path = FV_PATH_2D;
         plan->dense_rule.cascade = 0;
     }
+    plan->dense_rule.least_block_q = least_block_q(&plan->dense_rule);
     status = size_workspace(plan, strategy);
     return status == FV_OK ? allocate(plan) : status;
 }

@@ -46,6 +46,7 @@ typedef struct fv_pass {
 typedef struct fv_split_rule {
     const fv_problem *problem; /* normal */
     int32_t block_q;           /* tokens of a Q block of a long query */
+    int32_t least_block_q;     /* down to these it may be halved, where workers would wait for each other; 0: never */
     int32_t tile_keys;
     int32_t num_workers;
     int32_t num_lanes;    /* items that a device works on at once, each KV head of an item by itself; 0: a worker takes
@@ -65,6 +66,12 @@ typedef struct fv_split_rule {
     int32_t max_slots;    /* partial results of a token that lanes leave in a pass, at most; 0: any number */
     int32_t num_passes;   /* over disjoint tokens that a step makes, at most; 0: two */
 } fv_split_rule;
+
+/* Tokens of the smallest Q block of a long query, but for its last one. */
+static inline int32_t fv_least_block_tokens(const fv_split_rule *rule)
+{
+    return rule->least_block_q > 0 ? rule->least_block_q : rule->block_q;
+}
 
 /* Query heads of a KV head. */
 static inline int32_t fv_group_of(const fv_problem *problem)

@@ -403,7 +403,9 @@ fv_status fv_work_list_append(fv_work_list *list, const fv_split_rule *of_plan, 
         if (append_fill(list, rule, step, pass, &cut)) return FV_OK;
         share = cut.share;
     } else if (rule->num_workers > 1) {
-        share = fv_worker_cut_share(rule, step, pass, total_cost(rule, step, pass));
+        const fv_worker_cut of_workers = fv_worker_cut_choose(rule, step, pass, total_cost(rule, step, pass));
+        of_pass.block_q = of_workers.block_q;
+        share = of_workers.share;
     }
     const fv_prefix_group *group = pass->groups, *end = pass->groups + pass->num_groups;
     for (int32_t i = 0; i < pass->num_runs;) {
@@ -464,7 +466,7 @@ void fv_work_list_room(fv_work_list *list, const fv_split_rule *rule, const fv_b
                        size_t slots_limit_bytes)
 {
     const int64_t num_kv_heads = fv_most_head_runs(rule);
-    const int64_t blocks = (int64_t)(bounds->max_num_tokens / rule->block_q) + bounds->max_num_seqs;
+    const int64_t blocks = (int64_t)(bounds->max_num_tokens / fv_least_block_tokens(rule)) + bounds->max_num_seqs;
     const int64_t block_tokens = fv_max_i32(rule->block_q, fv_short_query_tokens(rule->problem));
     const int64_t shares = max_shares(rule);
     const int64_t short_tokens = max_short_tokens(rule, bounds);

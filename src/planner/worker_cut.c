@@ -1,5 +1,7 @@
 #include "planner/worker_cut.h"
 
+#include <math.h>
+
 #include "planner/query_block.h"
 
 #define MAX_BLOCKS 512   /* Q blocks that are weighed; more of them need not be cut */
@@ -7,6 +9,7 @@
 #define WAIT_PARTS 12    /* workers differ: the last item counts by this part of the largest again */
 #define DEALT_PARTS 96   /* where those that end first take keys of the others: of one query, which are siblings, */
 #define LEAST_SIBLINGS 4 /* and so many for each where there are several queries */
+#define HALVING_PARTS 24 /* half a Q block takes longer by this part: its keys are brought in for half of the rows */
 
 /* Of one partial row, in rows x keys, from its bytes, written and read: with few rows the keys are bytes as well, with
  * many they are products, which differ by ten times between AVX2 (about 12) and AMX (about 140). */
@@ -44,7 +47,7 @@ static worker_block weigh_block(const fv_split_rule *rule, const fv_query_block 
         .count = count,
         .num_heads = num_kv_heads / count,
         .span = span,
-        .most_segments = fv_max_i32(1, span / FV_MIN_SEGMENT_KEYS),
+        .most_segments = rule->path == FV_PATH_2D ? 1 : fv_max_i32(1, span / FV_MIN_SEGMENT_KEYS),
         .is_dealt = is_few && rule->deals_keys,
     };
 }
@@ -113,25 +116,55 @@ static int64_t time_of_share(const fv_split_rule *rule, const worker_block *bloc
 /* A rule that says itself how many pieces a Q block has. */
 static int32_t is_fixed(const fv_split_rule *rule)
 {
-    return rule->path != FV_PATH_AUTO || rule->batch_invariant || rule->segment_keys || rule->num_segments;
+    return rule->path == FV_PATH_3D || rule->batch_invariant || rule->segment_keys || rule->num_segments;
 }
 
-int64_t fv_worker_cut_share(const fv_split_rule *rule, const fv_step *step, const fv_pass *pass, int64_t total)
+static int64_t share_of(const fv_split_rule *rule, int64_t total, int32_t shares)
+{
+    return fv_max_i64(1, fv_ceil_div(total, (int64_t)rule->num_workers * shares));
+}
+
+/* The share with which the Q blocks take the least time. */
+static int64_t best_share(int64_t *least_time, const fv_split_rule *rule, const worker_block *blocks,
+                          int32_t num_blocks, int64_t total)
 {
     static const int32_t shares[] = {1, 2, 3, 4, 6, FV_SHARES_PER_WORKER};
-    int64_t best = fv_max_i64(1, total / ((int64_t)rule->num_workers * FV_SHARES_PER_WORKER));
+    int64_t best = 0;
+    *least_time = INT64_MAX;
+    for (int32_t i = rule->path == FV_PATH_2D ? FV_ARRAY_LEN(shares) - 1 : 0; i < FV_ARRAY_LEN(shares); i++) {
+        const int64_t share = share_of(rule, total, shares[i]);
+        const int64_t time = time_of_share(rule, blocks, num_blocks, share);
+        if (time >= *least_time) continue;
+        *least_time = time;
+        best = share;
+    }
+    return best;
+}
+
+fv_worker_cut fv_worker_cut_choose(const fv_split_rule *rule, const fv_step *step, const fv_pass *pass, int64_t total)
+{
+    fv_worker_cut best = {rule->block_q, share_of(rule, total, FV_SHARES_PER_WORKER)};
     if (is_fixed(rule) || pass->num_groups > 0 || rule->num_workers > MAX_WORKERS) return best;
     worker_block blocks[MAX_BLOCKS];
-    const int32_t num_blocks = list_blocks(blocks, rule, step, pass);
-    int64_t largest = 0, best_time = INT64_MAX;
-    for (int32_t i = 0; i < num_blocks; i++) largest = fv_max_i64(largest, blocks[i].cost);
-    if (largest <= best) return best; /* nothing is cut */
-    for (int32_t i = 0; i < FV_ARRAY_LEN(shares); i++) {
-        const int64_t share = fv_max_i64(1, fv_ceil_div(total, (int64_t)rule->num_workers * shares[i]));
-        const int64_t time = time_of_share(rule, blocks, num_blocks, share);
-        if (time >= best_time) continue;
-        best_time = time;
-        best = share;
+    fv_split_rule halved = *rule;
+    double least = INFINITY;
+    for (int32_t halvings = 0, last = 0; (halved.block_q = rule->block_q >> halvings) >= fv_least_block_tokens(rule);
+         halvings++) {
+        const int32_t num_blocks = list_blocks(blocks, &halved, step, pass);
+        if (num_blocks == last) break; /* all are whole queries, or too many */
+        last = num_blocks;
+        int64_t largest = 0, all = 0, time;
+        for (int32_t i = 0; i < num_blocks; i++) {
+            largest = fv_max_i64(largest, blocks[i].cost);
+            all += blocks[i].cost * blocks[i].count;
+        }
+        if (halvings == 0 && largest <= best.share) break; /* nothing is cut */
+        const int64_t share = best_share(&time, &halved, blocks, num_blocks, total);
+        /* Of its own cost, in which each row of a block counts the keys of the last: no time for whoever sees fewer. */
+        const double relative = (double)time / (double)all * (1 + (double)halvings / HALVING_PARTS);
+        if (relative >= least) continue;
+        least = relative;
+        best = (fv_worker_cut){halved.block_q, share};
     }
     return best;
 }

@@ -1,6 +1,6 @@
 /* Cutting a pass for workers that take items one by one, the threads of a CPU: no more pieces than it takes for all
  * workers to end at about the same time, because a piece costs what its partial results cost to be written and merged,
- * as much as hundreds of keys where rows are many and wide (MLA).
+ * as much as hundreds of keys where rows are many and wide (MLA), and a smaller Q block what its keys cost once more.
  *
  *   worker 0   |--- seq 0 ---|- seq 1 -|         shares that are too large: the others wait for worker 0
  *   worker 1   |-- seq 2 --|
@@ -20,8 +20,13 @@
 /* Keys of the shortest piece that is worth a reduction. */
 #define FV_MIN_SEGMENT_KEYS 256
 
-/* The cost of the largest piece, from that of a pass without prefix groups: total / workers / {1 ... 8}, whichever lets
+typedef struct fv_worker_cut {
+    int32_t block_q; /* tokens of a Q block of a long query: the rule's, or halves of it down to least_block_q */
+    int64_t share;   /* cost of the largest piece */
+} fv_worker_cut;
+
+/* Of a pass without prefix groups, which costs `total`, the Q block and the share, total / workers / {1 ... 8}, that let
  * the last worker end first when pieces are dealt out in their order. */
-int64_t fv_worker_cut_share(const fv_split_rule *rule, const fv_step *step, const fv_pass *pass, int64_t total);
+fv_worker_cut fv_worker_cut_choose(const fv_split_rule *rule, const fv_step *step, const fv_pass *pass, int64_t total);
 
 #endif

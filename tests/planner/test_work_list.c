@@ -164,6 +164,7 @@ static void test_random_steps_are_covered(void **state)
         f->rule.path = (fv_softmax_path)(next_random(&random) % 3);
         if (f->rule.path == FV_PATH_3D && next_random(&random) % 2) f->rule.segment_keys = 512;
         if (i % 3 == 1) f->rule.shared_rows = 32;
+        if (i % 2 == 1 && !f->rule.num_lanes) f->rule.least_block_q = fv_max_i32(1, f->rule.block_q / 4);
         allocate(f);
         const int32_t num_seqs = 1 + (int32_t)(next_random(&random) % 20);
         for (int32_t seq = 0; seq < num_seqs; seq++) {
@@ -260,6 +261,28 @@ static void test_workers_end_together(void **state)
                 destroy(f);
             }
         }
+    }
+}
+
+/* Q blocks are halved where workers would wait for the largest, and nowhere else; nothing is left to be merged then. */
+static void test_query_blocks_are_halved(void **state)
+{
+    (void)state;
+    static const struct {
+        int32_t num_workers, query_len, num_items;
+    } cases[] = {{1, 256, 16}, {2, 256, 16}, {16, 256, 32}, {16, 512, 32}, {16, 128, 32}, {2, 2048, 128}};
+    for (int32_t i = 0; i < FV_ARRAY_LEN(cases); i++) {
+        fixture *f = make(32, 8, cases[i].num_workers);
+        f->rule.block_q = 128;
+        f->rule.least_block_q = 32;
+        allocate(f);
+        add(f, cases[i].query_len, cases[i].query_len);
+        build(f);
+        check_cover(f);
+        assert_int_equal(f->list.num_items, cases[i].num_items);
+        assert_int_equal(f->list.num_slots, 0);
+        if (cases[i].num_workers > 1) assert_true(longest_over_mean(f) <= 1.12);
+        destroy(f);
     }
 }
 
@@ -912,6 +935,7 @@ int main(void)
         cmocka_unit_test(test_lists_of_fixed_length),
         cmocka_unit_test(test_random_steps_are_covered),
         cmocka_unit_test(test_workers_end_together),
+        cmocka_unit_test(test_query_blocks_are_halved),
         cmocka_unit_test(test_no_more_pieces_than_needed),
         cmocka_unit_test(test_dealt_keys_need_no_spare_pieces),
         cmocka_unit_test(test_short_queries_are_cut_too),
