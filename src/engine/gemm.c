@@ -136,7 +136,7 @@ fv_status fv_gemm_create(fv_gemm_library **gemm, fv_context *context, fv_dtype d
     const dnnl_version_t *version = dnnl_version();
     snprintf(made->description, sizeof(made->description), "onednn %d.%d.%d %s", version->major, version->minor,
              version->patch, fv_dtype_name(dtype));
-    if (keeps_stored) made->stored.table = fv_stored_find_table(context->isa);
+    if (keeps_stored) fv_gemm_stored_init(&made->stored, context->isa);
     if (made->kernel->create) {
         const fv_status status = made->kernel->create(&made->state, fv_context_num_workers(context));
         if (status != FV_OK) {

@@ -6,18 +6,21 @@
 
 #include "engine/gemm_kernel.h"
 #include "engine/stored/stored.h"
+#include "engine/stored/stored_tiles.h"
 
 enum { FV_GEMM_ALIGNMENT = 64 };
 
 /* What weights as stored need beside themselves (gemm_stored.c). */
 typedef struct fv_gemm_stored {
     const fv_stored_table *table; /* NULL: all weights are in the compute type */
+    const fv_stored_tiles *tiles; /* for many rows, in place of the library; NULL: there are none */
     bool is_used;                 /* there is such a weight */
     int64_t max_in_features;
     size_t max_packed_bytes; /* of a chunk of the library's kernel */
     fv_stored_x *x;          /* [x_rows], into x_memory */
     void *x_memory;          /* x_bytes for each row */
-    uint8_t *panels;         /* panel_bytes for each worker: a chunk as floats, and packed */
+    uint8_t *x_tiles;        /* of x_rows rows, where there are tiles */
+    uint8_t *panels;         /* panel_bytes for each worker: a chunk as floats, and packed, or in tiles */
     int64_t x_rows;
     size_t x_bytes;
     size_t panel_bytes;
@@ -71,7 +74,10 @@ void fv_gemm_load_rows(fv_gemm_job *job);
 /* Gets the kernel ready for chunks of a weight of that shape, whole ones and the rest; returns the larger's bytes. */
 fv_status fv_gemm_prepare_shapes(size_t *chunk_bytes, fv_gemm_library *gemm, int64_t out_features, int64_t in_features);
 
-/* Weights as stored (gemm_stored.c). Is keeping these rows so possible, and smaller than in the compute type? */
+/* Weights as stored (gemm_stored.c). The kernels up to `limit`. */
+void fv_gemm_stored_init(fv_gemm_stored *stored, fv_isa limit);
+
+/* Is keeping these rows so possible, and smaller than in the compute type? */
 bool fv_gemm_stored_is_smaller(const fv_gemm_library *gemm, int64_t in_features, const fv_gemm_rows *parts,
                                int32_t num_parts);
 

@@ -1,10 +1,11 @@
-/* Weights that stay as the file stores them, in one of two ways:
+/* Weights that stay as the file stores them, in one of three ways:
  *
  *   few rows of X    stripes of W and rows of X go to the kernels of stored/
- *   many             a chunk of W becomes a panel of floats, which the library's kernel packs and multiplies with
- *                    all blocks of rows of X:
+ *   many             a chunk of W becomes a panel of tiles, which AMX multiplies with blocks of rows of X
+ *   without AMX      or of floats, which the library's kernel packs and multiplies:
  *
- *     stripes  ->  floats  ->  (bf16, packed)  ->  blocks of Y
+ *     stripes  ->  tiles of bf16                ->  blocks of Y
+ *     stripes  ->  floats  ->  (bf16, packed)   ->  blocks of Y
  *
  * Where the kernels are faster than the library even for many rows, there are no panels. */
 #include <stdio.h>
@@ -22,18 +23,28 @@ enum {
     x_rows_of_task = 64, /* rows of X that one task of the kernels multiplies */
     cached_bytes = 16 << 10, /* of W: stays in the first cache for several rows of X */
     tasks_per_worker = 8,
+    tile_outputs = 32,            /* of a panel of tiles, at least */
+    tile_panel_bytes = 512 << 10, /* of one that has more: the second cache holds it beside rows of X */
+    tile_row_block = 128,         /* rows of X that a panel is at least made for, where there are so many */
+    tile_tasks_per_worker = 4,    /* where panels are the smallest; each is made anew for every task */
 };
+
+void fv_gemm_stored_init(fv_gemm_stored *stored, fv_isa limit)
+{
+    stored->table = fv_stored_find_table(limit);
+    stored->tiles = fv_stored_find_tiles(limit);
+}
 
 /* fp32 is not faster than the kernels, unless it has wider vectors than they have. */
 static bool uses_panels(const fv_gemm_job *job)
 {
     const fv_gemm_library *gemm = job->gemm;
     if (job->batch_invariant) return false;
-    if (!gemm->stored.table->is_for_many_rows) return job->num_rows >= min_panel_rows;
+    if (!gemm->stored.table->is_for_many_rows || gemm->stored.tiles) return job->num_rows >= min_panel_rows;
     const fv_isa isa = gemm->context->isa;
     const bool is_bf16 = gemm->kernel->dtype == FV_DTYPE_BF16;
     if (!is_bf16 && isa <= gemm->stored.table->isa) return false;
-    return job->num_rows >= (is_bf16 && isa >= FV_ISA_AMX ? min_panel_rows : min_wide_rows);
+    return job->num_rows >= min_wide_rows;
 }
 
 bool fv_gemm_stored_is_smaller(const fv_gemm_library *gemm, int64_t in_features, const fv_gemm_rows *parts,
@@ -71,17 +82,18 @@ fv_status fv_gemm_stored_prepare(fv_gemm_weight *weight, fv_gemm_library *gemm, 
             return fv_fail(FV_ERR_INVALID, "rows of %lld elements of type %s; accepted: multiples of %d",
                            (long long)part->in_features, fv_gguf_type_name(parts[i].type), part->layout->values);
         }
+        weight->bytes += (size_t)fv_round_up((int64_t)bytes_of_part(part), FV_GEMM_ALIGNMENT);
+        if (stored->tiles) continue;
         size_t packed_bytes = 0;
         const fv_status status = fv_gemm_prepare_shapes(&packed_bytes, gemm, part->num_rows, part->in_features);
         if (status != FV_OK) return status;
         if (packed_bytes > stored->max_packed_bytes) stored->max_packed_bytes = packed_bytes;
-        weight->bytes += (size_t)fv_round_up((int64_t)bytes_of_part(part), FV_GEMM_ALIGNMENT);
     }
     weight->num_parts = num_parts;
     if (!stored->is_used) {
         const size_t used = strlen(gemm->description);
-        snprintf(gemm->description + used, sizeof(gemm->description) - used, ", weights as stored: %s",
-                 stored->table->name);
+        snprintf(gemm->description + used, sizeof(gemm->description) - used, ", weights as stored: %s%s%s",
+                 stored->table->name, stored->tiles ? ", many rows: " : "", stored->tiles ? stored->tiles->name : "");
     }
     stored->is_used = true;
     stored->max_in_features = fv_max_i64(stored->max_in_features, weight->in_features);
@@ -139,6 +151,10 @@ static size_t bytes_of_floats(const fv_gemm_kernel *kernel, int64_t in_features)
 static size_t bytes_of_panel(const fv_gemm_library *gemm)
 {
     const fv_gemm_stored *stored = &gemm->stored;
+    if (stored->tiles) {
+        const size_t least = fv_stored_tiles_bytes(tile_outputs, stored->max_in_features);
+        return least > tile_panel_bytes ? least : tile_panel_bytes;
+    }
     const int64_t packed = gemm->kernel->pack ? (int64_t)stored->max_packed_bytes : 0;
     return bytes_of_floats(gemm->kernel, stored->max_in_features) + (size_t)fv_round_up(packed, FV_GEMM_ALIGNMENT);
 }
@@ -147,9 +163,11 @@ static void free_room(fv_gemm_stored *stored)
 {
     free(stored->x);
     free(stored->x_memory);
+    free(stored->x_tiles);
     free(stored->panels);
     stored->x = NULL;
     stored->x_memory = NULL;
+    stored->x_tiles = NULL;
     stored->panels = NULL;
     stored->x_rows = 0;
 }
@@ -166,7 +184,11 @@ fv_status fv_gemm_stored_make_room(fv_gemm_library *gemm)
     made.x = calloc((size_t)gemm->max_rows + 1, sizeof(*made.x));
     made.x_memory = aligned_alloc(FV_GEMM_ALIGNMENT, x_bytes * ((size_t)gemm->max_rows + 1));
     made.panels = aligned_alloc(FV_GEMM_ALIGNMENT, all_panels);
-    if (!made.x || !made.x_memory || !made.panels) {
+    made.x_tiles = NULL;
+    if (made.tiles)
+        made.x_tiles = aligned_alloc(FV_GEMM_ALIGNMENT,
+                                     fv_stored_tiles_bytes(gemm->max_rows + 1, stored->max_in_features));
+    if (!made.x || !made.x_memory || !made.panels || (made.tiles && !made.x_tiles)) {
         free_room(&made);
         return fv_fail(FV_ERR_NO_MEMORY, "no memory for %lld rows of activations and %zu bytes of weights",
                        (long long)gemm->max_rows, all_panels);
@@ -302,20 +324,68 @@ static void panel_task(void *user, int64_t index, int32_t worker)
     if (status != FV_OK) fv_gemm_keep_failure(job, status);
 }
 
-/* A panel serves as many blocks of rows as leave each worker several tasks. */
-static fv_status multiply_panels(fv_gemm_job *job)
+static void load_tiles_task(void *user, int64_t index, int32_t worker)
 {
-    const fv_gemm_kernel *kernel = job->gemm->kernel;
-    fv_gemm_load_rows(job);
-    job->chunk_stripes = kernel->chunk_outputs / FV_STORED_ROWS;
+    (void)worker;
+    const fv_gemm_job *job = user;
+    const fv_gemm_stored *stored = &job->gemm->stored;
+    const int64_t in_features = job->weight->in_features, first = index * FV_STORED_TILE_ROWS;
+    stored->tiles->load_x(stored->x_tiles + fv_stored_tiles_bytes(first, in_features), job->x + first * in_features,
+                          fv_min_i64(FV_STORED_TILE_ROWS, job->num_rows - first), in_features);
+}
+
+static void tile_task(void *user, int64_t index, int32_t worker)
+{
+    const fv_gemm_job *job = user;
+    const fv_gemm_stored *stored = &job->gemm->stored;
+    const int64_t y_stride = job->weight->out_features;
+    fv_stored_rows rows;
+    const int64_t output = stripes_at(&rows, job, index % job->num_chunks);
+    const int64_t first = index / job->num_chunks * job->blocks_per_task * tile_row_block;
+    const int64_t num_rows = fv_min_i64(job->num_rows - first, job->blocks_per_task * tile_row_block);
+    uint8_t *panel = stored->panels + (size_t)worker * stored->panel_bytes;
+    stored->tiles->expand(panel, &rows);
+    stored->tiles->multiply(job->y + first * y_stride + output, y_stride,
+                            stored->x_tiles + fv_stored_tiles_bytes(first, rows.in_features), num_rows, panel,
+                            rows.num_rows, rows.in_features);
+}
+
+/* What a panel is of, and how many tasks that makes: a panel serves as many blocks of rows as leave each worker
+ * `tasks_each`. */
+static int64_t deal_out_panels(fv_gemm_job *job, int64_t outputs, int64_t row_block, int64_t tasks_each)
+{
+    job->chunk_stripes = outputs / FV_STORED_ROWS;
     job->num_chunks = 0;
     for (int32_t i = 0; i < job->weight->num_parts; i++) {
         job->num_chunks += fv_ceil_div(num_stripes(&job->weight->parts[i]), job->chunk_stripes);
     }
-    const int64_t num_blocks = fv_ceil_div(job->num_rows, kernel->row_block);
-    const int64_t num_tasks = (int64_t)fv_context_num_workers(job->gemm->context) * tasks_per_worker;
+    const int64_t num_blocks = fv_ceil_div(job->num_rows, row_block);
+    const int64_t num_tasks = (int64_t)fv_context_num_workers(job->gemm->context) * tasks_each;
     job->blocks_per_task = fv_max_i64(1, num_blocks * job->num_chunks / num_tasks);
-    return fv_gemm_run_job(job, fv_ceil_div(num_blocks, job->blocks_per_task) * job->num_chunks, panel_task);
+    return fv_ceil_div(num_blocks, job->blocks_per_task) * job->num_chunks;
+}
+
+/* Outputs of a panel of tiles: as many as its memory holds, and as leave each worker several of the weight. */
+static int64_t outputs_of_tiles(const fv_gemm_job *job)
+{
+    const int64_t num_tasks = (int64_t)fv_context_num_workers(job->gemm->context) * tasks_per_worker;
+    const int64_t held = tile_panel_bytes / (int64_t)fv_stored_tiles_bytes(1, job->weight->in_features);
+    const int64_t outputs = fv_min_i64(held * FV_STORED_TILE_ROWS, job->weight->out_features / num_tasks);
+    return fv_max_i64(tile_outputs, outputs / tile_outputs * tile_outputs);
+}
+
+static fv_status multiply_panels(fv_gemm_job *job)
+{
+    const fv_gemm_kernel *kernel = job->gemm->kernel;
+    if (job->gemm->stored.tiles) {
+        const int64_t num_blocks = fv_ceil_div(job->num_rows, FV_STORED_TILE_ROWS);
+        fv_context_parallel_for(job->gemm->context, num_blocks, load_tiles_task, job);
+        return fv_gemm_run_job(job, deal_out_panels(job, outputs_of_tiles(job), tile_row_block, tile_tasks_per_worker),
+                               tile_task);
+    }
+    fv_gemm_load_rows(job);
+    return fv_gemm_run_job(job, deal_out_panels(job, kernel->chunk_outputs, kernel->row_block, tasks_per_worker),
+                           panel_task);
 }
 
 fv_status fv_gemm_stored_run(fv_gemm_job *job)

@@ -16,12 +16,20 @@
 #include "engine/gemm.h"
 #include "engine/gemm_kernel.h"
 #include "engine/stored/stored.h"
+#include "stored_tiles_emulated.h"
 
 enum { max_rows = 130, max_outputs = 203, guard = 16 };
 
 static const int32_t types[] = {FV_GGUF_F16,  FV_GGUF_BF16, FV_GGUF_Q4_0, FV_GGUF_Q4_1, FV_GGUF_Q5_0,
                                 FV_GGUF_Q5_1, FV_GGUF_Q8_0, FV_GGUF_Q4_K, FV_GGUF_Q5_K, FV_GGUF_Q6_K};
-static const char *const isas[] = {"portable", NULL}; /* NULL: the best of this CPU */
+static const char *const isas[] = {"portable", "avx2", NULL}; /* NULL: the best of this CPU */
+
+static bool has_isa(const char *name)
+{
+    fv_isa isa = FV_ISA_PORTABLE;
+    if (name) assert_int_equal(fv_isa_parse(&isa, name), FV_OK);
+    return isa <= fv_cpu_isa();
+}
 
 static uint32_t hash(uint32_t index, uint32_t salt)
 {
@@ -55,6 +63,38 @@ static uint8_t *create_rows(int32_t type, int64_t num_rows, int64_t in_features)
         if (type == FV_GGUF_BF16) rows[at + 1] = (uint8_t)((rows[at + 1] & 0x80) | 0x3c);
     }
     return rows;
+}
+
+/* Those rows as stripes. The caller frees them. */
+static uint8_t *create_stripes(const uint8_t *rows, int64_t num_rows, int64_t in_features,
+                               const fv_stored_layout *layout)
+{
+    const size_t stripe_bytes = fv_stored_stripe_bytes(layout, in_features);
+    const size_t row_bytes = fv_gguf_type_bytes(layout->type, in_features);
+    const int64_t num_stripes = fv_ceil_div(num_rows, FV_STORED_ROWS);
+    uint8_t *stripes = malloc((size_t)num_stripes * stripe_bytes);
+    assert_non_null(stripes);
+    for (int64_t i = 0; i < num_stripes; i++) {
+        fv_stored_pack_stripe(stripes + (size_t)i * stripe_bytes, rows + (size_t)(i * FV_STORED_ROWS) * row_bytes,
+                              fv_min_i64(FV_STORED_ROWS, num_rows - i * FV_STORED_ROWS), in_features, layout);
+    }
+    return stripes;
+}
+
+/* w . x, and |w| |x|. */
+typedef struct exact_product {
+    double sum, size;
+} exact_product;
+
+static exact_product multiply_exactly(const float *w, const float *x, int64_t in_features)
+{
+    double sum = 0.0, w_square = 0.0, x_square = 0.0;
+    for (int64_t k = 0; k < in_features; k++) {
+        sum += (double)w[k] * (double)x[k];
+        w_square += (double)w[k] * (double)w[k];
+        x_square += (double)x[k] * (double)x[k];
+    }
+    return (exact_product){sum, sqrt(w_square * x_square)};
 }
 
 typedef struct fixture {
@@ -146,16 +186,11 @@ static void check_values(const fixture *f, const float *y, int64_t num_rows, boo
         const float *x = f->x + (max_rows - num_rows + row) * f->in_features;
         for (int64_t output = 0; output < f->num_outputs; output += 1 + output / 40) {
             const float *w = f->w + output * f->in_features;
-            double sum = 0.0, w_square = 0.0, x_square = 0.0;
-            for (int64_t k = 0; k < f->in_features; k++) {
-                sum += (double)w[k] * (double)x[k];
-                w_square += (double)w[k] * (double)w[k];
-                x_square += (double)x[k] * (double)x[k];
-            }
-            const double error = fabs(sum - (double)y[row * f->num_outputs + output]);
-            if (!(error <= tolerance * sqrt(w_square * x_square))) {
-                fail_msg("%d rows, row %d output %d: %g instead of %g", (int)num_rows, (int)row, (int)output,
-                         (double)y[row * f->num_outputs + output], sum);
+            const exact_product exact = multiply_exactly(w, x, f->in_features);
+            const double got = (double)y[row * f->num_outputs + output];
+            if (!(fabs(exact.sum - got) <= tolerance * exact.size)) {
+                fail_msg("%d rows, row %d output %d: %g instead of %g", (int)num_rows, (int)row, (int)output, got,
+                         exact.sum);
             }
         }
     }
@@ -209,13 +244,8 @@ static void test_expanded_rows(void **state)
     static const fv_isa limits[] = {FV_ISA_PORTABLE, FV_ISA_AVX2};
     for (int32_t t = 0; t < FV_ARRAY_LEN(types); t++) {
         const fv_stored_layout *layout = fv_stored_find_layout(types[t]);
-        const size_t stripe_bytes = fv_stored_stripe_bytes(layout, in_features);
-        const size_t row_bytes = fv_gguf_type_bytes(types[t], in_features);
-        uint8_t *rows = create_rows(types[t], num_rows, in_features), *stripes = malloc(3 * stripe_bytes);
-        for (int32_t i = 0; i < 3; i++) {
-            fv_stored_pack_stripe(stripes + (size_t)i * stripe_bytes, rows + (size_t)i * 8 * row_bytes, i < 2 ? 8 : 3,
-                                  in_features, layout);
-        }
+        uint8_t *rows = create_rows(types[t], num_rows, in_features);
+        uint8_t *stripes = create_stripes(rows, num_rows, in_features, layout);
         float *expected = malloc(num_rows * in_features * sizeof(float));
         assert_int_equal(fv_dequantize_row(expected, rows, types[t], num_rows * in_features), FV_OK);
         for (int32_t i = 0; i < FV_ARRAY_LEN(limits) && limits[i] <= fv_cpu_isa(); i++) {
@@ -237,11 +267,79 @@ static void test_expanded_rows(void **state)
     }
 }
 
+typedef struct tile_shape {
+    int64_t num_rows, num_outputs, in_features;
+} tile_shape;
+
+/* Y of random rows and weights by `tiles`, whose weights' memory is NaN where no weight is. */
+static void check_tiles(const fv_stored_tiles *tiles, int32_t type, tile_shape of)
+{
+    const fv_stored_layout *layout = fv_stored_find_layout(type);
+    const int64_t y_stride = of.num_outputs + 5;
+    const size_t x_bytes = fv_stored_tiles_bytes(of.num_rows, of.in_features);
+    const size_t w_bytes = fv_stored_tiles_bytes(of.num_outputs, of.in_features);
+    uint8_t *rows = create_rows(type, of.num_outputs, of.in_features);
+    uint8_t *stripes = create_stripes(rows, of.num_outputs, of.in_features, layout);
+    float *w = malloc((size_t)(of.num_outputs * of.in_features) * sizeof(float));
+    float *x = malloc((size_t)(of.num_rows * of.in_features) * sizeof(float));
+    float *y = malloc((size_t)(of.num_rows * y_stride) * sizeof(float));
+    char *x_tiles = malloc(x_bytes), *w_tiles = malloc(w_bytes);
+    assert_int_equal(fv_dequantize_row(w, rows, type, of.num_outputs * of.in_features), FV_OK);
+    for (int64_t i = 0; i < of.num_rows * of.in_features; i++) x[i] = value_at((uint32_t)i, 5);
+    for (int64_t i = 0; i < of.num_rows * y_stride; i++) y[i] = 12345.0f;
+    memset(w_tiles, 0xff, w_bytes);
+
+    for (int64_t row = 0; row < of.num_rows; row += FV_STORED_TILE_ROWS) {
+        tiles->load_x(x_tiles + fv_stored_tiles_bytes(row, of.in_features), x + row * of.in_features,
+                      fv_min_i64(of.num_rows - row, FV_STORED_TILE_ROWS), of.in_features);
+    }
+    tiles->expand(w_tiles, &(fv_stored_rows){layout, stripes, of.num_outputs, of.in_features});
+    tiles->multiply(y, y_stride, x_tiles, of.num_rows, w_tiles, of.num_outputs, of.in_features);
+    for (int64_t i = 0; i < of.num_rows * y_stride; i++) {
+        const int64_t row = i / y_stride, output = i % y_stride;
+        if (output >= of.num_outputs) {
+            assert_true(y[i] == 12345.0f);
+            continue;
+        }
+        const exact_product exact = multiply_exactly(w + output * of.in_features, x + row * of.in_features,
+                                                     of.in_features);
+        if (!(fabs(exact.sum - (double)y[i]) <= 0x1p-8 * exact.size)) {
+            fail_msg("%s, type %d, row %d output %d: %g instead of %g", tiles->name, type, (int)row, (int)output,
+                     (double)y[i], exact.sum);
+        }
+    }
+    free(x_tiles);
+    free(w_tiles);
+    free(y);
+    free(x);
+    free(w);
+    free(stripes);
+    free(rows);
+}
+
+/* In plain C, and native where the CPU has tiles: rows, outputs and features that fill no tile, odd numbers of blocks. */
+static void test_tiles(void **state)
+{
+    (void)state;
+    static const tile_shape shapes[] = {{16, 16, 256}, {1, 8, 256}, {33, 40, 768}, {47, 19, 512}, {64, 32, 256}};
+    const fv_stored_tiles *const all[] = {fv_stored_tiles_emulated(), fv_stored_find_tiles(fv_cpu_isa())};
+    for (int32_t i = 0; i < FV_ARRAY_LEN(all); i++) {
+        for (int32_t t = 0; all[i] && t < FV_ARRAY_LEN(types); t++) {
+            for (int32_t s = 0; s < FV_ARRAY_LEN(shapes); s++) {
+                tile_shape shape = shapes[s];
+                if (fv_stored_find_layout(types[t])->values == 1) shape.in_features += 7;
+                check_tiles(all[i], types[t], shape);
+            }
+        }
+    }
+}
+
 static void test_values(void **state)
 {
     (void)state;
     static const int64_t shapes[][2] = {{203, 256}, {9, 768}, {1, 256}, {7, 1536}, {96, 256}};
     for (int32_t isa = 0; isa < FV_ARRAY_LEN(isas); isa++) {
+        if (!has_isa(isas[isa])) continue;
         for (int32_t t = 0; t < FV_ARRAY_LEN(types); t++) {
             for (int32_t s = 0; s < FV_ARRAY_LEN(shapes); s++) {
                 fixture f;
@@ -262,6 +360,7 @@ static void test_short_rows(void **state)
     static const part parts[] = {{FV_GGUF_Q4_0, 20}, {FV_GGUF_Q4_1, 20}, {FV_GGUF_Q5_0, 20}, {FV_GGUF_Q5_1, 20},
                                  {FV_GGUF_Q8_0, 20}, {FV_GGUF_F16, 20},  {FV_GGUF_BF16, 20}};
     for (int32_t isa = 0; isa < FV_ARRAY_LEN(isas); isa++) {
+        if (!has_isa(isas[isa])) continue;
         for (int32_t i = 0; i < FV_ARRAY_LEN(parts); i++) {
             const bool is_float = parts[i].type == FV_GGUF_F16 || parts[i].type == FV_GGUF_BF16;
             for (int64_t in_features = 32; in_features <= 352; in_features += 160) {
@@ -279,6 +378,7 @@ static void test_parts_of_several_types(void **state)
     (void)state;
     static const part parts[] = {{FV_GGUF_Q4_K, 43}, {FV_GGUF_F16, 101}, {FV_GGUF_Q6_K, 59}};
     for (int32_t isa = 0; isa < FV_ARRAY_LEN(isas); isa++) {
+        if (!has_isa(isas[isa])) continue;
         fixture f;
         set_up(&f, isas[isa], 2, 512, parts, 3);
         assert_true(f.num_outputs <= max_outputs);
@@ -291,6 +391,7 @@ static void test_threads_do_not_matter(void **state)
 {
     (void)state;
     for (int32_t isa = 0; isa < FV_ARRAY_LEN(isas); isa++) {
+        if (!has_isa(isas[isa])) continue;
         for (int32_t t = 0; t < FV_ARRAY_LEN(types); t++) {
             fixture one, two;
             set_up(&one, isas[isa], 1, 512, &(part){types[t], 203}, 1);
@@ -311,6 +412,7 @@ static void test_other_rows_do_not_matter(void **state)
 {
     (void)state;
     for (int32_t isa = 0; isa < FV_ARRAY_LEN(isas); isa++) {
+        if (!has_isa(isas[isa])) continue;
         for (int32_t t = 0; t < FV_ARRAY_LEN(types); t++) {
             fixture f;
             set_up(&f, isas[isa], 2, 256, &(part){types[t], 41}, 1);
@@ -333,6 +435,7 @@ static void test_unusual_rows(void **state)
     (void)state;
     static const float spoils[] = {NAN, INFINITY, -INFINITY};
     for (int32_t isa = 0; isa < FV_ARRAY_LEN(isas); isa++) {
+        if (!has_isa(isas[isa])) continue;
         for (int32_t t = 0; t < FV_ARRAY_LEN(types); t++) {
             fixture f;
             set_up(&f, isas[isa], 2, 256, &(part){types[t], 19}, 1);
@@ -407,6 +510,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_layout),
         cmocka_unit_test(test_expanded_rows),
+        cmocka_unit_test(test_tiles),
         cmocka_unit_test(test_values),
         cmocka_unit_test(test_short_rows),
         cmocka_unit_test(test_parts_of_several_types),

@@ -1,0 +1,43 @@
+/* Products of many rows with weights as stored, by tiles of bf16 (AMX): X and a panel of W in tiles, Y as it lies.
+ *
+ *   X   blocks of 16 rows, each [depth] tiles of 16 rows x 32 elements
+ *   W   groups of 16 rows, each [depth] tiles of 16 pairs of elements x 16 rows (B of kernels/cpu/amx/tile.h)
+ *   Y   32 rows x 32 columns at a time in four tiles of fp32, summed over the whole depth
+ *
+ * depth is ceil(in_features / 32); elements and rows that fill up tiles are zeros. Numbers are rounded to bf16 to the
+ * nearest, ties to even; NaN stays. */
+#ifndef FV_ENGINE_STORED_TILES_H
+#define FV_ENGINE_STORED_TILES_H
+
+#include "core/compiler.h"
+#include "engine/stored/stored.h"
+
+enum { FV_STORED_TILE_ROWS = 16, FV_STORED_TILE_DEPTH = 32, FV_STORED_TILE_BYTES = 1024 };
+
+static inline int64_t fv_stored_tile_depth(int64_t in_features)
+{
+    return fv_ceil_div(in_features, FV_STORED_TILE_DEPTH);
+}
+
+/* Of rows of X, or of W. */
+static inline size_t fv_stored_tiles_bytes(int64_t num_rows, int64_t in_features)
+{
+    return (size_t)(fv_ceil_div(num_rows, FV_STORED_TILE_ROWS) * fv_stored_tile_depth(in_features)) *
+           FV_STORED_TILE_BYTES;
+}
+
+typedef struct fv_stored_tiles {
+    const char *name;
+    /* One block of X: num_rows rows, at most 16, dense. */
+    void (*load_x)(void *tiles, const float *x, int64_t num_rows, int64_t in_features);
+    /* W in tiles. */
+    void (*expand)(void *tiles, const fv_stored_rows *w);
+    /* y[i * y_stride + j] = x[i] . w[j]; tiles of X from a whole block on. */
+    void (*multiply)(float *y, int64_t y_stride, const void *x_tiles, int64_t num_rows, const void *w_tiles,
+                     int64_t num_outputs, int64_t in_features);
+} fv_stored_tiles;
+
+/* NULL: neither the CPU nor `limit` has tiles. Static memory. */
+const fv_stored_tiles *fv_stored_find_tiles(fv_isa limit);
+
+#endif

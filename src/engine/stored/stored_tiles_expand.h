@@ -1,0 +1,100 @@
+/* Weights as stored to tiles: W of stored_tiles.h. With AVX512_BF16 two vectors are rounded at once; else, for tests, by
+ * integers. */
+#ifndef FV_ENGINE_STORED_TILES_EXPAND_H
+#define FV_ENGINE_STORED_TILES_EXPAND_H
+
+#include "engine/gguf.h"
+#include "engine/stored/stored_tiles.h"
+#include "engine/stored/stored_words.h"
+
+enum { FV_STORED_TILE_ROW_BYTES = 64 };
+
+/* Elements k and k + 1 of eight rows. */
+#if defined(__AVX512BF16__) && defined(__AVX512VL__)
+FV_ALWAYS_INLINE void fv_stored_store_pairs(uint8_t *to, __m256 first, __m256 second)
+{
+    const __m256i in_turn = _mm256_setr_epi16(0, 8, 1, 9, 2, 10, 3, 11, 4, 12, 5, 13, 6, 14, 7, 15);
+    const __m256i words = (__m256i)_mm256_cvtne2ps_pbh(second, first);
+    _mm256_storeu_si256((__m256i *)(void *)to, _mm256_permutexvar_epi16(in_turn, words));
+}
+#else
+/* In the upper halves. */
+FV_ALWAYS_INLINE __m256i fv_stored_rounded_to_bf16(__m256 values)
+{
+    const __m256i bits = _mm256_castps_si256(values);
+    const __m256i odd = _mm256_and_si256(_mm256_srli_epi32(bits, 16), _mm256_set1_epi32(1));
+    const __m256i rounded = _mm256_add_epi32(_mm256_add_epi32(bits, _mm256_set1_epi32(0x7fff)), odd);
+    const __m256i quiet = _mm256_or_si256(bits, _mm256_set1_epi32(0x00400000));
+    const __m256 is_nan = _mm256_cmp_ps(values, values, _CMP_UNORD_Q);
+    return _mm256_blendv_epi8(rounded, quiet, _mm256_castps_si256(is_nan));
+}
+
+FV_ALWAYS_INLINE void fv_stored_store_pairs(uint8_t *to, __m256 first, __m256 second)
+{
+    const __m256i low = _mm256_srli_epi32(fv_stored_rounded_to_bf16(first), 16);
+    _mm256_storeu_si256((__m256i *)(void *)to, _mm256_blend_epi16(low, fv_stored_rounded_to_bf16(second), 0xaa));
+}
+#endif
+
+/* Where the pairs of a stripe begin: a tile's rows have those of two. */
+static inline uint8_t *fv_stored_pairs_of_stripe(uint8_t *tiles, int64_t row, int64_t in_features)
+{
+    return tiles + (size_t)(row / FV_STORED_TILE_ROWS) * fv_stored_tiles_bytes(1, in_features) +
+           (size_t)(row % FV_STORED_TILE_ROWS) * sizeof(uint32_t);
+}
+
+FV_ALWAYS_INLINE void fv_stored_expand_tiles_of(uint8_t *tiles, const fv_stored_rows *w, const fv_stored_format *of)
+{
+    const int64_t block_values = of->num_parts * FV_STORED_X_BLOCK;
+    const uint8_t *stripe = w->stripes;
+    for (int64_t row = 0; row < w->num_rows; row += FV_STORED_ROWS) {
+        uint8_t *to = fv_stored_pairs_of_stripe(tiles, row, w->in_features);
+        for (int64_t first = 0; first < w->in_features; first += block_values, stripe += of->block_bytes) {
+            for (int32_t part = 0; part < of->num_parts; part++) {
+                FV_STORED_UNROLL
+                for (int32_t column = 0; column < FV_STORED_COLUMNS; column++, to += 2 * FV_STORED_TILE_ROW_BYTES) {
+                    const uint8_t *words = stripe + of->scales_bytes;
+                    __m256 values[4];
+                    fv_stored_values_of_word(values, of->unpack(words, part, column),
+                                             of->scale(stripe, words, part, column / 4), of->has_minimum);
+                    fv_stored_store_pairs(to, values[0], values[1]);
+                    fv_stored_store_pairs(to + FV_STORED_TILE_ROW_BYTES, values[2], values[3]);
+                }
+            }
+        }
+    }
+}
+
+FV_ALWAYS_INLINE void fv_stored_expand_tiles_floats(uint8_t *tiles, const fv_stored_rows *w,
+                                                    __m256 (*load)(const uint8_t *stripe))
+{
+    const uint8_t *stripe = w->stripes;
+    const int64_t padded = fv_stored_tile_depth(w->in_features) * FV_STORED_TILE_DEPTH;
+    for (int64_t row = 0; row < w->num_rows; row += FV_STORED_ROWS, stripe += w->in_features * FV_STORED_SCALE_BYTES) {
+        uint8_t *to = fv_stored_pairs_of_stripe(tiles, row, w->in_features);
+        for (int64_t k = 0; k < padded; k += 2, to += FV_STORED_TILE_ROW_BYTES) {
+            const __m256 zero = _mm256_setzero_ps();
+            fv_stored_store_pairs(to, k < w->in_features ? load(stripe + k * FV_STORED_SCALE_BYTES) : zero,
+                                  k + 1 < w->in_features ? load(stripe + (k + 1) * FV_STORED_SCALE_BYTES) : zero);
+        }
+    }
+}
+
+/* Rows of W in any layout, from the first of a group on. */
+static void fv_stored_expand_tiles(void *tiles, const fv_stored_rows *w)
+{
+    switch (w->layout->type) {
+    case FV_GGUF_F16: fv_stored_expand_tiles_floats(tiles, w, fv_stored_load_f16); break;
+    case FV_GGUF_BF16: fv_stored_expand_tiles_floats(tiles, w, fv_stored_load_bf16); break;
+    case FV_GGUF_Q4_0: fv_stored_expand_tiles_of(tiles, w, &fv_stored_q4_0); break;
+    case FV_GGUF_Q4_1: fv_stored_expand_tiles_of(tiles, w, &fv_stored_q4_1); break;
+    case FV_GGUF_Q5_0: fv_stored_expand_tiles_of(tiles, w, &fv_stored_q5_0); break;
+    case FV_GGUF_Q5_1: fv_stored_expand_tiles_of(tiles, w, &fv_stored_q5_1); break;
+    case FV_GGUF_Q8_0: fv_stored_expand_tiles_of(tiles, w, &fv_stored_q8_0); break;
+    case FV_GGUF_Q4_K: fv_stored_expand_tiles_of(tiles, w, &fv_stored_q4_k); break;
+    case FV_GGUF_Q5_K: fv_stored_expand_tiles_of(tiles, w, &fv_stored_q5_k); break;
+    default: fv_stored_expand_tiles_of(tiles, w, &fv_stored_q6_k); break;
+    }
+}
+
+#endif
