@@ -1,4 +1,5 @@
-/* Rows to narrow formats and back (engine/rows.c), against one element at a time. */
+/* Rows to narrow formats and back, and activations (engine/rows.c), against one element at a time. */
+#include <math.h>
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -59,11 +60,46 @@ static void floats_round_as_one_by_one(void **state)
     }
 }
 
+/* silu(gate) * up and gelu(gate) * up against doubles, for gates of -110 to 110 and in any part of a vector; what is not
+ * finite stays so. */
+static void activations_are_near_doubles(void **state)
+{
+    (void)state;
+    float gate_up[2 * NUM], silu[NUM], gelu[NUM];
+    for (int32_t size = NUM; size > NUM - 9; size--) {
+        for (int32_t i = 0; i < size; i++) {
+            gate_up[i] = (float)(i - size / 2) * (i % 3 == 0 ? 0.22f : 0.0071f);
+            gate_up[size + i] = 1.0f + (float)(i % 7);
+        }
+        fv_swiglu_row(silu, gate_up, size);
+        fv_geglu_row(gelu, gate_up, size);
+        for (int32_t i = 0; i < size; i++) {
+            const double x = (double)gate_up[i], up = (double)gate_up[size + i];
+            const double two_u = 1.5957691216057308 * (x + 0.044715 * x * x * x);
+            const double of_silu = x / (1 + exp(-x)) * up, of_gelu = x / (1 + exp(-two_u)) * up;
+            assert_true(fabs((double)silu[i] - of_silu) <= 6e-7 * fabs(of_silu) + 1e-34);
+            /* u itself is rounded, and with it e^(-2u). */
+            assert_true(fabs((double)gelu[i] - of_gelu) <= (1e-6 + 4e-7 * fabs(two_u)) * fabs(of_gelu) + 1e-34);
+        }
+    }
+    static const float odd[] = {NAN, INFINITY};
+    for (int32_t i = 0; i < 2; i++) {
+        gate_up[3] = odd[i];
+        fv_swiglu_row(silu, gate_up, 16);
+        fv_geglu_row(gelu, gate_up, 16);
+        for (int32_t k = 0; k < 16; k++) {
+            assert_true(isfinite(silu[k]) == (k != 3));
+            assert_true(isfinite(gelu[k]) == (k != 3));
+        }
+    }
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(all_halves_come_back),
         cmocka_unit_test(floats_round_as_one_by_one),
+        cmocka_unit_test(activations_are_near_doubles),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
