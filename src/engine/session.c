@@ -158,29 +158,68 @@ static fv_status create_plans(fv_session *session, const fv_session_options *opt
     return status;
 }
 
-/* Scales [num_blocks, block_size, Hkv] of a layer's K, or of its V; 0 bytes where the cache has none. */
-static fv_scale_plane scale_plane(size_t *bytes, void *data, int64_t num_blocks, const fv_model_config *config,
+/* How the layers of a group share its memory. On a device one after the other; on a CPU block by block, so that what a prompt
+ * touches is what its tokens need, not a huge page of each layer's:
+ *
+ *   device   | layer 0: block 0, 1, 2 ... | layer 1: block 0, 1, 2 ... |
+ *   CPU      | block 0: layer 0, 1 ... | block 1: layer 0, 1 ... | */
+typedef struct cache_order {
+    int64_t num_blocks;
+    int64_t blocks_together; /* of a layer: all of them, or one */
+    int64_t kv_bytes;        /* of so many blocks: K and V, */
+    int64_t scale_bytes;     /* scales of K, and as many of V; 0: there are none */
+    int64_t layer_stride;
+    int64_t block_stride; /* of one together */
+} cache_order;
+
+/* From a block to the next: so that those of a layer do not all meet in the same sets of a cache. */
+enum { BLOCK_SETS_BYTES = 32 << 10, BLOCK_PAD_BYTES = 4 << 10 };
+
+static fv_status order_cache(cache_order *order, const fv_session *session, int32_t index,
+                             const fv_session_options *options)
+{
+    const fv_model_config *config = &session->engine->model->config;
+    const bool is_by_block = session->device->host_is_device;
+    *order = (cache_order){.num_blocks = (int64_t)session->scheduler.limits.groups[index].num_blocks + 1};
+    order->blocks_together = is_by_block ? 1 : order->num_blocks; /* the null block is one of them */
+    size_t kv_bytes = 0;
+    const fv_status status = fv_kv_view_bytes(&kv_bytes, fv_plan_kv_layout(session->groups[index].plan),
+                                              options->kv_cache_dtype, order->blocks_together, options->block_size,
+                                              config->num_kv_heads, fv_model_config_cache_head_size(config));
+    if (status != FV_OK) return status;
+    order->kv_bytes = fv_round_up((int64_t)kv_bytes, FV_CACHE_LINE);
+    if (cache_scaling(options) != FV_KV_SCALING_NONE) {
+        const int64_t num_scales = order->blocks_together * options->block_size * config->num_kv_heads;
+        order->scale_bytes = fv_round_up(num_scales * (int64_t)sizeof(float), FV_CACHE_LINE);
+    }
+    order->layer_stride = order->kv_bytes + 2 * order->scale_bytes;
+    order->block_stride = order->layer_stride * config->groups[index].num_layers;
+    if (order->block_stride % BLOCK_SETS_BYTES == 0) order->block_stride += BLOCK_PAD_BYTES;
+    return FV_OK;
+}
+
+/* Scales [block_size, Hkv] of each block of a layer's K, or of its V. */
+static fv_scale_plane scale_plane(void *data, const cache_order *order, const fv_model_config *config,
                                   const fv_session_options *options)
 {
-    *bytes = 0;
-    if (cache_scaling(options) == FV_KV_SCALING_NONE) return (fv_scale_plane){0};
+    if (order->scale_bytes == 0) return (fv_scale_plane){0};
     const int64_t slot_stride = config->num_kv_heads * (int64_t)sizeof(float);
-    const int64_t block_stride = slot_stride * options->block_size;
-    *bytes = (size_t)fv_round_up(block_stride * num_blocks, FV_CACHE_LINE);
+    const int64_t block_stride = order->blocks_together == 1 ? order->block_stride : slot_stride * options->block_size;
     return (fv_scale_plane){data, block_stride, slot_stride, sizeof(float)};
 }
 
 /* A layer's view of K and V at `data`, and of the scales behind them. */
-static fv_status view_layer(fv_kv_view *view, uint8_t *data, size_t kv_bytes, fv_kv_layout layout, int64_t num_blocks,
+static fv_status view_layer(fv_kv_view *view, uint8_t *data, const cache_order *order, fv_kv_layout layout,
                             const fv_model_config *config, const fv_session_options *options)
 {
-    const fv_status status = fv_kv_view_init(view, data, layout, options->kv_cache_dtype, num_blocks,
+    const fv_status status = fv_kv_view_init(view, data, layout, options->kv_cache_dtype, order->blocks_together,
                                              options->block_size, config->num_kv_heads,
                                              fv_model_config_cache_head_size(config));
     if (config->attention == FV_ATTENTION_MLA) view->v_head_size = config->mla.kv_lora_rank;
-    size_t scale_bytes;
-    view->k_scales = scale_plane(&scale_bytes, data + kv_bytes, num_blocks, config, options);
-    view->v_scales = scale_plane(&scale_bytes, data + kv_bytes + scale_bytes, num_blocks, config, options);
+    view->num_blocks = order->num_blocks;
+    if (order->blocks_together == 1) view->k.block_stride = view->v.block_stride = order->block_stride;
+    view->k_scales = scale_plane(data + order->kv_bytes, order, config, options);
+    view->v_scales = scale_plane(data + order->kv_bytes + order->scale_bytes, order, config, options);
     return status;
 }
 
@@ -189,28 +228,26 @@ static fv_status create_group_cache(fv_session *session, int32_t index, const fv
     const fv_model_config *config = &session->engine->model->config;
     fv_session_group *group = &session->groups[index];
     const int32_t num_layers = config->groups[index].num_layers;
-    const fv_kv_layout layout = fv_plan_kv_layout(group->plan);
-    const int64_t num_blocks = (int64_t)session->scheduler.limits.groups[index].num_blocks + 1; /* and the null block */
-    size_t kv_bytes = 0, scale_bytes = 0, bytes = 0;
-    fv_status status = fv_kv_view_bytes(&kv_bytes, layout, options->kv_cache_dtype, num_blocks, options->block_size,
-                                        config->num_kv_heads, fv_model_config_cache_head_size(config));
+    cache_order order;
+    fv_status status = order_cache(&order, session, index, options);
     if (status != FV_OK) return status;
-    kv_bytes = (size_t)fv_round_up((int64_t)kv_bytes, FV_CACHE_LINE);
-    scale_plane(&scale_bytes, NULL, num_blocks, config, options);
-    const size_t layer_bytes = kv_bytes + 2 * scale_bytes;
-    if (__builtin_mul_overflow(layer_bytes, (size_t)num_layers, &bytes) ||
+    const bool is_by_block = order.blocks_together == 1;
+    const int64_t part_bytes = is_by_block ? order.block_stride : order.layer_stride;
+    const int64_t num_parts = is_by_block ? order.num_blocks : num_layers;
+    size_t bytes = 0;
+    if (__builtin_mul_overflow((size_t)part_bytes, (size_t)num_parts, &bytes) ||
         fv_device_alloc(&group->cache, session->device, bytes) != FV_OK) {
-        return fv_fail(FV_ERR_NO_MEMORY,
-                       "no memory for a KV cache of %lld blocks of %d tokens (%d layers of %zu bytes)",
-                       (long long)num_blocks, options->block_size, num_layers, layer_bytes);
+        return fv_fail(
+            FV_ERR_NO_MEMORY, "no memory for a KV cache of %lld blocks of %d tokens (%d layers, %lld x %lld bytes)",
+            (long long)order.num_blocks, options->block_size, num_layers, (long long)num_parts, (long long)part_bytes);
     }
     session->stats.cache_bytes += bytes;
     session->stats.groups[index].cache_bytes = bytes;
     uint8_t *next = group->cache;
     for (int32_t i = 0; i < config->num_layers && status == FV_OK; i++) {
         if (fv_model_config_group_of(config, i) != index) continue;
-        status = view_layer(&session->cache_views[i], next, kv_bytes, layout, num_blocks, config, options);
-        next += layer_bytes;
+        status = view_layer(&session->cache_views[i], next, &order, fv_plan_kv_layout(group->plan), config, options);
+        next += order.layer_stride;
     }
     return status;
 }
