@@ -41,7 +41,8 @@ typedef struct fv_tile_square {
     const char *x[2], *w[2];
 } fv_tile_square;
 
-/* Y of a square to tiles 0 to 3: rows of the first block, then of the second. */
+/* Y of a square to tiles 0 to 3: rows of the first block, then of the second. W passes the first cache, which X stays in for
+ * the next square. */
 static void fv_tile_square_multiply(fv_tiles *tiles, const fv_tile_square *of, int64_t depth)
 {
     fv_tile_zero(tiles, 0);
@@ -50,9 +51,9 @@ static void fv_tile_square_multiply(fv_tiles *tiles, const fv_tile_square *of, i
     fv_tile_zero(tiles, 3);
     for (int64_t at = 0; at < depth * FV_STORED_TILE_BYTES; at += FV_STORED_TILE_BYTES) {
         fv_tile_load(tiles, 4, of->x[0] + at, FV_TILE_ROW_BYTES);
-        fv_tile_load(tiles, 6, of->w[0] + at, FV_TILE_ROW_BYTES);
+        fv_tile_load_past(tiles, 6, of->w[0] + at, FV_TILE_ROW_BYTES);
         fv_tile_dot(tiles, 0, 4, 6);
-        fv_tile_load(tiles, 7, of->w[1] + at, FV_TILE_ROW_BYTES);
+        fv_tile_load_past(tiles, 7, of->w[1] + at, FV_TILE_ROW_BYTES);
         fv_tile_dot(tiles, 1, 4, 7);
         fv_tile_load(tiles, 5, of->x[1] + at, FV_TILE_ROW_BYTES);
         fv_tile_dot(tiles, 2, 5, 6);
