@@ -508,8 +508,8 @@ static int32_t lane_heads(const fv_plan *plan, const fv_attend_variant *variant)
     return variant->heads_at_once(&plan->problem);
 }
 
-/* Where workers take items, Q blocks may be halved twice, so that none waits long for the last; but not where what a row's
- * bits depend on is the length of its query. */
+/* Where workers take items, Q blocks may be halved twice, so that none waits long for the last. Batch-invariant plans cut a
+ * query by its own length alone. */
 static int32_t least_block_q(const fv_split_rule *rule)
 {
     return rule->num_lanes || rule->batch_invariant ? 0 : fv_max_i32(1, rule->block_q / 4);

@@ -169,16 +169,19 @@ typedef struct cache_order {
     int64_t kv_bytes;        /* of so many blocks: K and V, */
     int64_t scale_bytes;     /* scales of K, and as many of V; 0: there are none */
     int64_t layer_stride;
-    int64_t block_stride; /* of one together */
+    int64_t block_stride; /* of one together, else 0 */
+    int64_t bytes;        /* of all layers and blocks */
 } cache_order;
 
 /* From a block to the next: so that those of a layer do not all meet in the same sets of a cache. */
 enum { BLOCK_SETS_BYTES = 32 << 10, BLOCK_PAD_BYTES = 4 << 10 };
 
+/* FV_ERR_NO_MEMORY where the bytes do not fit their type. */
 static fv_status order_cache(cache_order *order, const fv_session *session, int32_t index,
                              const fv_session_options *options)
 {
     const fv_model_config *config = &session->engine->model->config;
+    const int32_t num_layers = config->groups[index].num_layers;
     const bool is_by_block = session->device->host_is_device;
     *order = (cache_order){.num_blocks = (int64_t)session->scheduler.limits.groups[index].num_blocks + 1};
     order->blocks_together = is_by_block ? 1 : order->num_blocks; /* the null block is one of them */
@@ -193,9 +196,14 @@ static fv_status order_cache(cache_order *order, const fv_session *session, int3
         order->scale_bytes = fv_round_up(num_scales * (int64_t)sizeof(float), FV_CACHE_LINE);
     }
     order->layer_stride = order->kv_bytes + 2 * order->scale_bytes;
-    order->block_stride = order->layer_stride * config->groups[index].num_layers;
-    if (order->block_stride % BLOCK_SETS_BYTES == 0) order->block_stride += BLOCK_PAD_BYTES;
-    return FV_OK;
+    bool is_too_large = __builtin_mul_overflow(order->layer_stride, num_layers, &order->bytes);
+    if (is_by_block && !is_too_large) {
+        order->block_stride = order->bytes + (order->bytes % BLOCK_SETS_BYTES == 0 ? BLOCK_PAD_BYTES : 0);
+        is_too_large = __builtin_mul_overflow(order->block_stride, order->num_blocks, &order->bytes);
+    }
+    if (!is_too_large) return FV_OK;
+    return fv_fail(FV_ERR_NO_MEMORY, "no memory for a KV cache of %lld blocks of %d tokens in %d layers",
+                   (long long)order->num_blocks, options->block_size, num_layers);
 }
 
 /* Scales [block_size, Hkv] of each block of a layer's K, or of its V. */
@@ -204,8 +212,8 @@ static fv_scale_plane scale_plane(void *data, const cache_order *order, const fv
 {
     if (order->scale_bytes == 0) return (fv_scale_plane){0};
     const int64_t slot_stride = config->num_kv_heads * (int64_t)sizeof(float);
-    const int64_t block_stride = order->blocks_together == 1 ? order->block_stride : slot_stride * options->block_size;
-    return (fv_scale_plane){data, block_stride, slot_stride, sizeof(float)};
+    const int64_t dense_stride = slot_stride * options->block_size;
+    return (fv_scale_plane){data, order->block_stride ? order->block_stride : dense_stride, slot_stride, sizeof(float)};
 }
 
 /* A layer's view of K and V at `data`, and of the scales behind them. */
@@ -217,7 +225,7 @@ static fv_status view_layer(fv_kv_view *view, uint8_t *data, const cache_order *
                                              fv_model_config_cache_head_size(config));
     if (config->attention == FV_ATTENTION_MLA) view->v_head_size = config->mla.kv_lora_rank;
     view->num_blocks = order->num_blocks;
-    if (order->blocks_together == 1) view->k.block_stride = view->v.block_stride = order->block_stride;
+    if (order->block_stride) view->k.block_stride = view->v.block_stride = order->block_stride;
     view->k_scales = scale_plane(data + order->kv_bytes, order, config, options);
     view->v_scales = scale_plane(data + order->kv_bytes + order->scale_bytes, order, config, options);
     return status;
@@ -227,22 +235,16 @@ static fv_status create_group_cache(fv_session *session, int32_t index, const fv
 {
     const fv_model_config *config = &session->engine->model->config;
     fv_session_group *group = &session->groups[index];
-    const int32_t num_layers = config->groups[index].num_layers;
     cache_order order;
     fv_status status = order_cache(&order, session, index, options);
     if (status != FV_OK) return status;
-    const bool is_by_block = order.blocks_together == 1;
-    const int64_t part_bytes = is_by_block ? order.block_stride : order.layer_stride;
-    const int64_t num_parts = is_by_block ? order.num_blocks : num_layers;
-    size_t bytes = 0;
-    if (__builtin_mul_overflow((size_t)part_bytes, (size_t)num_parts, &bytes) ||
-        fv_device_alloc(&group->cache, session->device, bytes) != FV_OK) {
+    if (fv_device_alloc(&group->cache, session->device, (size_t)order.bytes) != FV_OK) {
         return fv_fail(
-            FV_ERR_NO_MEMORY, "no memory for a KV cache of %lld blocks of %d tokens (%d layers, %lld x %lld bytes)",
-            (long long)order.num_blocks, options->block_size, num_layers, (long long)num_parts, (long long)part_bytes);
+            FV_ERR_NO_MEMORY, "no memory for a KV cache of %lld blocks of %d tokens in %d layers, %lld bytes",
+            (long long)order.num_blocks, options->block_size, config->groups[index].num_layers, (long long)order.bytes);
     }
-    session->stats.cache_bytes += bytes;
-    session->stats.groups[index].cache_bytes = bytes;
+    session->stats.cache_bytes += (size_t)order.bytes;
+    session->stats.groups[index].cache_bytes = (size_t)order.bytes;
     uint8_t *next = group->cache;
     for (int32_t i = 0; i < config->num_layers && status == FV_OK; i++) {
         if (fv_model_config_group_of(config, i) != index) continue;
