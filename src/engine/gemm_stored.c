@@ -25,6 +25,7 @@ enum {
     tasks_per_worker = 8,
     tile_outputs = 32,            /* of a panel of tiles, at least */
     tile_panel_bytes = 512 << 10, /* of one that has more: the second cache holds it beside rows of X */
+    tile_features = 4096,         /* of it, at most: more are multiplied in parts */
     tile_row_block = 128,         /* rows of X that a panel is at least made for, where there are so many */
     tile_tasks_per_worker = 4,    /* where panels are the smallest; each is made anew for every task */
 };
@@ -151,10 +152,7 @@ static size_t bytes_of_floats(const fv_gemm_kernel *kernel, int64_t in_features)
 static size_t bytes_of_panel(const fv_gemm_library *gemm)
 {
     const fv_gemm_stored *stored = &gemm->stored;
-    if (stored->tiles) {
-        const size_t least = fv_stored_tiles_bytes(tile_outputs, stored->max_in_features);
-        return least > tile_panel_bytes ? least : tile_panel_bytes;
-    }
+    if (stored->tiles) return tile_panel_bytes;
     const int64_t packed = gemm->kernel->pack ? (int64_t)stored->max_packed_bytes : 0;
     return bytes_of_floats(gemm->kernel, stored->max_in_features) + (size_t)fv_round_up(packed, FV_GEMM_ALIGNMENT);
 }
@@ -344,10 +342,22 @@ static void tile_task(void *user, int64_t index, int32_t worker)
     const int64_t first = index / job->num_chunks * job->blocks_per_task * tile_row_block;
     const int64_t num_rows = fv_min_i64(job->num_rows - first, job->blocks_per_task * tile_row_block);
     uint8_t *panel = stored->panels + (size_t)worker * stored->panel_bytes;
-    stored->tiles->expand(panel, &rows);
-    stored->tiles->multiply(job->y + first * y_stride + output, y_stride,
-                            stored->x_tiles + fv_stored_tiles_bytes(first, rows.in_features), num_rows, panel,
-                            rows.num_rows, rows.in_features);
+    for (int64_t feature = 0; feature < rows.in_features; feature += tile_features) {
+        const int64_t count = fv_min_i64(rows.in_features - feature, tile_features);
+        stored->tiles->expand(panel, &rows, feature, count);
+        stored->tiles->multiply(&(fv_tile_product){
+            .y = job->y + first * y_stride + output,
+            .y_stride = y_stride,
+            .num_rows = num_rows,
+            .num_outputs = rows.num_rows,
+            .x_tiles = stored->x_tiles + fv_stored_tiles_bytes(first, rows.in_features) +
+                       fv_stored_tiles_bytes(1, feature),
+            .x_depth = fv_stored_tile_depth(rows.in_features),
+            .w_tiles = panel,
+            .depth = fv_stored_tile_depth(count),
+            .adds = feature > 0,
+        });
+    }
 }
 
 /* What a panel is of, and how many tasks that makes: a panel serves as many blocks of rows as leave each worker
@@ -369,7 +379,8 @@ static int64_t deal_out_panels(fv_gemm_job *job, int64_t outputs, int64_t row_bl
 static int64_t outputs_of_tiles(const fv_gemm_job *job)
 {
     const int64_t num_tasks = (int64_t)fv_context_num_workers(job->gemm->context) * tasks_per_worker;
-    const int64_t held = tile_panel_bytes / (int64_t)fv_stored_tiles_bytes(1, job->weight->in_features);
+    const int64_t features = fv_min_i64(job->weight->in_features, tile_features);
+    const int64_t held = tile_panel_bytes / (int64_t)fv_stored_tiles_bytes(1, features);
     const int64_t outputs = fv_min_i64(held * FV_STORED_TILE_ROWS, job->weight->out_features / num_tasks);
     return fv_max_i64(tile_outputs, outputs / tile_outputs * tile_outputs);
 }

@@ -293,8 +293,13 @@ static void check_tiles(const fv_stored_tiles *tiles, int32_t type, tile_shape o
         tiles->load_x(x_tiles + fv_stored_tiles_bytes(row, of.in_features), x + row * of.in_features,
                       fv_min_i64(of.num_rows - row, FV_STORED_TILE_ROWS), of.in_features);
     }
-    tiles->expand(w_tiles, &(fv_stored_rows){layout, stripes, of.num_outputs, of.in_features});
-    tiles->multiply(y, y_stride, x_tiles, of.num_rows, w_tiles, of.num_outputs, of.in_features);
+    for (int64_t feature = 0; feature < of.in_features; feature += 512) {
+        const int64_t count = fv_min_i64(of.in_features - feature, 512);
+        tiles->expand(w_tiles, &(fv_stored_rows){layout, stripes, of.num_outputs, of.in_features}, feature, count);
+        tiles->multiply(&(fv_tile_product){
+            y, y_stride, of.num_rows, of.num_outputs, x_tiles + fv_stored_tiles_bytes(1, feature),
+            fv_stored_tile_depth(of.in_features), w_tiles, fv_stored_tile_depth(count), feature > 0});
+    }
     for (int64_t i = 0; i < of.num_rows * y_stride; i++) {
         const int64_t row = i / y_stride, output = i % y_stride;
         if (output >= of.num_outputs) {
@@ -337,7 +342,7 @@ static void test_tiles(void **state)
 static void test_values(void **state)
 {
     (void)state;
-    static const int64_t shapes[][2] = {{203, 256}, {9, 768}, {1, 256}, {7, 1536}, {96, 256}};
+    static const int64_t shapes[][2] = {{203, 256}, {9, 768}, {1, 256}, {7, 1536}, {96, 256}, {40, 4608}};
     for (int32_t isa = 0; isa < FV_ARRAY_LEN(isas); isa++) {
         if (!has_isa(isas[isa])) continue;
         for (int32_t t = 0; t < FV_ARRAY_LEN(types); t++) {

@@ -37,19 +37,27 @@ FV_ALWAYS_INLINE void fv_stored_store_pairs(uint8_t *to, __m256 first, __m256 se
 #endif
 
 /* Where the pairs of a stripe begin: a tile's rows have those of two. */
-static inline uint8_t *fv_stored_pairs_of_stripe(uint8_t *tiles, int64_t row, int64_t in_features)
+static inline uint8_t *fv_stored_pairs_of_stripe(uint8_t *tiles, int64_t row, int64_t count)
 {
-    return tiles + (size_t)(row / FV_STORED_TILE_ROWS) * fv_stored_tiles_bytes(1, in_features) +
+    return tiles + (size_t)(row / FV_STORED_TILE_ROWS) * fv_stored_tiles_bytes(1, count) +
            (size_t)(row % FV_STORED_TILE_ROWS) * sizeof(uint32_t);
 }
 
-FV_ALWAYS_INLINE void fv_stored_expand_tiles_of(uint8_t *tiles, const fv_stored_rows *w, const fv_stored_format *of)
+/* Where the features of a stripe begin. */
+static inline const uint8_t *fv_stored_features_at(const fv_stored_rows *w, int64_t row, int64_t first)
 {
-    const int64_t block_values = of->num_parts * FV_STORED_X_BLOCK;
-    const uint8_t *stripe = w->stripes;
+    return w->stripes + (size_t)(row / FV_STORED_ROWS) * fv_stored_stripe_bytes(w->layout, w->in_features) +
+           fv_stored_stripe_bytes(w->layout, first);
+}
+
+FV_ALWAYS_INLINE void fv_stored_expand_words(uint8_t *tiles, const fv_stored_rows *w, int64_t first, int64_t count,
+                                             const fv_stored_format *of)
+{
+    const int64_t num_blocks = count / (of->num_parts * FV_STORED_X_BLOCK);
     for (int64_t row = 0; row < w->num_rows; row += FV_STORED_ROWS) {
-        uint8_t *to = fv_stored_pairs_of_stripe(tiles, row, w->in_features);
-        for (int64_t first = 0; first < w->in_features; first += block_values, stripe += of->block_bytes) {
+        uint8_t *to = fv_stored_pairs_of_stripe(tiles, row, count);
+        const uint8_t *stripe = fv_stored_features_at(w, row, first);
+        for (int64_t block = 0; block < num_blocks; block++, stripe += of->block_bytes) {
             for (int32_t part = 0; part < of->num_parts; part++) {
                 FV_STORED_UNROLL
                 for (int32_t column = 0; column < FV_STORED_COLUMNS; column++, to += 2 * FV_STORED_TILE_ROW_BYTES) {
@@ -65,35 +73,35 @@ FV_ALWAYS_INLINE void fv_stored_expand_tiles_of(uint8_t *tiles, const fv_stored_
     }
 }
 
-FV_ALWAYS_INLINE void fv_stored_expand_tiles_floats(uint8_t *tiles, const fv_stored_rows *w,
-                                                    __m256 (*load)(const uint8_t *stripe))
+FV_ALWAYS_INLINE void fv_stored_expand_floats(uint8_t *tiles, const fv_stored_rows *w, int64_t first, int64_t count,
+                                              __m256 (*load)(const uint8_t *stripe))
 {
-    const uint8_t *stripe = w->stripes;
-    const int64_t padded = fv_stored_tile_depth(w->in_features) * FV_STORED_TILE_DEPTH;
-    for (int64_t row = 0; row < w->num_rows; row += FV_STORED_ROWS, stripe += w->in_features * FV_STORED_SCALE_BYTES) {
-        uint8_t *to = fv_stored_pairs_of_stripe(tiles, row, w->in_features);
+    const int64_t padded = fv_stored_tile_depth(count) * FV_STORED_TILE_DEPTH;
+    for (int64_t row = 0; row < w->num_rows; row += FV_STORED_ROWS) {
+        uint8_t *to = fv_stored_pairs_of_stripe(tiles, row, count);
+        const uint8_t *stripe = fv_stored_features_at(w, row, first);
         for (int64_t k = 0; k < padded; k += 2, to += FV_STORED_TILE_ROW_BYTES) {
             const __m256 zero = _mm256_setzero_ps();
-            fv_stored_store_pairs(to, k < w->in_features ? load(stripe + k * FV_STORED_SCALE_BYTES) : zero,
-                                  k + 1 < w->in_features ? load(stripe + (k + 1) * FV_STORED_SCALE_BYTES) : zero);
+            fv_stored_store_pairs(to, k < count ? load(stripe + k * FV_STORED_SCALE_BYTES) : zero,
+                                  k + 1 < count ? load(stripe + (k + 1) * FV_STORED_SCALE_BYTES) : zero);
         }
     }
 }
 
 /* Rows of W in any layout, from the first of a group on. */
-static void fv_stored_expand_tiles(void *tiles, const fv_stored_rows *w)
+static void fv_stored_expand_tiles(void *tiles, const fv_stored_rows *w, int64_t first, int64_t count)
 {
     switch (w->layout->type) {
-    case FV_GGUF_F16: fv_stored_expand_tiles_floats(tiles, w, fv_stored_load_f16); break;
-    case FV_GGUF_BF16: fv_stored_expand_tiles_floats(tiles, w, fv_stored_load_bf16); break;
-    case FV_GGUF_Q4_0: fv_stored_expand_tiles_of(tiles, w, &fv_stored_q4_0); break;
-    case FV_GGUF_Q4_1: fv_stored_expand_tiles_of(tiles, w, &fv_stored_q4_1); break;
-    case FV_GGUF_Q5_0: fv_stored_expand_tiles_of(tiles, w, &fv_stored_q5_0); break;
-    case FV_GGUF_Q5_1: fv_stored_expand_tiles_of(tiles, w, &fv_stored_q5_1); break;
-    case FV_GGUF_Q8_0: fv_stored_expand_tiles_of(tiles, w, &fv_stored_q8_0); break;
-    case FV_GGUF_Q4_K: fv_stored_expand_tiles_of(tiles, w, &fv_stored_q4_k); break;
-    case FV_GGUF_Q5_K: fv_stored_expand_tiles_of(tiles, w, &fv_stored_q5_k); break;
-    default: fv_stored_expand_tiles_of(tiles, w, &fv_stored_q6_k); break;
+    case FV_GGUF_F16: fv_stored_expand_floats(tiles, w, first, count, fv_stored_load_f16); break;
+    case FV_GGUF_BF16: fv_stored_expand_floats(tiles, w, first, count, fv_stored_load_bf16); break;
+    case FV_GGUF_Q4_0: fv_stored_expand_words(tiles, w, first, count, &fv_stored_q4_0); break;
+    case FV_GGUF_Q4_1: fv_stored_expand_words(tiles, w, first, count, &fv_stored_q4_1); break;
+    case FV_GGUF_Q5_0: fv_stored_expand_words(tiles, w, first, count, &fv_stored_q5_0); break;
+    case FV_GGUF_Q5_1: fv_stored_expand_words(tiles, w, first, count, &fv_stored_q5_1); break;
+    case FV_GGUF_Q8_0: fv_stored_expand_words(tiles, w, first, count, &fv_stored_q8_0); break;
+    case FV_GGUF_Q4_K: fv_stored_expand_words(tiles, w, first, count, &fv_stored_q4_k); break;
+    case FV_GGUF_Q5_K: fv_stored_expand_words(tiles, w, first, count, &fv_stored_q5_k); break;
+    default: fv_stored_expand_words(tiles, w, first, count, &fv_stored_q6_k); break;
     }
 }
 

@@ -36,19 +36,63 @@ static void fv_stored_tiles_load_x(void *tiles, const float *x, int64_t num_rows
     }
 }
 
-/* Two blocks of rows and two groups of columns; the second of either may be the first again. */
+/* Two blocks of rows and two groups of columns, the second of either may be the first again, and where they are in Y. */
 typedef struct fv_tile_square {
     const char *x[2], *w[2];
+    float *y;
+    int64_t y_stride;
+    int64_t num_rows, num_columns; /* that Y has from there on */
 } fv_tile_square;
 
-/* Y of a square to tiles 0 to 3: rows of the first block, then of the second. W passes the first cache, which X stays in for
- * the next square. */
+/* Tile t of Y, 0 to 3: rows of the first block, then of the second. */
+FV_ALWAYS_INLINE void fv_tile_square_load_tile(fv_tiles *tiles, int32_t t, const float *from, int64_t stride)
+{
+    const int64_t bytes = stride * (int64_t)sizeof(float);
+    switch (t) {
+    case 0: fv_tile_load(tiles, 0, from, bytes); break;
+    case 1: fv_tile_load(tiles, 1, from, bytes); break;
+    case 2: fv_tile_load(tiles, 2, from, bytes); break;
+    default: fv_tile_load(tiles, 3, from, bytes); break;
+    }
+}
+
+FV_ALWAYS_INLINE void fv_tile_square_store_tile(fv_tiles *tiles, int32_t t, float *to, int64_t stride)
+{
+    const int64_t bytes = stride * (int64_t)sizeof(float);
+    switch (t) {
+    case 0: fv_tile_store(tiles, 0, to, bytes); break;
+    case 1: fv_tile_store(tiles, 1, to, bytes); break;
+    case 2: fv_tile_store(tiles, 2, to, bytes); break;
+    default: fv_tile_store(tiles, 3, to, bytes); break;
+    }
+}
+
+/* Y from its place to the tiles or back, as much of it as there is. */
+static void fv_tile_square_move(fv_tiles *tiles, const fv_tile_square *of, const bool loads)
+{
+    for (int32_t t = 0; t < 4; t++) {
+        const int64_t row = t / 2 * FV_TILE_ROWS, column = t % 2 * FV_TILE_COLUMNS;
+        const int64_t rows = fv_min_i64(of->num_rows - row, FV_TILE_ROWS);
+        const int64_t columns = fv_min_i64(of->num_columns - column, FV_TILE_COLUMNS);
+        float *y = of->y + row * of->y_stride + column, part[FV_TILE_ROWS * FV_TILE_COLUMNS];
+        if (rows <= 0 || columns <= 0) continue;
+        const bool is_whole = rows == FV_TILE_ROWS && columns == FV_TILE_COLUMNS;
+        float *at = is_whole ? y : part;
+        const int64_t stride = is_whole ? of->y_stride : FV_TILE_COLUMNS;
+        if (!loads) fv_tile_square_store_tile(tiles, t, at, stride);
+        for (int64_t i = 0; !is_whole && i < rows; i++) {
+            if (loads)
+                memcpy(part + i * FV_TILE_COLUMNS, y + i * of->y_stride, (size_t)columns * sizeof(float));
+            else
+                memcpy(y + i * of->y_stride, part + i * FV_TILE_COLUMNS, (size_t)columns * sizeof(float));
+        }
+        if (loads) fv_tile_square_load_tile(tiles, t, at, stride);
+    }
+}
+
+/* W passes the first cache, which X stays in for the next square. */
 static void fv_tile_square_multiply(fv_tiles *tiles, const fv_tile_square *of, int64_t depth)
 {
-    fv_tile_zero(tiles, 0);
-    fv_tile_zero(tiles, 1);
-    fv_tile_zero(tiles, 2);
-    fv_tile_zero(tiles, 3);
     for (int64_t at = 0; at < depth * FV_STORED_TILE_BYTES; at += FV_STORED_TILE_BYTES) {
         fv_tile_load(tiles, 4, of->x[0] + at, FV_TILE_ROW_BYTES);
         fv_tile_load_past(tiles, 6, of->w[0] + at, FV_TILE_ROW_BYTES);
@@ -61,55 +105,32 @@ static void fv_tile_square_multiply(fv_tiles *tiles, const fv_tile_square *of, i
     }
 }
 
-static void fv_tile_square_store_tile(fv_tiles *tiles, int32_t tile, float *to, int64_t stride)
+static void fv_stored_tiles_multiply(const fv_tile_product *of)
 {
-    const int64_t bytes = stride * (int64_t)sizeof(float);
-    switch (tile) {
-    case 0: fv_tile_store(tiles, 0, to, bytes); break;
-    case 1: fv_tile_store(tiles, 1, to, bytes); break;
-    case 2: fv_tile_store(tiles, 2, to, bytes); break;
-    default: fv_tile_store(tiles, 3, to, bytes); break;
-    }
-}
-
-/* As much of the square as Y has. */
-static void fv_tile_square_store(fv_tiles *tiles, float *y, int64_t y_stride, int64_t num_rows, int64_t num_columns)
-{
-    for (int32_t tile = 0; tile < 4; tile++) {
-        const int64_t row = tile / 2 * FV_TILE_ROWS, column = tile % 2 * FV_TILE_COLUMNS;
-        const int64_t rows = fv_min_i64(num_rows - row, FV_TILE_ROWS);
-        const int64_t columns = fv_min_i64(num_columns - column, FV_TILE_COLUMNS);
-        float *to = y + row * y_stride + column;
-        if (rows <= 0 || columns <= 0) continue;
-        if (rows == FV_TILE_ROWS && columns == FV_TILE_COLUMNS) {
-            fv_tile_square_store_tile(tiles, tile, to, y_stride);
-            continue;
-        }
-        float whole[FV_TILE_ROWS * FV_TILE_COLUMNS];
-        fv_tile_square_store_tile(tiles, tile, whole, FV_TILE_COLUMNS);
-        for (int64_t i = 0; i < rows; i++)
-            memcpy(to + i * y_stride, whole + i * FV_TILE_COLUMNS, (size_t)columns * sizeof(float));
-    }
-}
-
-static void fv_stored_tiles_multiply(float *y, int64_t y_stride, const void *x_tiles, int64_t num_rows,
-                                     const void *w_tiles, int64_t num_outputs, int64_t in_features)
-{
-    const int64_t depth = fv_stored_tile_depth(in_features), bytes = depth * FV_STORED_TILE_BYTES;
-    const int64_t num_blocks = fv_ceil_div(num_rows, FV_TILE_ROWS);
-    const int64_t num_groups = fv_ceil_div(num_outputs, FV_TILE_COLUMNS);
-    const char *x = x_tiles, *w = w_tiles;
+    const int64_t x_bytes = of->x_depth * FV_STORED_TILE_BYTES, w_bytes = of->depth * FV_STORED_TILE_BYTES;
+    const int64_t num_blocks = fv_ceil_div(of->num_rows, FV_TILE_ROWS);
+    const int64_t num_groups = fv_ceil_div(of->num_outputs, FV_TILE_COLUMNS);
+    const char *x = of->x_tiles, *w = of->w_tiles;
     fv_tiles tiles;
     fv_tiles_configure(&tiles, FV_TILE_ROWS, FV_TILE_ROWS);
     for (int64_t block = 0; block < num_blocks; block += 2) {
         for (int64_t group = 0; group < num_groups; group += 2) {
-            const fv_tile_square square = {
-                .x = {x + block * bytes, x + fv_min_i64(block + 1, num_blocks - 1) * bytes},
-                .w = {w + group * bytes, w + fv_min_i64(group + 1, num_groups - 1) * bytes},
-            };
             const int64_t row = block * FV_TILE_ROWS, column = group * FV_TILE_COLUMNS;
-            fv_tile_square_multiply(&tiles, &square, depth);
-            fv_tile_square_store(&tiles, y + row * y_stride + column, y_stride, num_rows - row, num_outputs - column);
+            const fv_tile_square square = {
+                .x = {x + block * x_bytes, x + fv_min_i64(block + 1, num_blocks - 1) * x_bytes},
+                .w = {w + group * w_bytes, w + fv_min_i64(group + 1, num_groups - 1) * w_bytes},
+                .y = of->y + row * of->y_stride + column,
+                .y_stride = of->y_stride,
+                .num_rows = of->num_rows - row,
+                .num_columns = of->num_outputs - column,
+            };
+            fv_tile_zero(&tiles, 0);
+            fv_tile_zero(&tiles, 1);
+            fv_tile_zero(&tiles, 2);
+            fv_tile_zero(&tiles, 3);
+            if (of->adds) fv_tile_square_move(&tiles, &square, true);
+            fv_tile_square_multiply(&tiles, &square, of->depth);
+            fv_tile_square_move(&tiles, &square, false);
         }
     }
     fv_tiles_release(&tiles);
