@@ -1,7 +1,5 @@
-/* AVX2: a lane is a row of W. A word of a row holds four neighbouring values as bytes, or nibbles; vpmaddwd multiplies
- * two 16-bit values with two of X and adds both products, so a word is taken apart into its even and its odd ones:
- *
- *   word   v0 v1 v2 v3     even   v0 .. v2 ..     odd   v1 .. v3 ..     X   x0 x2, x1 x3 in all lanes
+/* AVX2: a lane is a row of W. vpmaddwd multiplies two 16-bit values with two of X and adds both products: even and odd ones
+ * of a word (stored_words.h) meet x0 x2 and x1 x3 in all lanes.
  *
  * For 8 rows and 32 values that is 16 vpmaddwd and 16 additions for each row of X, then one conversion and one FMA;
  * taking words apart costs 24 to 80 instructions, once for all rows of X. Sums stay below 2^31: the largest product

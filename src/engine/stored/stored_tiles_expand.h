@@ -1,8 +1,9 @@
-/* Weights as stored to tiles: W of stored_tiles.h. With AVX512_BF16 two vectors are rounded at once; else, for tests, by
- * integers. */
+/* Weights as stored to tiles: W of stored_tiles.h. With AVX512_BF16 two vectors are rounded at once; else, for tests, one
+ * number after the other. */
 #ifndef FV_ENGINE_STORED_TILES_EXPAND_H
 #define FV_ENGINE_STORED_TILES_EXPAND_H
 
+#include "core/float.h"
 #include "engine/gguf.h"
 #include "engine/stored/stored_tiles.h"
 #include "engine/stored/stored_words.h"
@@ -18,21 +19,17 @@ FV_ALWAYS_INLINE void fv_stored_store_pairs(uint8_t *to, __m256 first, __m256 se
     _mm256_storeu_si256((__m256i *)(void *)to, _mm256_permutexvar_epi16(in_turn, words));
 }
 #else
-/* In the upper halves. */
-FV_ALWAYS_INLINE __m256i fv_stored_rounded_to_bf16(__m256 values)
-{
-    const __m256i bits = _mm256_castps_si256(values);
-    const __m256i odd = _mm256_and_si256(_mm256_srli_epi32(bits, 16), _mm256_set1_epi32(1));
-    const __m256i rounded = _mm256_add_epi32(_mm256_add_epi32(bits, _mm256_set1_epi32(0x7fff)), odd);
-    const __m256i quiet = _mm256_or_si256(bits, _mm256_set1_epi32(0x00400000));
-    const __m256 is_nan = _mm256_cmp_ps(values, values, _CMP_UNORD_Q);
-    return _mm256_blendv_epi8(rounded, quiet, _mm256_castps_si256(is_nan));
-}
-
 FV_ALWAYS_INLINE void fv_stored_store_pairs(uint8_t *to, __m256 first, __m256 second)
 {
-    const __m256i low = _mm256_srli_epi32(fv_stored_rounded_to_bf16(first), 16);
-    _mm256_storeu_si256((__m256i *)(void *)to, _mm256_blend_epi16(low, fv_stored_rounded_to_bf16(second), 0xaa));
+    float low[FV_STORED_ROWS], high[FV_STORED_ROWS];
+    uint16_t pairs[FV_STORED_ROWS][2];
+    _mm256_storeu_ps(low, first);
+    _mm256_storeu_ps(high, second);
+    for (int32_t i = 0; i < FV_STORED_ROWS; i++) {
+        pairs[i][0] = fv_bf16_of_f32(low[i]);
+        pairs[i][1] = fv_bf16_of_f32(high[i]);
+    }
+    memcpy(to, pairs, sizeof(pairs));
 }
 #endif
 

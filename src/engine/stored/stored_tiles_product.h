@@ -44,30 +44,7 @@ typedef struct fv_tile_square {
     int64_t num_rows, num_columns; /* that Y has from there on */
 } fv_tile_square;
 
-/* Tile t of Y, 0 to 3: rows of the first block, then of the second. */
-FV_ALWAYS_INLINE void fv_tile_square_load_tile(fv_tiles *tiles, int32_t t, const float *from, int64_t stride)
-{
-    const int64_t bytes = stride * (int64_t)sizeof(float);
-    switch (t) {
-    case 0: fv_tile_load(tiles, 0, from, bytes); break;
-    case 1: fv_tile_load(tiles, 1, from, bytes); break;
-    case 2: fv_tile_load(tiles, 2, from, bytes); break;
-    default: fv_tile_load(tiles, 3, from, bytes); break;
-    }
-}
-
-FV_ALWAYS_INLINE void fv_tile_square_store_tile(fv_tiles *tiles, int32_t t, float *to, int64_t stride)
-{
-    const int64_t bytes = stride * (int64_t)sizeof(float);
-    switch (t) {
-    case 0: fv_tile_store(tiles, 0, to, bytes); break;
-    case 1: fv_tile_store(tiles, 1, to, bytes); break;
-    case 2: fv_tile_store(tiles, 2, to, bytes); break;
-    default: fv_tile_store(tiles, 3, to, bytes); break;
-    }
-}
-
-/* Y from its place to the tiles or back, as much of it as there is. */
+/* Y from its place to tiles 0 to 3 or back, as much of it as there is: rows of the first block, then of the second. */
 static void fv_tile_square_move(fv_tiles *tiles, const fv_tile_square *of, const bool loads)
 {
     for (int32_t t = 0; t < 4; t++) {
@@ -78,15 +55,15 @@ static void fv_tile_square_move(fv_tiles *tiles, const fv_tile_square *of, const
         if (rows <= 0 || columns <= 0) continue;
         const bool is_whole = rows == FV_TILE_ROWS && columns == FV_TILE_COLUMNS;
         float *at = is_whole ? y : part;
-        const int64_t stride = is_whole ? of->y_stride : FV_TILE_COLUMNS;
-        if (!loads) fv_tile_square_store_tile(tiles, t, at, stride);
+        const int64_t stride = (is_whole ? of->y_stride : FV_TILE_COLUMNS) * (int64_t)sizeof(float);
+        if (!loads) FV_TILE_OF_FOUR(fv_tile_store, tiles, t, at, stride);
         for (int64_t i = 0; !is_whole && i < rows; i++) {
             if (loads)
                 memcpy(part + i * FV_TILE_COLUMNS, y + i * of->y_stride, (size_t)columns * sizeof(float));
             else
                 memcpy(y + i * of->y_stride, part + i * FV_TILE_COLUMNS, (size_t)columns * sizeof(float));
         }
-        if (loads) fv_tile_square_load_tile(tiles, t, at, stride);
+        if (loads) FV_TILE_OF_FOUR(fv_tile_load, tiles, t, at, stride);
     }
 }
 

@@ -98,12 +98,7 @@ FV_ALWAYS_INLINE void fv_score_begin(fv_tile_item *item, const int32_t strip)
 FV_ALWAYS_INLINE void fv_score_store_half(fv_tile_item *item, float *scores, const int32_t strip, const int32_t half)
 {
     float *at = scores + strip * FV_STEP_SCORES + half * FV_HALF_SCORES;
-    switch (2 * strip + half) {
-    case 0: fv_tile_store(&item->tiles, 0, at, FV_TILE_ROW_BYTES); break;
-    case 1: fv_tile_store(&item->tiles, 1, at, FV_TILE_ROW_BYTES); break;
-    case 2: fv_tile_store(&item->tiles, 2, at, FV_TILE_ROW_BYTES); break;
-    default: fv_tile_store(&item->tiles, 3, at, FV_TILE_ROW_BYTES); break;
-    }
+    FV_TILE_OF_FOUR(fv_tile_store, &item->tiles, 2 * strip + half, at, FV_TILE_ROW_BYTES);
 }
 
 /* --- scores beside weights ------------------------------------------------------------------------------------- */

@@ -27,6 +27,17 @@ enum {
     FV_TILE_COLUMNS = 16,
 };
 
+/* fv_tile_load or fv_tile_store of tile t, 0 to 3, which need not be a literal. */
+#define FV_TILE_OF_FOUR(instruction, tiles, t, at, stride) \
+    do {                                                   \
+        switch (t) {                                       \
+        case 0: instruction(tiles, 0, at, stride); break;  \
+        case 1: instruction(tiles, 1, at, stride); break;  \
+        case 2: instruction(tiles, 2, at, stride); break;  \
+        default: instruction(tiles, 3, at, stride); break; \
+        }                                                  \
+    } while (0)
+
 /* Tiles 0 to 2 have `first_rows` rows, 3 to 6 `few_rows`, and 7 has 16. */
 static inline int32_t fv_tile_rows_of(int32_t t, int32_t first_rows, int32_t few_rows)
 {
