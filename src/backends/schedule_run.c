@@ -340,6 +340,7 @@ static fv_attend_params attend_params(const layer_run *run, const fv_call *call)
         .partial_sum = (float *)(void *)(run->workspace + plan->workspace.partial_sum),
         .claims = run->claims,
         .max_seq_len = plan->bounds.max_seq_len,
+        .ahead_tracks = plan->context->ahead_tracks,
         .scratch = run->workspace + plan->workspace.scratch,
         .scratch_bytes = plan->workspace.scratch_bytes,
     };

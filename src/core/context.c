@@ -72,6 +72,19 @@ static fv_status choose_isa(fv_isa *isa, const char *asked)
     return FV_OK;
 }
 
+static fv_status choose_ahead_tracks(int32_t *tracks)
+{
+    const char *text = getenv("FOVEA_AHEAD_TRACKS");
+    *tracks = fv_cpu_ahead_tracks();
+    if (!text || !*text) return FV_OK;
+    char *end;
+    const long asked = strtol(text, &end, 10);
+    if (*end || asked < 1 || asked > FV_MAX_AHEAD_TRACKS)
+        return fv_fail(FV_ERR_INVALID, "FOVEA_AHEAD_TRACKS is '%s'; accepted: 1 to %d", text, FV_MAX_AHEAD_TRACKS);
+    *tracks = (int32_t)asked;
+    return FV_OK;
+}
+
 static fv_status check_options(const fv_context_options *options)
 {
     const fv_status status = fv_check_struct_size("fv_context_options", options->struct_size, sizeof(*options));
@@ -140,7 +153,9 @@ fv_status fv_context_create(fv_context **out, const fv_context_options *options)
     fv_status status = check_options(options);
     if (status != FV_OK) return status;
     fv_isa isa;
+    int32_t ahead_tracks;
     status = choose_isa(&isa, options->isa);
+    if (status == FV_OK) status = choose_ahead_tracks(&ahead_tracks);
     if (status != FV_OK) return status;
 
     const fv_allocator plain = {default_alloc, default_free, NULL};
@@ -151,6 +166,7 @@ fv_status fv_context_create(fv_context **out, const fv_context_options *options)
                             .log = options->log,
                             .log_user = options->log_user,
                             .isa = isa,
+                            .ahead_tracks = ahead_tracks,
                             .no_plugins = options->no_plugins,
                             .next_serial = first_serial()};
 

@@ -88,6 +88,16 @@ fv_isa fv_cpu_isa(void)
 #endif
 }
 
+int32_t fv_cpu_ahead_tracks(void)
+{
+#if defined(__x86_64__)
+    __builtin_cpu_init();
+    return __builtin_cpu_is("intel") ? FV_MAX_AHEAD_TRACKS : 1;
+#else
+    return 1;
+#endif
+}
+
 int32_t fv_cpu_count(void)
 {
     cpu_set_t allowed;

@@ -26,6 +26,12 @@ fv_status fv_isa_parse(fv_isa *isa, const char *name);
  * (core/cpu_quota.h); at least 1. */
 int32_t fv_cpu_count(void);
 
+#define FV_MAX_AHEAD_TRACKS 8
+
+/* Places in memory from which a core had best ask for lines ahead, in turn (kernels/cpu/prefetch_stream.h): 8 on Intel's
+ * cores, elsewhere 1, the order of memory. */
+int32_t fv_cpu_ahead_tracks(void);
+
 /* Writes the CPU's model name, "unknown CPU" where it cannot be found out. */
 void fv_cpu_model(char *model, size_t model_bytes);
 

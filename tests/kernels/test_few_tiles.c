@@ -207,9 +207,9 @@ static few_shape shape_of(int32_t num_kv_heads, int32_t group, int32_t num_token
 static void rows_of_all_numbers_are_served(void **state)
 {
     (void)state;
-    judge(shape_of(8, 4, 1, 128));  /* tokens of 2 KB: two passes over the keys, two groups of heads */
+    judge(shape_of(8, 4, 1, 128));  /* two groups of heads */
     judge(shape_of(9, 4, 1, 128));  /* three, the last one of a head */
-    judge(shape_of(20, 4, 1, 128)); /* more heads than a pass takes */
+    judge(shape_of(20, 4, 1, 128)); /* more heads than an item takes */
     judge(shape_of(8, 3, 1, 128));
     judge(shape_of(4, 5, 1, 256));
     judge(shape_of(8, 8, 1, 128));
@@ -218,7 +218,7 @@ static void rows_of_all_numbers_are_served(void **state)
     judge(shape_of(8, 4, 8, 128)); /* 32 rows: two strips for each head */
     judge(shape_of(8, 3, 6, 128)); /* 18, of which the second strip has two */
     judge(shape_of(2, 4, 5, 64));  /* 20, narrow tokens */
-    judge(shape_of(2, 4, 1, 64));  /* narrow tokens, whose lines are asked for */
+    judge(shape_of(2, 4, 1, 64));
     judge(shape_of(1, 7, 1, 96));
     judge(shape_of(8, 4, 1, 80)); /* heads of no whole tiles: copied, with zeros behind */
     judge(shape_of(2, 3, 5, 40));

@@ -37,7 +37,7 @@ static void scores_are_dot_products(void **state)
     for (int32_t num_vectors = 1; num_vectors <= FV_STRIP_VECTORS; num_vectors++) {
         const int32_t width = num_vectors * FV_STRIP_LANES;
         for (int32_t i = 0; i < KEYS * FV_STRIP_ROWS; i++) scores[i] = NAN;
-        fv_strip_ahead nothing = fv_strip_ahead_of(fv_prefetch_nothing(q), 0, 1);
+        fv_strip_ahead nothing = {0};
         fv_strip_scores(scores, keys, STRIDE, q, FIRST, END, HEAD, FV_STRIP_DEPTH, num_vectors, &nothing);
         for (int32_t key = FIRST; key < END; key++) {
             for (int32_t row = 0; row < width; row++) {

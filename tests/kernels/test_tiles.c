@@ -27,7 +27,7 @@ static void dot_is_the_instruction(void **state)
         fill(a[0], 512, &random);
         fill(b[0], 512, &random);
         for (int32_t i = 0; i < 256; i++) sums[i / 16][i % 16] = (float)(int32_t)next_random(&random) * 0x1p-28f;
-        fv_tiles_configure(&tiles, FV_TILE_ROWS, FV_TILE_ROWS);
+        fv_tiles_configure(&tiles, FV_TILE_ROWS);
         fv_tile_load(&tiles, 1, a, 64);
         fv_tile_load(&tiles, 2, b, 64);
         fv_tile_load(&tiles, 0, sums, 64);
@@ -53,7 +53,7 @@ static void tiles_are_loaded_with_strides(void **state)
     char from[16 * 100], to[16 * 80];
     for (int32_t i = 0; i < (int32_t)sizeof(from); i++) from[i] = (char)(i * 7);
     memset(to, 1, sizeof(to));
-    fv_tiles_configure(&tiles, FV_TILE_ROWS, FV_TILE_ROWS);
+    fv_tiles_configure(&tiles, FV_TILE_ROWS);
     fv_tile_load(&tiles, 3, from, 100);
     fv_tile_store(&tiles, 3, to, 80);
     for (int32_t row = 0; row < 16; row++) {

@@ -24,7 +24,7 @@ double fv_tile_loop(int32_t rounds)
     const char *a = (const char *)memory[0], *b = (const char *)memory[1];
     fill(memory[0], 1);
     fill(memory[1], 2);
-    fv_tiles_configure(&tiles, FV_TILE_ROWS, FV_TILE_ROWS);
+    fv_tiles_configure(&tiles, FV_TILE_ROWS);
     for (int32_t round = 0; round < rounds; round++) {
         fv_tile_zero(&tiles, 0);
         fv_tile_zero(&tiles, 1);

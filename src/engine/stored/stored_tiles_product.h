@@ -89,7 +89,7 @@ static void fv_stored_tiles_multiply(const fv_tile_product *of)
     const int64_t num_groups = fv_ceil_div(of->num_outputs, FV_TILE_COLUMNS);
     const char *x = of->x_tiles, *w = of->w_tiles;
     fv_tiles tiles;
-    fv_tiles_configure(&tiles, FV_TILE_ROWS, FV_TILE_ROWS);
+    fv_tiles_configure(&tiles, FV_TILE_ROWS);
     for (int64_t block = 0; block < num_blocks; block += 2) {
         for (int64_t group = 0; group < num_groups; group += 2) {
             const int64_t row = block * FV_TILE_ROWS, column = group * FV_TILE_COLUMNS;

@@ -100,7 +100,7 @@ static fv_strip_span strip_span(const amla_strip *strip, const key_block *block,
 __attribute__((noinline)) static void score_keys(const amla_scratch *scratch, const amla_strip *strip,
                                                  const fv_strip_span *span)
 {
-    fv_strip_ahead nothing = fv_strip_ahead_of(fv_prefetch_nothing(scratch->q), 0, 1);
+    fv_strip_ahead nothing = {0};
     fv_strip_scores(strip->scores, scratch->latents, scratch->stride, strip->rows.q, span->first, span->end,
                     span->job->params->head_size, FV_STRIP_DEPTH, strip->rows.num_vectors, &nothing);
 }

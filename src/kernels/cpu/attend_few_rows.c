@@ -3,8 +3,8 @@
  * Bound by the bytes of K and V, so they are read once, where they lie, and converted in registers.
  * For each tile of keys the item's KV heads are served in turn: whole rows of the cache are used up
  * while they are near, and the rows of the next tile are prefetched between the arithmetic, a line for
- * each line that is worked on, and that before it once more. Without that, waiting and arithmetic add up instead of
- * overlapping.
+ * each line that is worked on: in tracks, or in order and that before it once more (prefetch_stream.h). Without that,
+ * waiting and arithmetic add up instead of overlapping.
  *
  * Rows go in groups of R = 1, 2 or 4 that share each converted key (row_group.h), 3 rows in one of 3. Eight dot
  * products (R rows x 8 / R keys), of 3 rows twelve, are reduced together, which leaves the scores in the order of the
@@ -18,6 +18,7 @@
  * nothing by pairs, int8 of fewer than 4 rows. */
 #if defined(__AVX2__)
 #define FV_FEW_HAS_3_ROWS 1
+#define FV_FEW_HAS_TRACKS 1
 #endif
 #if defined(FV_HAS_PAIRS)
 #define FV_PREFETCH_ASKS 3
@@ -118,6 +119,10 @@ static void attend_tile_head(void *user, fv_few_tile *tile, int32_t head)
         .weight_factor = factor,
     };
     const float dot_factor = fv_few_take_factor(&span.scale, factor);
+    const int32_t in_tracks = tile->rows.ahead->in_tracks;
+    fv_prefetch_stream nothing;
+    fv_key_rows rows = tile->rows;
+    if (in_tracks) fv_prefetch_aim_at_nothing(&nothing, scratch->q);
 
     for (int32_t g = 0; g < few->num_groups; g++) {
         fv_row_group *group = &scratch->groups[head * few->num_groups + g];
@@ -134,13 +139,15 @@ static void attend_tile_head(void *user, fv_few_tile *tile, int32_t head)
         span.is_edge = some_masked || first % num_keys != 0 || end % num_keys != 0;
 
         float rescale[FV_LANES];
-        kernels->dot(scratch->scores, scratch->q + first_row * fv_few_padded(params->head_size), &tile->rows, first,
-                     end, params->head_size);
+        kernels->dot[in_tracks](scratch->scores, scratch->q + first_row * fv_few_padded(params->head_size), &rows,
+                                first, end, params->head_size);
         if (dot_factor != 1.0f) fv_few_grow_dots(scratch->scores, dot_factor, first, end, num_rows);
         const int32_t max_grew = kernels->softmax(group, scratch->scores, rescale, &span);
-        const fv_few_accumulate_fn add = some_masked ? kernels->accumulate_masked : kernels->accumulate;
+        if (in_tracks && some_masked) rows.ahead = &nothing;
+        const fv_few_accumulate_fn add = some_masked ? kernels->accumulate_masked : kernels->accumulate[in_tracks];
         add(scratch->sums + first_row * fv_few_padded(params->v_head_size), scratch->scores, max_grew ? rescale : NULL,
-            &tile->rows, first, end, params->v_head_size);
+            &rows, first, end, params->v_head_size);
+        if (in_tracks) rows.ahead = &nothing; /* one of a head's groups asks for as much as it reads */
     }
 }
 

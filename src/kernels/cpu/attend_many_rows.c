@@ -222,30 +222,28 @@ static many_tile tile_at(const fv_attend_job *job, int32_t first_key)
 }
 
 /* The memory of a tile, of the first of its sources where it has two; of rows that are copied first, nothing. */
-static fv_strip_ahead ahead_of(const many_scratch *scratch, const many_tile *tile, const fv_attend_job *job,
-                               int32_t kv_head)
+static fv_strip_ahead aim_ahead(fv_prefetch_stream *stream, const many_scratch *scratch, const many_tile *tile,
+                                const fv_attend_job *job, int32_t kv_head)
 {
     const fv_attend_params *params = job->params;
     const int32_t first = tile->first, last_key = tile->first_key + tile->end;
     const fv_key_source *source = fv_attend_source_of(job, tile->first_key + first);
-    if (first >= tile->end || !source->k_in_place || !source->v_in_place)
-        return fv_strip_ahead_of(fv_prefetch_nothing(scratch->q), 0, 1);
+    if (first >= tile->end || !source->k_in_place || !source->v_in_place) return (fv_strip_ahead){0};
 
     const int32_t end = fv_attend_source_end(job, tile->first_key + first, last_key) - tile->first_key;
     load_rows(scratch->next_rows[0], job, &source->k, kv_head, tile, first, end);
     load_rows(scratch->next_rows[1], job, &source->v, kv_head, tile, first, end);
     const int32_t key_size = params->head_size - source->shared_size;
-    const fv_prefetch_stream stream = {
+    const fv_prefetch_rows rows = {
         .rows = {scratch->next_rows[0], scratch->next_rows[1]},
         .num_planes = 2,
         .num_heads = 1,
         .row_bytes = fv_max_i32(key_size, params->v_head_size) * (int64_t)fv_dtype_bytes(source->dtype),
         .first = first,
         .end = end,
-        .key = first,
     };
-    return fv_strip_ahead_of(stream, 2 * (end - first) * fv_ceil_div(stream.row_bytes, FV_CACHE_LINE),
-                             fv_strip_num_steps(job->num_rows, params->tile_keys, params->head_size, DEPTH));
+    return fv_strip_aim(stream, &rows, 2 * (end - first) * fv_ceil_div(rows.row_bytes, FV_CACHE_LINE),
+                        fv_strip_num_steps(job->num_rows, params->tile_keys, params->head_size, DEPTH));
 }
 
 static void attend_tile_strip(const many_scratch *scratch, fv_row_strip *strip, const many_tile *tile,
@@ -289,7 +287,8 @@ static void attend_head(const fv_attend_job *job, const many_scratch *scratch, i
         many_tile tile = tile_at(job, first_key);
         load_tile(scratch, &tile, job, kv_head);
         const many_tile next = tile_at(job, first_key + params->tile_keys);
-        fv_strip_ahead ahead = ahead_of(scratch, &next, job, kv_head);
+        fv_prefetch_stream stream;
+        fv_strip_ahead ahead = aim_ahead(&stream, scratch, &next, job, kv_head);
         tile.ahead = &ahead;
         for (int32_t i = 0; i < num_strips; i++) attend_tile_strip(scratch, &scratch->strips[i], &tile, job, scale);
     }

@@ -13,6 +13,7 @@
 #include "kernels/cpu/attend_one_strip.h"
 
 #if FV_HAS_ONE_STRIP
+#define FV_FEW_HAS_TRACKS 1
 #include "kernels/cpu/few_tile.h"
 #include "kernels/cpu/row_strip.h"
 
@@ -215,11 +216,10 @@ static void attend_tile_head(void *user, fv_few_tile *tile, int32_t head)
     span.k_scales = tile->k_scales;
     span.v_scales = tile->v_scales;
     span.scale = fv_attend_score_scale(one->job, one->job->item->first_kv_head + head);
-    fv_strip_ahead ahead = {*tile->rows.ahead, lines_of_request(one->job->params, tile->end - tile->first)};
+    fv_strip_ahead ahead = {tile->rows.ahead, lines_of_request(one->job->params, tile->end - tile->first)};
     score(one, strip, &tile->rows, &span, &ahead);
     fv_row_strip_softmax(strip, one->scratch.scores, &span);
     accumulate(one, strip, &tile->rows, &span, &ahead);
-    *tile->rows.ahead = ahead.stream;
 }
 
 static void finish_head(const one_item *one, int32_t head)

@@ -3,13 +3,18 @@
  *
  * Whoever includes this defines, always inline,
  *
- *   fv_few_dot(scores, q, rows, first, end, head_size, num_rows, dtype)
- *   fv_few_accumulate(sums, weights, rescale, rows, first, end, v_head_size, num_rows, dtype, masked) */
+ *   fv_few_dot(scores, q, rows, first, end, head_size, num_rows, dtype, in_tracks)
+ *   fv_few_accumulate(sums, weights, rescale, rows, first, end, v_head_size, num_rows, dtype, masked, in_tracks) */
 #ifndef FV_KERNELS_CPU_FEW_KERNELS_H
 #define FV_KERNELS_CPU_FEW_KERNELS_H
 
 #include "kernels/cpu/prefetch_stream.h"
 #include "kernels/cpu/row_group.h"
+
+/* 1: there are forms that ask for lines in tracks (prefetch_stream.h); 0: streams are in order. */
+#ifndef FV_FEW_HAS_TRACKS
+#define FV_FEW_HAS_TRACKS 0
+#endif
 
 /* 1: there is a form of its own for 3 rows (three query heads for each KV head, one token); 0: they are served as 4. */
 #ifndef FV_FEW_HAS_3_ROWS
@@ -107,13 +112,13 @@ static inline void fv_few_grow_dots(float *scores, float factor, int32_t first, 
         fv_store_f32(at, fv_load_f32(at) * factor);
 }
 
-/* A portion to be asked for bit by bit. */
+/* A portion to be asked for bit by bit; of a stream in tracks there is none. */
 FV_ALWAYS_INLINE fv_prefetch_portion fv_few_portion(fv_prefetch_cursor *cursor, int64_t bytes)
 {
-    return FV_FEW_ASKS_BY_LINE ? cursor->last : fv_prefetch_step(cursor, bytes);
+    return FV_FEW_ASKS_BY_LINE || cursor->in_tracks ? cursor->last : fv_prefetch_step(cursor, bytes);
 }
 
-/* Asks for some bytes of it, or for as many lines. */
+/* Asks for some bytes of it, `asks` times in all, or for as many lines, once. */
 FV_ALWAYS_INLINE void fv_few_ask(fv_prefetch_cursor *cursor, fv_prefetch_portion portion, int64_t offset,
                                  const int64_t bytes, const int32_t asks)
 {
@@ -122,7 +127,13 @@ FV_ALWAYS_INLINE void fv_few_ask(fv_prefetch_cursor *cursor, fv_prefetch_portion
         for (int64_t i = 0; i < bytes; i += FV_CACHE_LINE) fv_prefetch_line(cursor);
         return;
     }
-    fv_prefetch_part(portion, offset, bytes, asks);
+    if (!cursor->in_tracks) {
+        fv_prefetch_part(portion, offset, bytes, asks);
+    } else if (cursor->stream->num_tracks > 0) {
+        FV_UNROLL
+        for (int64_t i = 0; i < bytes; i += FV_CACHE_LINE)
+            __builtin_prefetch(fv_prefetch_take_turn(cursor->stream, &cursor->turn), 0, 2);
+    }
 }
 
 /* --- one compiled form for each dtype and R -------------------------------------------------------------- */
@@ -130,30 +141,43 @@ FV_ALWAYS_INLINE void fv_few_ask(fv_prefetch_cursor *cursor, fv_prefetch_portion
 typedef void (*fv_few_accumulate_fn)(float *sums, const float *weights, const float *rescale, const fv_key_rows *rows,
                                      int32_t first, int32_t end, int32_t v_head_size);
 
+typedef void (*fv_few_dot_fn)(float *scores, const float *q, const fv_key_rows *rows, int32_t first, int32_t end,
+                              int32_t head_size);
+
 typedef struct fv_few_kernels {
-    void (*dot)(float *scores, const float *q, const fv_key_rows *rows, int32_t first, int32_t end, int32_t head_size);
+    fv_few_dot_fn dot[2]; /* whose stream is in order, in tracks */
     int32_t (*softmax)(fv_row_group *group, float *scores, float rescale[FV_LANES], const fv_softmax_span *span);
-    fv_few_accumulate_fn accumulate;
-    fv_few_accumulate_fn accumulate_masked;
+    fv_few_accumulate_fn accumulate[2];
+    fv_few_accumulate_fn accumulate_masked; /* which asks for nothing in tracks */
 } fv_few_kernels;
 
-#define FV_FEW_DEFINE_KERNELS(NAME, DTYPE, ROWS)                                                                     \
-    static void dot_##NAME##_##ROWS(float *scores, const float *q, const fv_key_rows *rows, int32_t first,           \
-                                    int32_t end, int32_t head_size)                                                  \
-    {                                                                                                                \
-        fv_few_dot(scores, q, rows, first, end, head_size, ROWS, DTYPE);                                             \
-    }                                                                                                                \
-    static void accumulate_##NAME##_##ROWS(float *sums, const float *weights, const float *rescale,                  \
-                                           const fv_key_rows *rows, int32_t first, int32_t end, int32_t v_head_size) \
-    {                                                                                                                \
-        fv_few_accumulate(sums, weights, rescale, rows, first, end, v_head_size, ROWS, DTYPE, 0);                    \
-    }                                                                                                                \
-    static void accumulate_masked_##NAME##_##ROWS(float *sums, const float *weights, const float *rescale,           \
-                                                  const fv_key_rows *rows, int32_t first, int32_t end,               \
-                                                  int32_t v_head_size)                                               \
-    {                                                                                                                \
-        fv_few_accumulate(sums, weights, rescale, rows, first, end, v_head_size, ROWS, DTYPE, 1);                    \
+#define FV_FEW_DEFINE_DOT(NAME, DTYPE, ROWS, IN_TRACKS)                                                   \
+    static void dot_##NAME##_##ROWS##_##IN_TRACKS(float *scores, const float *q, const fv_key_rows *rows, \
+                                                  int32_t first, int32_t end, int32_t head_size)          \
+    {                                                                                                     \
+        fv_few_dot(scores, q, rows, first, end, head_size, ROWS, DTYPE, IN_TRACKS);                       \
     }
+#define FV_FEW_DEFINE_ACCUMULATE(NAME, DTYPE, ROWS, FORM, MASKED, IN_TRACKS)                                      \
+    static void accumulate_##NAME##_##ROWS##_##FORM(float *sums, const float *weights, const float *rescale,      \
+                                                    const fv_key_rows *rows, int32_t first, int32_t end,          \
+                                                    int32_t v_head_size)                                          \
+    {                                                                                                             \
+        fv_few_accumulate(sums, weights, rescale, rows, first, end, v_head_size, ROWS, DTYPE, MASKED, IN_TRACKS); \
+    }
+#if FV_FEW_HAS_TRACKS
+#define FV_FEW_DEFINE_IN_TRACKS(NAME, DTYPE, ROWS) \
+    FV_FEW_DEFINE_DOT(NAME, DTYPE, ROWS, 1)        \
+    FV_FEW_DEFINE_ACCUMULATE(NAME, DTYPE, ROWS, 1, 0, 1)
+#define FV_FEW_IN_TRACKS 1
+#else
+#define FV_FEW_DEFINE_IN_TRACKS(NAME, DTYPE, ROWS)
+#define FV_FEW_IN_TRACKS 0
+#endif
+#define FV_FEW_DEFINE_KERNELS(NAME, DTYPE, ROWS)              \
+    FV_FEW_DEFINE_DOT(NAME, DTYPE, ROWS, 0)                   \
+    FV_FEW_DEFINE_ACCUMULATE(NAME, DTYPE, ROWS, 0, 0, 0)      \
+    FV_FEW_DEFINE_ACCUMULATE(NAME, DTYPE, ROWS, masked, 1, 0) \
+    FV_FEW_DEFINE_IN_TRACKS(NAME, DTYPE, ROWS)
 #define FV_FEW_DEFINE_SOFTMAX(ROWS)                                                            \
     static int32_t softmax_##ROWS(fv_row_group *group, float *scores, float rescale[FV_LANES], \
                                   const fv_softmax_span *span)                                 \
@@ -189,9 +213,13 @@ typedef struct fv_few_kernels {
     FV_FEW_DEFINE_DTYPE(f32, FV_DTYPE_F32) \
     FV_FEW_DEFINE_DTYPE(f16, FV_DTYPE_F16)
 
-#define FV_FEW_KERNELS_OF(NAME, ROWS, LANES)                                                                \
-    {                                                                                                       \
-        dot_##NAME##_##ROWS, softmax_##LANES, accumulate_##NAME##_##ROWS, accumulate_masked_##NAME##_##ROWS \
+#define FV_FEW_PASTED(NAME, ROWS, FORM) NAME##_##ROWS##_##FORM
+#define FV_FEW_FORM_OF(NAME, ROWS, FORM) FV_FEW_PASTED(NAME, ROWS, FORM)
+#define FV_FEW_KERNELS_OF(NAME, ROWS, LANES)                                                             \
+    {                                                                                                    \
+        {dot_##NAME##_##ROWS##_0, FV_FEW_FORM_OF(dot_##NAME, ROWS, FV_FEW_IN_TRACKS)}, softmax_##LANES,  \
+            {accumulate_##NAME##_##ROWS##_0, FV_FEW_FORM_OF(accumulate_##NAME, ROWS, FV_FEW_IN_TRACKS)}, \
+            accumulate_##NAME##_##ROWS##_masked                                                          \
     }
 #define FV_FEW_KERNELS_OF_DTYPE(NAME)                                             \
     {                                                                             \

@@ -56,11 +56,12 @@ static inline void fv_few_pack_query(float *q, const float *natural, int32_t row
 
 /* Scores of the keys [first, end), and of those that share a vector with them. */
 FV_ALWAYS_INLINE void fv_few_dot(float *scores, const float *q, const fv_key_rows *rows, int32_t first, int32_t end,
-                                 int32_t head_size, const int32_t num_rows, const fv_dtype dtype)
+                                 int32_t head_size, const int32_t num_rows, const fv_dtype dtype,
+                                 const int32_t in_tracks)
 {
     const int32_t num_keys = num_rows >= 3 ? 4 : 8, num_units = fv_few_units_of_line(dtype);
     const int32_t element_bytes = (int32_t)fv_few_element_bytes(dtype);
-    fv_prefetch_cursor cursor = fv_prefetch_begin(rows->ahead);
+    fv_prefetch_cursor cursor = fv_prefetch_begin(rows->ahead, in_tracks);
     for (int32_t key = first / num_keys * num_keys; key < end; key += num_keys) {
         const char *k[FV_LANES];
         fv_lanes sums[16];
@@ -69,7 +70,7 @@ FV_ALWAYS_INLINE void fv_few_dot(float *scores, const float *q, const fv_key_row
         FV_UNROLL
         for (int32_t i = 0; i < num_keys * num_rows; i++) sums[i] = fv_lanes_splat(0.0f);
 
-        const fv_prefetch_portion ahead = fv_prefetch_step(&cursor, head_size * num_keys * element_bytes);
+        const fv_prefetch_portion ahead = fv_few_portion(&cursor, head_size * num_keys * element_bytes);
         const char *of_rows = (const char *)q;
         for (int64_t at = 0; at < head_size * element_bytes;
              at += FV_CACHE_LINE, of_rows += num_units * num_rows * FV_FEW_UNIT_BYTES) {
@@ -82,7 +83,7 @@ FV_ALWAYS_INLINE void fv_few_dot(float *scores, const float *q, const fv_key_row
             }
             FV_UNROLL
             for (int32_t j = 0; j < num_keys; j++) {
-                fv_prefetch_part(ahead, at * num_keys + j * FV_CACHE_LINE, FV_CACHE_LINE, fv_few_asks(num_rows));
+                fv_few_ask(&cursor, ahead, at * num_keys + j * FV_CACHE_LINE, FV_CACHE_LINE, fv_few_asks(num_rows));
                 fv_words of_key[2];
                 fv_few_load_line(of_key, k[j] + at, dtype);
                 FV_UNROLL
@@ -125,7 +126,8 @@ FV_ALWAYS_INLINE uint32_t fv_few_seen_pair(uint32_t pair)
 /* Adds a pair of rows of values, either of which may be NULL, times the pair of weights of each row. */
 FV_ALWAYS_INLINE void fv_few_add_pair(fv_lanes *acc, const char *even, const char *odd, const uint32_t *pairs,
                                       const int32_t num_units, const int32_t num_rows, const fv_dtype dtype,
-                                      const int32_t masked, fv_prefetch_portion ahead, int64_t asked)
+                                      const int32_t masked, fv_prefetch_cursor *cursor, fv_prefetch_portion ahead,
+                                      int64_t asked)
 {
     const int32_t units_of_line = fv_few_units_of_line(dtype);
     const int64_t unit_bytes = FV_CACHE_LINE / units_of_line; /* of a row */
@@ -148,7 +150,7 @@ FV_ALWAYS_INLINE void fv_few_add_pair(fv_lanes *acc, const char *even, const cha
     }
     FV_UNROLL
     for (int32_t u = 0; u < num_units; u++) {
-        fv_prefetch_part(ahead, asked + u * 2 * unit_bytes, 2 * unit_bytes, fv_few_asks(num_rows));
+        fv_few_ask(cursor, ahead, asked + u * 2 * unit_bytes, 2 * unit_bytes, fv_few_asks(num_rows));
         FV_UNROLL
         for (int32_t r = 0; r < num_rows; r++) {
             FV_UNROLL
@@ -165,11 +167,13 @@ FV_ALWAYS_INLINE void fv_few_add_pair(fv_lanes *acc, const char *even, const cha
  * the even key of the first pair on. masked: a key of weight 0 adds nothing, whatever its value. */
 FV_ALWAYS_INLINE void fv_few_accumulate_units(float *sums, const uint32_t *pairs, const fv_key_rows *rows,
                                               int32_t first, int32_t end, int64_t from, const int32_t num_units,
-                                              const int32_t num_rows, const fv_dtype dtype, const int32_t masked)
+                                              const int32_t num_rows, const fv_dtype dtype, const int32_t masked,
+                                              const int32_t in_tracks)
 {
     const int64_t offset = rows->v_offset + from;
     const int64_t key_bytes = num_units * FV_FEW_UNIT * fv_few_element_bytes(dtype);
-    const fv_prefetch_portion ahead = fv_prefetch_take_portion(rows->ahead, (end - first) * key_bytes);
+    fv_prefetch_cursor cursor = fv_prefetch_begin(rows->ahead, in_tracks);
+    const fv_prefetch_portion ahead = fv_few_portion(&cursor, (end - first) * key_bytes);
     const char *const *v = rows->v;
     fv_lanes acc[16];
     FV_UNROLL
@@ -177,15 +181,17 @@ FV_ALWAYS_INLINE void fv_few_accumulate_units(float *sums, const uint32_t *pairs
     int32_t key = first;
     int64_t asked = 0;
     if (key % 2 != 0) {
-        fv_few_add_pair(acc, NULL, v[key] + offset, pairs, num_units, num_rows, dtype, masked, ahead, asked);
+        fv_few_add_pair(acc, NULL, v[key] + offset, pairs, num_units, num_rows, dtype, masked, &cursor, ahead, asked);
         key++;
         pairs += fv_few_scores_of_key(num_rows);
     }
     for (; key + 2 <= end; key += 2, pairs += fv_few_scores_of_key(num_rows), asked += 2 * key_bytes) {
-        fv_few_add_pair(acc, v[key] + offset, v[key + 1] + offset, pairs, num_units, num_rows, dtype, masked, ahead,
-                        asked);
+        fv_few_add_pair(acc, v[key] + offset, v[key + 1] + offset, pairs, num_units, num_rows, dtype, masked, &cursor,
+                        ahead, asked);
     }
-    if (key < end) fv_few_add_pair(acc, v[key] + offset, NULL, pairs, num_units, num_rows, dtype, masked, ahead, asked);
+    if (key < end)
+        fv_few_add_pair(acc, v[key] + offset, NULL, pairs, num_units, num_rows, dtype, masked, &cursor, ahead, asked);
+    fv_prefetch_end(&cursor);
     FV_UNROLL
     for (int32_t i = 0; i < num_units * num_rows * 2; i++) fv_lanes_store(sums + i * 16, acc[i]);
 }
@@ -193,7 +199,8 @@ FV_ALWAYS_INLINE void fv_few_accumulate_units(float *sums, const uint32_t *pairs
 /* Few keys at a time, see few_rows.h; rescale NULL: sums stay as they are. */
 FV_ALWAYS_INLINE void fv_few_accumulate(float *sums, const float *weights, const float *rescale,
                                         const fv_key_rows *rows, int32_t first, int32_t end, int32_t v_head_size,
-                                        const int32_t num_rows, const fv_dtype dtype, const int32_t masked)
+                                        const int32_t num_rows, const fv_dtype dtype, const int32_t masked,
+                                        const int32_t in_tracks)
 {
     const int64_t bytes = fv_few_element_bytes(dtype);
     const int32_t num_scores = fv_few_scores_of_key(num_rows), num_pairs = FV_FEW_ACCUMULATE_KEYS / 2 * num_scores;
@@ -209,11 +216,11 @@ FV_ALWAYS_INLINE void fv_few_accumulate(float *sums, const float *weights, const
         float *to = sums;
         int32_t d = 0;
         for (; num_rows < 3 && d + 128 <= v_head_size; d += 128, to += 128 * num_rows)
-            fv_few_accumulate_units(to, pairs, rows, key, end_key, d * bytes, 4, num_rows, dtype, masked);
+            fv_few_accumulate_units(to, pairs, rows, key, end_key, d * bytes, 4, num_rows, dtype, masked, in_tracks);
         for (; d + 64 <= v_head_size; d += 64, to += 64 * num_rows)
-            fv_few_accumulate_units(to, pairs, rows, key, end_key, d * bytes, 2, num_rows, dtype, masked);
+            fv_few_accumulate_units(to, pairs, rows, key, end_key, d * bytes, 2, num_rows, dtype, masked, in_tracks);
         if (!fv_few_is_byte(dtype) && d < v_head_size)
-            fv_few_accumulate_units(to, pairs, rows, key, end_key, d * bytes, 1, num_rows, dtype, masked);
+            fv_few_accumulate_units(to, pairs, rows, key, end_key, d * bytes, 1, num_rows, dtype, masked, in_tracks);
         key = end_key;
     }
 }

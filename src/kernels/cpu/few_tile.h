@@ -204,8 +204,8 @@ static inline fv_few_tile fv_few_tile_from(const fv_few_keys *keys, int32_t key,
     return tile;
 }
 
-/* The memory of a tile, in the order in which it lies. Nothing where its rows are copied first, or it has none. */
-static inline fv_prefetch_stream fv_few_tile_stream(const fv_few_keys *keys, const fv_few_tile *tile)
+/* Aims at the memory of a tile; at nothing where its rows are copied first, or it has none. */
+static inline void fv_few_tile_aim(fv_prefetch_stream *stream, const fv_few_keys *keys, const fv_few_tile *tile)
 {
     const fv_attend_params *params = keys->job->params;
     const fv_key_source *source = tile->source;
@@ -213,9 +213,10 @@ static inline fv_prefetch_stream fv_few_tile_stream(const fv_few_keys *keys, con
     const int64_t element_bytes = (int64_t)fv_dtype_bytes(source->dtype);
     const int32_t num_heads = keys->job->item->num_kv_heads;
     if (tile->first >= tile->end || !source->k_in_place || !source->v_in_place || source->shared_size > 0) {
-        return fv_prefetch_nothing(keys->tables->k_rows[0]);
+        fv_prefetch_aim_at_nothing(stream, keys->tables->k_rows[0]);
+        return;
     }
-    fv_prefetch_stream stream = {
+    fv_prefetch_rows of = {
         .rows = {keys->tables->k_rows[tile->turn], keys->tables->v_rows[tile->turn]},
         .num_planes = 2,
         .num_heads = num_heads,
@@ -224,19 +225,17 @@ static inline fv_prefetch_stream fv_few_tile_stream(const fv_few_keys *keys, con
         .row_bytes = params->head_size * element_bytes,
         .first = tile->first,
         .end = tile->end,
-        .key = tile->first,
     };
-    const int64_t apart = stream.rows[1][tile->first] - stream.rows[0][tile->first];
-    if (apart > 0 && apart <= 2 * stream.row_bytes) { /* packed: the value follows its key */
-        stream.row_bytes = apart + params->v_head_size * element_bytes;
-        stream.num_planes = 1;
+    const int64_t apart = of.rows[1][tile->first] - of.rows[0][tile->first];
+    if (apart > 0 && apart <= 2 * of.row_bytes) { /* packed: the value follows its key */
+        of.row_bytes = apart + params->v_head_size * element_bytes;
+        of.num_planes = 1;
     }
     if (k->slot_stride > k->head_stride) { /* a token's heads lie side by side: one row */
-        stream.row_bytes += (num_heads - 1) * k->head_stride;
-        stream.num_heads = 1;
+        of.row_bytes += (num_heads - 1) * k->head_stride;
+        of.num_heads = 1;
     }
-    fv_prefetch_next_run(&stream);
-    return stream;
+    fv_prefetch_aim(stream, &of, FV_FEW_HAS_TRACKS ? fv_max_i32(1, params->ahead_tracks) : 1, FV_CACHE_LINE);
 }
 
 /* Scales of a block lie in a few lines, of all heads; where they lie in the rows, the stream has them. */
@@ -263,13 +262,12 @@ static inline void fv_few_tile_prefetch_scales(const fv_few_keys *keys, const fv
 
 /* Asks for what the arithmetic of a tile should find in the cache: its scales at once, its rows little by little,
  * by the stream. */
-static inline fv_prefetch_stream fv_few_tile_prefetch(const fv_few_keys *keys, const fv_few_tile *tile)
+static inline void fv_few_tile_prefetch(fv_prefetch_stream *stream, const fv_few_keys *keys, const fv_few_tile *tile)
 {
     fv_few_tile_prefetch_scales(keys, tile, &keys->job->params->cache.k_scales);
     fv_few_tile_prefetch_scales(keys, tile, &keys->job->params->cache.v_scales);
-    const fv_prefetch_stream stream = fv_few_tile_stream(keys, tile);
-    fv_prefetch_sparsely(stream);
-    return stream;
+    fv_few_tile_aim(stream, keys, tile);
+    if (!stream->in_tracks) fv_prefetch_sparsely(stream);
 }
 
 typedef void (*fv_few_tile_fn)(void *user, fv_few_tile *tile, int32_t head);
@@ -282,15 +280,16 @@ FV_ALWAYS_INLINE void fv_few_keys_walk(const fv_few_keys *keys, const fv_attend_
     fv_few_keys next_keys = *keys;
     next_keys.job = next_job;
     fv_few_tile tile = fv_few_tile_from(keys, keys->job->keys.first, 0);
-    fv_prefetch_portion last = fv_prefetch_nothing(keys->tables->k_rows[0]).last;
+    fv_prefetch_stream ahead;
+    fv_prefetch_aim_at_nothing(&ahead, keys->tables->k_rows[0]);
     while (tile.first < tile.end) {
         const fv_few_tile next = fv_few_tile_from(keys, tile.first_key + tile.end, !tile.turn);
-        fv_prefetch_stream ahead;
+        const fv_prefetch_portion last = ahead.last;
         if (next.first < next.end || next_job->keys.first >= next_job->keys.end) {
-            ahead = fv_few_tile_prefetch(keys, &next);
+            fv_few_tile_prefetch(&ahead, keys, &next);
         } else {
             const fv_few_tile of_next_item = fv_few_tile_from(&next_keys, next_job->keys.first, !tile.turn);
-            ahead = fv_few_tile_prefetch(&next_keys, &of_next_item);
+            fv_few_tile_prefetch(&ahead, &next_keys, &of_next_item);
         }
         ahead.last = last;
         tile.rows.ahead = &ahead;
@@ -302,7 +301,6 @@ FV_ALWAYS_INLINE void fv_few_keys_walk(const fv_few_keys *keys, const fv_attend_
             attend(user, &tile, head);
         }
         tile = next;
-        last = ahead.last;
     }
 }
 

@@ -140,25 +140,27 @@ static few_tile tile_from(const few_item *few, int32_t key, int32_t turn)
     return tile;
 }
 
-/* The lines of a tile, ASKS times each. */
-static fv_prefetch_stream stream_of(const few_item *few, const few_tile *tile)
+/* Aims at the lines of a tile, ASKS times each. */
+static void aim_ahead(fv_prefetch_stream *stream, const few_item *few, const few_tile *tile)
 {
-    if (tile->first >= tile->end) return fv_prefetch_nothing(few->scratch.q);
+    if (tile->first >= tile->end) {
+        fv_prefetch_aim_at_nothing(stream, few->scratch.q);
+        return;
+    }
     const char **asked = few->scratch.asked, *const *rows = few->scratch.rows[tile->turn];
     const int32_t part = few->tile_keys / ASK_PARTS;
     int32_t num_asked = 0;
     for (int32_t first = 0; first < few->tile_keys; first += part) {
         for (int32_t i = 0; i < ASKS * part; i++) asked[num_asked++] = rows[first + i % part];
     }
-    fv_prefetch_stream stream = {
+    const fv_prefetch_rows of = {
         .rows = {asked},
         .num_planes = 1,
         .num_heads = 1,
         .row_bytes = few->row_bytes,
         .end = num_asked,
     };
-    fv_prefetch_next_run(&stream);
-    return stream;
+    fv_prefetch_aim(stream, &of, 1, FV_CACHE_LINE);
 }
 
 /* Brings the tile's latents to fp32. Rows before and behind the keys are 0: their scores are computed too. */
@@ -179,7 +181,8 @@ static void attend_tile(const few_item *few, const few_tile *tile, fv_prefetch_s
     const few_scratch *scratch = &few->scratch;
     const int32_t num_rows = few->num_rows, num_keys = FV_LANES / num_rows;
     const fv_few_kernels *kernels = &kernels_of[few->dtype][num_rows];
-    fv_prefetch_stream nothing = fv_prefetch_nothing(scratch->q);
+    fv_prefetch_stream nothing;
+    fv_prefetch_aim_at_nothing(&nothing, scratch->q);
 
     if (!few->in_place) load_latents(few, tile);
     const char *const *latents = few->in_place ? scratch->rows[tile->turn] : scratch->latent_rows;
@@ -210,10 +213,10 @@ static void attend_tile(const few_item *few, const few_tile *tile, fv_prefetch_s
 
         float rescale[FV_LANES];
         float *sums = scratch->sums + (int64_t)span.first_row * fv_few_padded(params->v_head_size);
-        kernels->dot(scratch->scores, scratch->q + (int64_t)span.first_row * fv_few_padded(params->head_size), &rows,
-                     first, end, params->head_size);
+        kernels->dot[0](scratch->scores, scratch->q + (int64_t)span.first_row * fv_few_padded(params->head_size), &rows,
+                        first, end, params->head_size);
         const int32_t max_grew = kernels->softmax(group, scratch->scores, rescale, &span);
-        const fv_few_accumulate_fn add = some_masked ? kernels->accumulate_masked : kernels->accumulate;
+        const fv_few_accumulate_fn add = some_masked ? kernels->accumulate_masked : kernels->accumulate[0];
         add(sums, scratch->scores, max_grew ? rescale : NULL, &rows, first, end, params->v_head_size);
         rows.ahead = &nothing; /* the first group has called for all of the next tile */
     }
@@ -258,8 +261,9 @@ void FV_ISA_SYMBOL(fv_mla_few_rows)(const fv_attend_job *of_item, void *memory)
     few_tile tile = tile_from(&few, job.keys.first, 0);
     while (tile.first < tile.end) {
         const few_tile next = tile_from(&few, tile.first_key + tile.end, !tile.turn);
-        fv_prefetch_stream ahead = stream_of(&few, &next);
-        fv_prefetch_sparsely(ahead);
+        fv_prefetch_stream ahead;
+        aim_ahead(&ahead, &few, &next);
+        fv_prefetch_sparsely(&ahead);
         attend_tile(&few, &tile, &ahead);
         tile = next;
     }

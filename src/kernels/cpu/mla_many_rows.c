@@ -104,15 +104,16 @@ static latent_tile tile_at(const fv_attend_job *job, int32_t first_key)
 }
 
 /* The memory of a tile. */
-static fv_strip_ahead ahead_of(const mla_scratch *scratch, const latent_tile *tile, const fv_attend_job *job)
+static fv_strip_ahead aim_ahead(fv_prefetch_stream *stream, const mla_scratch *scratch, const latent_tile *tile,
+                                const fv_attend_job *job)
 {
     const fv_attend_params *params = job->params;
     const fv_kv_view *cache = &params->cache;
-    if (tile->first >= tile->end) return fv_strip_ahead_of(fv_prefetch_nothing(scratch->q), 0, 1);
+    if (tile->first >= tile->end) return (fv_strip_ahead){0};
     fv_attend_find_rows(scratch->next_rows, job, &cache->k, tile->first_key + tile->first, tile->first_key + tile->end);
     const int32_t num_keys = tile->end - tile->first;
     for (int32_t i = num_keys; i < ASKS * num_keys; i++) scratch->next_rows[i] = scratch->next_rows[i - num_keys];
-    const fv_prefetch_stream stream = {
+    const fv_prefetch_rows rows = {
         .rows = {scratch->next_rows},
         .num_planes = 1,
         .num_heads = 1,
@@ -121,9 +122,9 @@ static fv_strip_ahead ahead_of(const mla_scratch *scratch, const latent_tile *ti
                          : params->head_size * (int64_t)fv_dtype_bytes(cache->dtype),
         .end = ASKS * num_keys,
     };
-    const int64_t num_lines = stream.end * fv_ceil_div(stream.row_bytes, FV_CACHE_LINE);
-    return fv_strip_ahead_of(stream, num_lines,
-                             fv_strip_num_steps(job->num_rows, params->tile_keys, params->head_size, FV_STRIP_DEPTH));
+    const int64_t num_lines = rows.end * fv_ceil_div(rows.row_bytes, FV_CACHE_LINE);
+    return fv_strip_aim(stream, &rows, num_lines,
+                        fv_strip_num_steps(job->num_rows, params->tile_keys, params->head_size, FV_STRIP_DEPTH));
 }
 
 static void attend_tile_strip(const mla_scratch *scratch, fv_row_strip *strip, const latent_tile *tile,
@@ -168,7 +169,8 @@ void FV_ISA_SYMBOL(fv_mla_many_rows)(const fv_attend_job *of_item, void *memory)
                                           scratch.addresses, scratch.copy, &job, first_key + tile.first,
                                           first_key + tile.end);
         const latent_tile next = tile_at(&job, first_key + tile_keys);
-        fv_strip_ahead ahead = ahead_of(&scratch, &next, &job);
+        fv_prefetch_stream stream;
+        fv_strip_ahead ahead = aim_ahead(&stream, &scratch, &next, &job);
         tile.ahead = &ahead;
         for (int32_t i = 0; i < num_strips; i++) attend_tile_strip(&scratch, &scratch.strips[i], &tile, &job, scale);
     }

@@ -6,22 +6,35 @@
 #include "kernels/cpu/prefetch_stream.h"
 
 typedef struct fv_strip_ahead {
-    fv_prefetch_stream stream;
+    fv_prefetch_stream *stream;
     int32_t num_lines; /* of a step; 0: nothing is asked for */
 } fv_strip_ahead;
 
-/* `num_lines` of a stream in as many steps; no lines: nothing. */
-static inline fv_strip_ahead fv_strip_ahead_of(fv_prefetch_stream stream, int64_t num_lines, int64_t num_steps)
+/* Aims a stream at some rows, num_lines lines that are asked for in as many steps. */
+static inline fv_strip_ahead fv_strip_aim(fv_prefetch_stream *stream, const fv_prefetch_rows *rows, int64_t num_lines,
+                                          int64_t num_steps)
 {
-    if (num_lines > 0) fv_prefetch_next_run(&stream);
+    fv_prefetch_aim(stream, rows, 1, FV_CACHE_LINE);
     return (fv_strip_ahead){stream, (int32_t)fv_ceil_div(num_lines, num_steps)};
+}
+
+/* Of a stream in tracks; out of line, for it would cost the loops around the registers of their sums. */
+static __attribute__((noinline)) void fv_strip_ahead_ask_in_tracks(fv_prefetch_stream *stream, int32_t num_lines)
+{
+    for (int32_t i = 0; i < num_lines && stream->num_tracks > 0; i++)
+        __builtin_prefetch(fv_prefetch_take_turn(stream, &stream->turn), 0, 2);
 }
 
 /* Asks for the lines of some steps. */
 FV_ALWAYS_INLINE void fv_strip_ahead_ask(fv_strip_ahead *ahead, int32_t num_steps)
 {
-    for (int32_t i = 0; i < num_steps * ahead->num_lines; i++)
-        __builtin_prefetch(fv_prefetch_take(&ahead->stream, FV_CACHE_LINE), 0, 2);
+    const int32_t num_lines = num_steps * ahead->num_lines;
+    if (num_lines > 0 && ahead->stream->in_tracks) {
+        fv_strip_ahead_ask_in_tracks(ahead->stream, num_lines);
+        return;
+    }
+    for (int32_t i = 0; i < num_lines && ahead->stream->num_tracks > 0; i++)
+        __builtin_prefetch(fv_prefetch_take_next(ahead->stream), 0, 2);
 }
 
 #endif

@@ -26,26 +26,7 @@
 #include "kernels/cpu/amx/attend_shared_tiles.h"
 #include "kernels/cpu/amx/few_weights.h"
 
-#define FEW_WIDE_BYTES 2048 /* of a token */
-#define STEPS_AT_ONCE 8     /* that siblings take from their shares */
-
-/* Do a token's rows lie side by side, and so many bytes of them that a core finds the next lines by itself? Then lines that are
- * asked for only fill its miss buffers (docs/notes/cpu-amx.md, "Few rows: who asks for lines"). */
-static int32_t comes_by_itself(const fv_tile_item *item)
-{
-    const fv_kv_plane *keys = &fv_attend_source_of(item->job, item->job->keys.first)->k;
-    return keys->slot_stride > keys->head_stride && keys->slot_stride >= FEW_WIDE_BYTES &&
-           item->num_heads * keys->head_stride >= FEW_WIDE_BYTES;
-}
-
-/* Of keys or values where they lie: into the first-level cache, or past it where lines were asked for. */
-#define load_row_tile(item, t, at, stride)                    \
-    do {                                                      \
-        if ((item)->is_unasked)                               \
-            fv_tile_load(&(item)->tiles, t, at, stride);      \
-        else                                                  \
-            fv_tile_load_past(&(item)->tiles, t, at, stride); \
-    } while (0)
+#define STEPS_AT_ONCE 8 /* that siblings take from their shares */
 
 typedef struct few_item {
     fv_tile_item tile;
@@ -55,7 +36,6 @@ typedef struct few_item {
     int32_t index;          /* of its share */
     fv_step_run run;        /* steps of 32 keys that are the item's, and not begun */
     int32_t in_tiles;       /* fv_cache_is_in_tiles */
-    int32_t num_passes;     /* over the keys of a block */
     fv_few_block blocks[3]; /* of the unit before, at hand, and the next one */
     few_unit units[2];
 } few_item;
@@ -125,71 +105,34 @@ static void begin_group(const fv_tile_item *item, head_group *group)
 
 /* --- products ----------------------------------------------------------------------------------------------------- */
 
-/* A head's two tiles of keys or values, from `offset` bytes of their rows on, into the first-level cache: a line of each row.
- * Inlined, for GCC takes a function that only asks for lines for one without effect, and leaves out its calls. */
-FV_ALWAYS_INLINE void ask_for_tiles(const fv_row_tile tiles[2], int32_t head, int64_t offset)
-{
-    for (int32_t t = 0; t < 2; t++) {
-        if (tiles[t].stride == 0) continue; /* copied */
-        const char *at = tiles[t].first + head * tiles[t].head_stride + offset;
-        for (int32_t i = 0; i < FV_TILE_ROWS; i++) __builtin_prefetch(at + i * tiles[t].stride, 0, 3);
-    }
-}
-
-/* What comes behind a part of the weights, so many instructions that memory would wait meanwhile: after `site`, a depth of a head's
- * keys, the two next ones, and near the end the first 64 columns of the values of the unit before. */
-FV_ALWAYS_INLINE void ask_before_weights(const fv_tile_item *item, const few_unit *unit, const few_unit *before,
-                                         int32_t site, int32_t depth)
-{
-    const int32_t num_sites = num_heads_of(unit) * depth;
-    for (int32_t next = site + 1; next < fv_min_i32(site + 3, num_sites); next++)
-        ask_for_tiles(unit->block->k, item->first_head + unit->group->first + next / depth,
-                      next % depth * FV_TILE_ROW_BYTES);
-    if (site + 2 < num_sites) return;
-    const int64_t row_bytes = (int64_t)item->job->params->v_head_size * FV_BF16_BYTES;
-    for (int64_t offset = 0; offset < fv_min_i64(row_bytes, 2 * FV_TILE_ROW_BYTES); offset += FV_TILE_ROW_BYTES)
-        ask_for_tiles(before->block->v, item->first_head + before->group->first, offset);
-}
-
-/* Scores of a unit, and the weights of the one before. In two passes, of even keys and of odd ones, a core that reads ahead
- * within pages of 4 KB sees each of two tokens in one of them from its begin to its end. */
-static void score_and_weigh(fv_tile_item *item, const few_unit *unit, few_unit *before, int32_t num_passes)
+/* Scores of a unit, and the weights of the one before. */
+static void score_and_weigh(fv_tile_item *item, const few_unit *unit, few_unit *before)
 {
     fv_tiles *tiles = &item->tiles;
     const head_group *group = unit->group;
     const int32_t depth = item->job->params->head_size / FV_TILE_DEPTH, parts = num_parts(item, before);
-    const int32_t sites = num_passes * (group->end - group->first) * depth;
-    /* One or two heads for each group, which have few loads for their weights. */
-    const int32_t asks = item->is_unasked && heads_at_once(item->job) <= 2;
-    const int32_t is_copied = fv_few_block_is_copied(unit->block);
+    const int32_t sites = (group->end - group->first) * depth, is_copied = fv_few_block_is_copied(unit->block);
     int32_t due = 0;
-    for (int32_t pass = 0; pass < num_passes; pass++) {
-        fv_tile_zero(tiles, 0);
-        fv_tile_zero(tiles, 1);
-        if (is_copied) fv_few_block_copy_keys(item, unit->block, item->first_head + group->first);
-        for (int32_t head = group->first; head < group->end; head++) {
-            const fv_step_keys keys = fv_few_block_keys(item, unit->block, item->first_head + head);
-            if (is_copied && head + 1 < group->end)
-                fv_few_block_copy_keys(item, unit->block, item->first_head + head + 1);
-            const char *low = keys.tiles[0] + pass * keys.strides[0], *high = keys.tiles[1] + pass * keys.strides[1];
-            const char *q = q_of(item, head, 0);
-            for (int32_t d = 0; d < depth; d++) {
-                fv_tile_load(tiles, 7, q + d * FV_TILE_BYTES, FV_TILE_ROW_BYTES);
-                load_row_tile(item, 2, low + d * keys.depths[0], num_passes * keys.strides[0]);
-                fv_tile_dot(tiles, 0, 2, 7);
-                fv_tile_call_ahead(item);
-                load_row_tile(item, 2, high + d * keys.depths[1], num_passes * keys.strides[1]);
-                fv_tile_dot(tiles, 1, 2, 7);
-                fv_tile_call_ahead(item);
-                if (asks && due + parts >= sites)
-                    ask_before_weights(item, unit, before, (head - group->first) * depth + d, depth);
-                for (due += parts; due >= sites; due -= sites) weigh_part(item, before);
-            }
+    fv_tile_zero(tiles, 0);
+    fv_tile_zero(tiles, 1);
+    if (is_copied) fv_few_block_copy_keys(item, unit->block, item->first_head + group->first);
+    for (int32_t head = group->first; head < group->end; head++) {
+        const fv_step_keys keys = fv_few_block_keys(item, unit->block, item->first_head + head);
+        if (is_copied && head + 1 < group->end) fv_few_block_copy_keys(item, unit->block, item->first_head + head + 1);
+        const char *q = q_of(item, head, 0);
+        for (int32_t d = 0; d < depth; d++) {
+            fv_tile_load(tiles, 7, q + d * FV_TILE_BYTES, FV_TILE_ROW_BYTES);
+            fv_tile_load_past(tiles, 2, keys.tiles[0] + d * keys.depths[0], keys.strides[0]);
+            fv_tile_dot(tiles, 0, 2, 7);
+            fv_tile_call_ahead(item);
+            fv_tile_load_past(tiles, 2, keys.tiles[1] + d * keys.depths[1], keys.strides[1]);
+            fv_tile_dot(tiles, 1, 2, 7);
+            fv_tile_call_ahead(item);
+            for (due += parts; due >= sites; due -= sites) weigh_part(item, before);
         }
-        float *scores = unit->scores + pass * FV_TILE_STRIP_ROWS;
-        fv_tile_store(tiles, 0, scores, num_passes * FV_TILE_ROW_BYTES);
-        fv_tile_store(tiles, 1, scores + FV_TILE_ROWS * FV_TILE_STRIP_ROWS, num_passes * FV_TILE_ROW_BYTES);
     }
+    fv_tile_store(tiles, 0, unit->scores, FV_TILE_ROW_BYTES);
+    fv_tile_store(tiles, 1, unit->scores + FV_TILE_ROWS * FV_TILE_STRIP_ROWS, FV_TILE_ROW_BYTES);
 }
 
 /* The same of two strips of a head. */
@@ -208,16 +151,15 @@ static void score_and_weigh_pair(fv_tile_item *item, const few_unit *unit, few_u
     fv_tile_zero(tiles, 3);
     for (int32_t d = 0; d < depth; d++) {
         fv_tile_load(tiles, 6, q + d * FV_TILE_BYTES, FV_TILE_ROW_BYTES);
-        load_row_tile(item, 4, keys.tiles[0] + d * keys.depths[0], keys.strides[0]);
+        fv_tile_load_past(tiles, 4, keys.tiles[0] + d * keys.depths[0], keys.strides[0]);
         fv_tile_dot(tiles, 0, 4, 6);
         fv_tile_load(tiles, 7, other_q + d * FV_TILE_BYTES, FV_TILE_ROW_BYTES);
         fv_tile_dot(tiles, 2, 4, 7);
         fv_tile_call_ahead(item);
-        load_row_tile(item, 5, keys.tiles[1] + d * keys.depths[1], keys.strides[1]);
+        fv_tile_load_past(tiles, 5, keys.tiles[1] + d * keys.depths[1], keys.strides[1]);
         fv_tile_dot(tiles, 1, 5, 6);
         fv_tile_dot(tiles, 3, 5, 7);
         fv_tile_call_ahead(item);
-        if (item->is_unasked && due + parts >= depth) ask_before_weights(item, unit, before, d, depth);
         for (due += parts; due >= depth; due -= depth) weigh_part(item, before);
     }
     const int32_t high = FV_TILE_ROWS * FV_TILE_STRIP_ROWS, other = FV_STEP_KEYS * FV_TILE_STRIP_ROWS;
@@ -237,10 +179,10 @@ static void add_values_joined(fv_tile_item *item, const fv_step_keys *values, fl
     fv_tile_load(tiles, 5, spread + tile_floats * sizeof(float), FV_TILE_ROW_BYTES);
     for (int32_t column = 0; column < size; column += 32, sums += tile_floats) {
         fv_tile_load(tiles, 4, sums, FV_TILE_ROW_BYTES);
-        load_row_tile(item, 7, low + column * FV_BF16_BYTES, values->strides[0]);
+        fv_tile_load_past(tiles, 7, low + column * FV_BF16_BYTES, values->strides[0]);
         fv_tile_dot(tiles, 4, 6, 7);
         fv_tile_call_ahead(item);
-        load_row_tile(item, 7, high + column * FV_BF16_BYTES, values->strides[1]);
+        fv_tile_load_past(tiles, 7, high + column * FV_BF16_BYTES, values->strides[1]);
         fv_tile_dot(tiles, 4, 5, 7);
         fv_tile_store(tiles, 4, sums, FV_TILE_ROW_BYTES);
         fv_tile_call_ahead(item);
@@ -259,12 +201,12 @@ static void add_values_apart(fv_tile_item *item, const fv_step_keys *values, flo
     fv_tile_load(tiles, 7, spread + 3 * FV_TILE_BYTES, FV_TILE_ROW_BYTES);
     for (int32_t column = 0; column < size; column += 32, sums += 2 * tile_floats) {
         fv_tile_load(tiles, 4, sums, FV_TILE_ROW_BYTES);
-        load_row_tile(item, 0, low + column * FV_BF16_BYTES, values->strides[0]);
+        fv_tile_load_past(tiles, 0, low + column * FV_BF16_BYTES, values->strides[0]);
         fv_tile_dot(tiles, 4, 3, 0);
         fv_tile_load(tiles, 2, sums + tile_floats, FV_TILE_ROW_BYTES);
         fv_tile_dot(tiles, 2, 5, 0);
         fv_tile_call_ahead(item);
-        load_row_tile(item, 1, high + column * FV_BF16_BYTES, values->strides[1]);
+        fv_tile_load_past(tiles, 1, high + column * FV_BF16_BYTES, values->strides[1]);
         fv_tile_dot(tiles, 4, 6, 1);
         fv_tile_store(tiles, 4, sums, FV_TILE_ROW_BYTES);
         fv_tile_dot(tiles, 2, 7, 1);
@@ -299,10 +241,10 @@ static void add_values_pair(fv_tile_item *item, const fv_step_keys *values, int3
         fv_tile_load(tiles, 1, sums + tile_floats, FV_TILE_ROW_BYTES);
         fv_tile_load(tiles, 2, other_sums, FV_TILE_ROW_BYTES);
         fv_tile_load(tiles, 3, other_sums + tile_floats, FV_TILE_ROW_BYTES);
-        load_row_tile(item, 4, low + column * FV_BF16_BYTES, values->strides[0]);
+        fv_tile_load_past(tiles, 4, low + column * FV_BF16_BYTES, values->strides[0]);
         ADD_TO_PAIR(tiles, 4, spread, other);
         fv_tile_call_ahead(item);
-        load_row_tile(item, 5, high + column * FV_BF16_BYTES, values->strides[1]);
+        fv_tile_load_past(tiles, 5, high + column * FV_BF16_BYTES, values->strides[1]);
         ADD_TO_PAIR(tiles, 5, spread + 2 * FV_TILE_BYTES, other + 2 * FV_TILE_BYTES);
         fv_tile_store(tiles, 0, sums, FV_TILE_ROW_BYTES);
         fv_tile_store(tiles, 1, sums + tile_floats, FV_TILE_ROW_BYTES);
@@ -417,20 +359,17 @@ static void find_next_block(few_item *few, int32_t turn)
         *block = (fv_few_block){0};
 }
 
-/* How the rows are read, and the first block. */
+/* The first block, all of which is asked for at once. */
 static void begin_keys(few_item *few)
 {
     fv_tile_item *item = &few->tile;
-    item->is_unasked = comes_by_itself(item);
-    item->ahead_portions = 0;
     few->in_tiles = fv_cache_is_in_tiles(item);
-    few->num_passes = item->is_unasked && item->job->num_rows <= FV_TILE_ROWS / 2 ? 2 : 1;
-    fv_tiles_configure(&item->tiles, FV_TILE_ROWS / few->num_passes, tile_rows(item->job));
+    fv_tiles_configure(&item->tiles, tile_rows(item->job));
     const fv_key_range *own = &item->job->keys;
     few->run = (fv_step_run){own->first / FV_STEP_KEYS, (int32_t)fv_ceil_div(own->end, FV_STEP_KEYS)};
     if (few->shares) few->run.end = few->run.first; /* to be taken */
     find_next_block(few, 0);
-    if (!item->is_unasked) fv_tile_aim_ahead(item, &few->blocks[0].keys, 1); /* all of it at once */
+    fv_tile_aim_ahead(item, &few->blocks[0].keys, 1);
     fv_tile_call_ahead(item);
 }
 
@@ -441,7 +380,7 @@ static void look_ahead(few_item *few, int32_t turn)
     const fv_attend_params *params = item->job->params;
     const int32_t sites = 2 * (params->head_size / FV_TILE_DEPTH + params->v_head_size / 32);
     find_next_block(few, turn);
-    if (!item->is_unasked) fv_tile_aim_ahead(item, &few->blocks[turn].keys, item->num_heads * sites);
+    fv_tile_aim_ahead(item, &few->blocks[turn].keys, item->num_heads * sites);
 }
 
 /* Takes a group and a block to their scores, and the unit before to its end. Returns 0 where that one is lost. */
@@ -454,7 +393,7 @@ static int32_t attend_unit(few_item *few, int32_t group, const fv_few_block *blo
     if (item->num_strips == 2)
         score_and_weigh_pair(item, unit, before);
     else
-        score_and_weigh(item, unit, before, few->num_passes);
+        score_and_weigh(item, unit, before);
     if (before->is_lost) return 0;
     add_values(item, before);
     return 1;

@@ -287,12 +287,12 @@ static void aim_at_rows(fv_tile_item *item, token_rows of, int32_t num_sites)
 {
     const int32_t group = item->job->group;
     const char **rows = item->scratch.token_rows;
-    item->ahead = fv_prefetch_nothing(item->scratch.zeros);
+    fv_prefetch_aim_at_nothing(&item->ahead, item->scratch.zeros);
     item->ahead_portions = 0;
     if (of.num_tokens <= 0 || of.num_tokens > item->num_strips * FV_TILE_STRIP_ROWS || num_sites <= 0) return;
     for (int32_t token = 0; token < of.num_tokens; token++) rows[token] = of.first + token * of.token_stride;
     const int32_t is_dense = of.head_stride == of.row_bytes; /* heads lie side by side: one row */
-    item->ahead = (fv_prefetch_stream){
+    const fv_prefetch_rows of_rows = {
         .rows = {rows, rows},
         .num_planes = 1,
         .num_heads = is_dense ? 1 : group,
@@ -303,7 +303,7 @@ static void aim_at_rows(fv_tile_item *item, token_rows of, int32_t num_sites)
     };
     const int64_t bytes = of.num_tokens * group * of.row_bytes;
     item->ahead_portions = (int32_t)fv_ceil_div(bytes, (int64_t)num_sites * FV_AHEAD_BYTES);
-    fv_prefetch_next_run(&item->ahead);
+    fv_prefetch_aim(&item->ahead, &of_rows, FV_PREFETCH_TRACKS, FV_AHEAD_BYTES);
 }
 
 /* The rows of the item's output, which no cache holds, where they are written to caches. */

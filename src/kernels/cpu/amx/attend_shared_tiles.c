@@ -456,8 +456,8 @@ FV_ALWAYS_INLINE void call_ahead(shared_item *shared)
         fv_tile_call_ahead(item);
         return;
     }
-    for (int32_t i = 0; i < item->ahead_portions; i++)
-        fv_prefetch_to_write(fv_prefetch_take(&item->ahead, FV_AHEAD_BYTES), FV_AHEAD_BYTES);
+    for (int32_t i = 0; i < item->ahead_portions && item->ahead.num_tracks > 0; i++)
+        fv_prefetch_to_write(fv_prefetch_take_turn(&item->ahead, &item->ahead.turn), FV_AHEAD_BYTES);
 }
 
 /* The products of 32 columns of a pair with a step; in the first, tile after tile is taken over from those before. */
@@ -681,7 +681,7 @@ static void aim_at_results(shared_item *shared, int32_t num_sites)
         rows[token] = is_part ? (const char *)params->partial_out + (slot * params->num_heads + head) * head_bytes
                               : (const char *)params->out + out_row * params->out_token_stride + head * head_bytes;
     }
-    item->ahead = (fv_prefetch_stream){
+    const fv_prefetch_rows of = {
         .rows = {rows, rows},
         .num_planes = 1,
         .num_heads = 1,
@@ -689,7 +689,7 @@ static void aim_at_results(shared_item *shared, int32_t num_sites)
         .end = job->item->num_tokens,
     };
     item->ahead_portions = (int32_t)fv_ceil_div(job->num_rows * head_bytes, (int64_t)num_sites * FV_AHEAD_BYTES);
-    fv_prefetch_next_run(&item->ahead);
+    fv_prefetch_aim(&item->ahead, &of, FV_PREFETCH_TRACKS, FV_AHEAD_BYTES);
 }
 
 static void begin(shared_item *shared, fv_tile_item *item, fv_key_shares *shares)

@@ -429,7 +429,7 @@ int32_t FV_ISA_SYMBOL(fv_attend_tiles)(const fv_attend_job *job, void *memory, f
     const int32_t shared = in_place && !has_scales ? FV_ISA_SYMBOL(fv_shared_strips)(job->params, item.num_strips) : 0;
     const int32_t many = !shared && FV_ISA_SYMBOL(fv_many_tiles_serve)(job, item.num_strips, rescaling);
     int32_t is_done = 1;
-    fv_tiles_configure(&item.tiles, FV_TILE_ROWS, FV_TILE_ROWS);
+    fv_tiles_configure(&item.tiles, FV_TILE_ROWS);
     for (int32_t head = job->item->first_kv_head; head < end_head && is_done; head += run) {
         item.first_head = head;
         item.num_heads = fv_min_i32(run, end_head - head);

@@ -15,7 +15,6 @@ typedef struct fv_row_tile {
 /* 32 keys. */
 typedef struct fv_few_block {
     fv_key_block keys;
-    int32_t has_rows; /* 1: its rows were looked up */
     fv_row_tile k[2], v[2];
 } fv_few_block;
 
@@ -63,22 +62,18 @@ static inline void fv_few_block_find_tiles(const fv_tile_item *item, fv_few_bloc
         block->v[t] = fv_tile_in_page(&job->cache.v, page, slot);
         return;
     }
-    if (!block->has_rows) fv_key_block_find_rows(item, &block->keys);
-    block->has_rows = 1;
     const fv_key_source *source = fv_attend_source_of(job, key);
     block->k[t] = fv_tile_of_rows(block->keys.k_rows, first, fv_tile_stride(item, &block->keys, first), &source->k);
     block->v[t] = fv_tile_of_rows(block->keys.v_rows, first, fv_tile_value_stride(item, &block->keys, first),
                                   &source->v);
 }
 
-/* The block that starts at `first_key`; in_tiles: what fv_cache_is_in_tiles says. Rows are looked up where tiles are copied, and
- * if they are asked for ahead. */
+/* The block that starts at `first_key`; in_tiles: what fv_cache_is_in_tiles says. */
 static inline void fv_few_block_find(const fv_tile_item *item, fv_few_block *block, int32_t first_key, int32_t turn,
                                      int32_t in_tiles)
 {
     block->keys = fv_key_block_of(item, first_key, turn);
-    block->has_rows = !item->is_unasked;
-    if (block->has_rows) fv_key_block_find_rows(item, &block->keys);
+    fv_key_block_find_rows(item, &block->keys);
     if (block->keys.first >= block->keys.end) return;
     for (int32_t t = 0; t < 2; t++) fv_few_block_find_tiles(item, block, t, in_tiles);
 }

@@ -106,8 +106,7 @@ static inline char *fv_made_tiles(fv_made_keys *made, const fv_attend_params *pa
 static inline void fv_made_tiles_aim(fv_tile_item *item, char *tiles, int32_t num_sites)
 {
     const int64_t bytes = (int64_t)fv_made_block_bytes(item->job->params);
-    item->ahead = fv_prefetch_nothing(tiles);
-    item->ahead.run_end = tiles + bytes;
+    fv_prefetch_aim_at_bytes(&item->ahead, tiles, bytes, FV_AHEAD_BYTES);
     item->ahead_portions = (int32_t)fv_ceil_div(bytes, (int64_t)num_sites * FV_AHEAD_BYTES);
 }
 

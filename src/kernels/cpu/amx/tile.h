@@ -38,11 +38,8 @@ enum {
         }                                                  \
     } while (0)
 
-/* Tiles 0 to 2 have `first_rows` rows, 3 to 6 `few_rows`, and 7 has 16. */
-static inline int32_t fv_tile_rows_of(int32_t t, int32_t first_rows, int32_t few_rows)
-{
-    return t < 3 ? first_rows : t < 7 ? few_rows : FV_TILE_ROWS;
-}
+/* Tiles 3 to 6 have `few_rows` rows, the others 16. */
+static inline int32_t fv_tile_rows_of(int32_t t, int32_t few_rows) { return t >= 3 && t < 7 ? few_rows : FV_TILE_ROWS; }
 
 #if !defined(FV_TILES_EMULATED)
 
@@ -58,12 +55,12 @@ typedef struct fv_tile_config {
     uint8_t rows[16];
 } fv_tile_config;
 
-static inline void fv_tiles_configure(fv_tiles *tiles, int32_t first_rows, int32_t few_rows)
+static inline void fv_tiles_configure(fv_tiles *tiles, int32_t few_rows)
 {
     fv_tile_config config = {.palette = 1};
     for (int32_t i = 0; i < 8; i++) {
         config.row_bytes[i] = FV_TILE_ROW_BYTES;
-        config.rows[i] = (uint8_t)fv_tile_rows_of(i, first_rows, few_rows);
+        config.rows[i] = (uint8_t)fv_tile_rows_of(i, few_rows);
     }
     __asm__ volatile("ldtilecfg %0" : : "m"(config) : "memory");
     tiles->is_configured = 1;
@@ -127,10 +124,10 @@ typedef struct fv_tiles {
 typedef float fv_tile_floats __attribute__((vector_size(FV_TILE_ROW_BYTES)));
 typedef uint32_t fv_tile_words __attribute__((vector_size(FV_TILE_ROW_BYTES)));
 
-static inline void fv_tiles_configure(fv_tiles *tiles, int32_t first_rows, int32_t few_rows)
+static inline void fv_tiles_configure(fv_tiles *tiles, int32_t few_rows)
 {
     memset(tiles->rows, 0, sizeof(tiles->rows));
-    for (int32_t i = 0; i < 8; i++) tiles->num_rows[i] = fv_tile_rows_of(i, first_rows, few_rows);
+    for (int32_t i = 0; i < 8; i++) tiles->num_rows[i] = fv_tile_rows_of(i, few_rows);
 }
 
 static inline void fv_tiles_release(fv_tiles *tiles) { memset(tiles, 0xff, sizeof(*tiles)); }

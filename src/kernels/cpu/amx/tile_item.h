@@ -91,7 +91,6 @@ typedef struct fv_tile_item {
     fv_rescaling rescaling;
     fv_prefetch_stream ahead;
     int32_t ahead_portions; /* of FV_AHEAD_BYTES, at each site */
-    int32_t is_unasked;     /* of few rows: 1: nothing is asked for ahead */
     const float *k_scales;  /* of the keys of the block at hand, for the head at hand; NULL: they have none */
     const float *v_scales;
 } fv_tile_item;
@@ -421,8 +420,8 @@ static inline const float *fv_tile_step_scales(const fv_tile_item *item, int32_t
 /* Asks for the next few lines of the next block. */
 FV_ALWAYS_INLINE void fv_tile_call_ahead(fv_tile_item *item)
 {
-    for (int32_t i = 0; i < item->ahead_portions; i++)
-        fv_prefetch_bytes(fv_prefetch_take(&item->ahead, FV_AHEAD_BYTES), FV_AHEAD_BYTES);
+    for (int32_t i = 0; i < item->ahead_portions && item->ahead.num_tracks > 0; i++)
+        fv_prefetch_bytes(fv_prefetch_take_turn(&item->ahead, &item->ahead.turn), FV_AHEAD_BYTES);
 }
 
 /* Element 0 of a value, as bf16; zeros outside of the item, so that garbage there meets no weight. `copy` is a row of
@@ -486,10 +485,10 @@ FV_ALWAYS_INLINE fv_step_keys fv_step_keys_of(const fv_tile_scratch *scratch, in
     return keys;
 }
 
-/* Aims at the memory of a block, in the order in which it lies, and sets how much each of num_sites calls asks for. */
+/* Aims at the memory of a block and sets how much each of num_sites calls asks for. */
 static inline void fv_tile_aim_ahead(fv_tile_item *item, const fv_key_block *block, int32_t num_sites)
 {
-    item->ahead = fv_prefetch_nothing(item->scratch.zeros);
+    fv_prefetch_aim_at_nothing(&item->ahead, item->scratch.zeros);
     item->ahead_portions = 0;
     if (block->first >= block->end) return;
     const fv_key_source *source = fv_attend_source_of(item->job, block->first_key + block->first);
@@ -499,7 +498,7 @@ static inline void fv_tile_aim_ahead(fv_tile_item *item, const fv_key_block *blo
     if (!source->k_in_place || !source->v_in_place || source->shared_size > 0) return;
     const int64_t element_bytes = (int64_t)fv_dtype_bytes(source->stored);
     const int32_t is_latent = source->k.data == source->v.data;
-    fv_prefetch_stream stream = {
+    fv_prefetch_rows of = {
         .rows = {block->k_rows, block->v_rows},
         .num_planes = is_latent ? 1 : 2,
         .num_heads = item->num_heads,
@@ -508,21 +507,19 @@ static inline void fv_tile_aim_ahead(fv_tile_item *item, const fv_key_block *blo
         .row_bytes = item->natural.params->head_size * element_bytes,
         .first = block->first,
         .end = end,
-        .key = block->first,
     };
     const int64_t apart = block->v_rows[block->first] - block->k_rows[block->first];
-    if (apart > 0 && apart <= 2 * stream.row_bytes) { /* packed: the value follows its key */
-        stream.row_bytes = apart + item->natural.params->v_head_size * element_bytes;
-        stream.num_planes = 1;
+    if (apart > 0 && apart <= 2 * of.row_bytes) { /* packed: the value follows its key */
+        of.row_bytes = apart + item->natural.params->v_head_size * element_bytes;
+        of.num_planes = 1;
     }
-    const int64_t bytes = (int64_t)stream.num_planes * (end - block->first) * item->num_heads * stream.row_bytes;
+    const int64_t bytes = (int64_t)of.num_planes * (end - block->first) * item->num_heads * of.row_bytes;
     if (source->k.slot_stride > source->k.head_stride) { /* a token's heads lie side by side: one row */
-        stream.row_bytes += (item->num_heads - 1) * source->k.head_stride;
-        stream.num_heads = 1;
+        of.row_bytes += (item->num_heads - 1) * source->k.head_stride;
+        of.num_heads = 1;
     }
     item->ahead_portions = (int32_t)fv_ceil_div(bytes, (int64_t)num_sites * FV_AHEAD_BYTES);
-    item->ahead = stream;
-    fv_prefetch_next_run(&item->ahead);
+    fv_prefetch_aim(&item->ahead, &of, FV_PREFETCH_TRACKS, FV_AHEAD_BYTES);
 }
 
 #endif
