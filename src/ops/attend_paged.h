@@ -74,8 +74,8 @@ typedef struct fv_attend_params {
     int32_t max_seq_len; /* the plan's bound on seq_lens, which scratch_bytes may follow; 0: none is known */
     float soft_cap;
     fv_dtype q_dtype;
-    int32_t
-        ahead_tracks; /* of the CPU kernels: places in memory from which keys are asked for ahead, in turn; 0 or 1: in order */
+    /* Of the CPU kernels: places from which keys are asked for ahead, in turn; 1: in order; 0: as a kernel likes. */
+    int32_t ahead_tracks;
     fv_kv_view cache;
 
     /* batch and schedule: a list of items, or (items NULL) the static grid

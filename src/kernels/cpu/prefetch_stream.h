@@ -175,7 +175,7 @@ static inline void fv_prefetch_sparsely(const fv_prefetch_stream *stream)
     }
 }
 
-/* The next unit of a stream in tracks that has not ended, num_tracks > 0: of the track whose turn it is. */
+/* The next unit of a stream that has not ended, num_tracks > 0: of the track whose turn it is. */
 FV_ALWAYS_INLINE const char *fv_prefetch_take_turn(fv_prefetch_stream *stream, int32_t *turn)
 {
     const char *at = stream->at[*turn];
@@ -187,7 +187,7 @@ FV_ALWAYS_INLINE const char *fv_prefetch_take_turn(fv_prefetch_stream *stream, i
     return at;
 }
 
-/* The same of a stream in order. It may pass the end of the run: a prefetch does no harm. */
+/* The same of a stream in order, with less ado. It may pass the end of the run: a prefetch does no harm. */
 FV_ALWAYS_INLINE const char *fv_prefetch_take_next(fv_prefetch_stream *stream)
 {
     const char *at = stream->at[0];

@@ -303,7 +303,7 @@ static void aim_at_rows(fv_tile_item *item, token_rows of, int32_t num_sites)
     };
     const int64_t bytes = of.num_tokens * group * of.row_bytes;
     item->ahead_portions = (int32_t)fv_ceil_div(bytes, (int64_t)num_sites * FV_AHEAD_BYTES);
-    fv_prefetch_aim(&item->ahead, &of_rows, FV_PREFETCH_TRACKS, FV_AHEAD_BYTES);
+    fv_prefetch_aim(&item->ahead, &of_rows, fv_tile_tracks(item), FV_AHEAD_BYTES);
 }
 
 /* The rows of the item's output, which no cache holds, where they are written to caches. */

@@ -689,7 +689,7 @@ static void aim_at_results(shared_item *shared, int32_t num_sites)
         .end = job->item->num_tokens,
     };
     item->ahead_portions = (int32_t)fv_ceil_div(job->num_rows * head_bytes, (int64_t)num_sites * FV_AHEAD_BYTES);
-    fv_prefetch_aim(&item->ahead, &of, FV_PREFETCH_TRACKS, FV_AHEAD_BYTES);
+    fv_prefetch_aim(&item->ahead, &of, fv_tile_tracks(item), FV_AHEAD_BYTES);
 }
 
 static void begin(shared_item *shared, fv_tile_item *item, fv_key_shares *shares)

@@ -417,6 +417,13 @@ static inline const float *fv_tile_step_scales(const fv_tile_item *item, int32_t
     return item->v_scales ? item->v_scales + step * FV_STEP_KEYS : NULL;
 }
 
+/* Places from which lines are asked for ahead. */
+static inline int32_t fv_tile_tracks(const fv_tile_item *item)
+{
+    const int32_t num_tracks = item->job->params->ahead_tracks;
+    return num_tracks > 0 ? num_tracks : FV_PREFETCH_TRACKS;
+}
+
 /* Asks for the next few lines of the next block. */
 FV_ALWAYS_INLINE void fv_tile_call_ahead(fv_tile_item *item)
 {
@@ -519,7 +526,7 @@ static inline void fv_tile_aim_ahead(fv_tile_item *item, const fv_key_block *blo
         of.num_heads = 1;
     }
     item->ahead_portions = (int32_t)fv_ceil_div(bytes, (int64_t)num_sites * FV_AHEAD_BYTES);
-    fv_prefetch_aim(&item->ahead, &of, FV_PREFETCH_TRACKS, FV_AHEAD_BYTES);
+    fv_prefetch_aim(&item->ahead, &of, fv_tile_tracks(item), FV_AHEAD_BYTES);
 }
 
 #endif
