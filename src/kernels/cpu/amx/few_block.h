@@ -37,12 +37,6 @@ static inline int32_t fv_cache_is_in_tiles(const fv_tile_item *item)
            fv_tile_reads_value(item, cache) && fv_plane_is_in_tiles(&cache->k) && fv_plane_is_in_tiles(&cache->v);
 }
 
-static inline fv_row_tile fv_tile_in_page(const fv_kv_plane *plane, int64_t page, int32_t slot)
-{
-    const char *first = (const char *)plane->data + page * plane->block_stride + fv_kv_slot_offset(plane, slot);
-    return (fv_row_tile){first, plane->slot_stride, plane->head_stride};
-}
-
 static inline fv_row_tile fv_tile_of_rows(const char *const *rows, int32_t first, int64_t stride,
                                           const fv_kv_plane *plane)
 {
@@ -56,10 +50,9 @@ static inline void fv_few_block_find_tiles(const fv_tile_item *item, fv_few_bloc
     const int32_t first = t * FV_TILE_ROWS, key = block->keys.first_key + first;
     const int32_t is_whole = first >= block->keys.first && first + FV_TILE_ROWS <= block->keys.end;
     if (in_tiles && is_whole && key + FV_TILE_ROWS <= job->dense_from) {
-        const int32_t block_size = job->params->cache.block_size, slot = key % block_size;
-        const int64_t page = job->table[key / block_size];
-        block->k[t] = fv_tile_in_page(&job->cache.k, page, slot);
-        block->v[t] = fv_tile_in_page(&job->cache.v, page, slot);
+        const fv_kv_plane *k = &job->cache.k, *v = &job->cache.v;
+        block->k[t] = fv_tile_of_rows(block->keys.k_rows, first, k->slot_stride, k);
+        block->v[t] = fv_tile_of_rows(block->keys.v_rows, first, v->slot_stride, v);
         return;
     }
     const fv_key_source *source = fv_attend_source_of(job, key);
