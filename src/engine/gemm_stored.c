@@ -23,6 +23,7 @@ enum {
     x_rows_of_task = 64, /* rows of X that one task of the kernels multiplies */
     cached_bytes = 16 << 10, /* of W: stays in the first cache for several rows of X */
     tasks_per_worker = 8,
+    asked_bytes = 128 << 10,      /* of W, of a task at most: asked for while a worker is at the one before */
     tile_outputs = 32,            /* of a panel of tiles, at least */
     tile_panel_bytes = 512 << 10, /* of one that has more: the second cache holds it beside rows of X */
     tile_features = 4096,         /* of it, at most: more are multiplied in parts */
@@ -230,7 +231,7 @@ static int64_t stripes_of_task(const fv_gemm_job *job)
     int64_t bytes = cached_bytes, all_stripes = 0;
     if (job->num_rows <= FV_STORED_MAX_X) {
         const int64_t workers = fv_context_num_workers(job->gemm->context);
-        bytes = fv_max_i64(bytes, (int64_t)weight->bytes / (workers * tasks_per_worker));
+        bytes = fv_max_i64(bytes, fv_min_i64(asked_bytes, (int64_t)weight->bytes / (workers * tasks_per_worker)));
     }
     for (int32_t i = 0; i < weight->num_parts; i++) all_stripes += num_stripes(&weight->parts[i]);
     return fv_max_i64(1, bytes * all_stripes / (int64_t)weight->bytes);
@@ -255,13 +256,17 @@ static int64_t stripes_at(fv_stored_rows *rows, const fv_gemm_job *job, int64_t 
     return first_output + first_row;
 }
 
-static void multiply_task(void *user, int64_t index, int32_t worker)
+/* Task `index`; what the worker takes after it, task `next`, is asked for meanwhile. */
+static void multiply_chunk(const fv_gemm_job *job, int64_t index, int64_t next)
 {
-    (void)worker;
-    const fv_gemm_job *job = user;
     const fv_gemm_stored *stored = &job->gemm->stored;
-    fv_stored_rows rows;
+    fv_stored_rows rows, next_rows;
     const int64_t output = stripes_at(&rows, job, index % job->num_chunks), y_stride = job->weight->out_features;
+    const int32_t num_tracks = job->gemm->context->ahead_tracks;
+    if (num_tracks > 1 && next < job->num_tasks) {
+        stripes_at(&next_rows, job, next % job->num_chunks);
+        rows.ahead = (fv_stored_ahead){next_rows.stripes, (int64_t)bytes_of_part(&next_rows), num_tracks};
+    }
     const fv_stored_multiply_fn multiply = fv_stored_find_kernel(stored->table, rows.layout->type)->multiply;
     const int64_t first = index / job->num_chunks * x_rows_of_task;
     const int64_t end = fv_min_i64(job->num_rows, first + x_rows_of_task);
@@ -269,19 +274,33 @@ static void multiply_task(void *user, int64_t index, int32_t worker)
         const int32_t count = end - row >= 4 ? 4 : end - row >= 2 ? 2 : 1;
         multiply(job->y + row * y_stride + output, y_stride, &stored->x[row], count, &rows);
         row += count;
+        rows.ahead.bytes = 0;
+    }
+}
+
+/* A worker, which always knows its next task. */
+static void multiply_task(void *user, int64_t index, int32_t worker)
+{
+    (void)index, (void)worker;
+    fv_gemm_job *job = user;
+    for (int64_t task = atomic_fetch_add(&job->next_task, 1), next; task < job->num_tasks; task = next) {
+        next = atomic_fetch_add(&job->next_task, 1);
+        multiply_chunk(job, task, next);
     }
 }
 
 static fv_status multiply_stripes(fv_gemm_job *job)
 {
-    fv_context_parallel_for(job->gemm->context, fv_ceil_div(job->num_rows, FV_STORED_MAX_X), load_x_task, job);
+    fv_context *context = job->gemm->context;
+    fv_context_parallel_for(context, fv_ceil_div(job->num_rows, FV_STORED_MAX_X), load_x_task, job);
     job->chunk_stripes = stripes_of_task(job);
     job->num_chunks = 0;
     for (int32_t i = 0; i < job->weight->num_parts; i++) {
         job->num_chunks += fv_ceil_div(num_stripes(&job->weight->parts[i]), job->chunk_stripes);
     }
-    const int64_t num_tasks = fv_ceil_div(job->num_rows, x_rows_of_task) * job->num_chunks;
-    fv_context_parallel_for(job->gemm->context, num_tasks, multiply_task, job);
+    job->num_tasks = fv_ceil_div(job->num_rows, x_rows_of_task) * job->num_chunks;
+    atomic_init(&job->next_task, 0);
+    fv_context_parallel_for(context, fv_min_i64(job->num_tasks, fv_context_num_workers(context)), multiply_task, job);
     return FV_OK;
 }
 

@@ -12,6 +12,7 @@
 
 #include "core/float.h"
 #include "engine/gguf.h"
+#include "engine/stored/stored_ahead.h"
 #include "engine/stored/stored_words.h"
 
 /* Sums grow one by one: as a tree they would not fit the registers. */
@@ -94,7 +95,8 @@ FV_ALWAYS_INLINE void prefetch_block(const uint8_t *block, int32_t bytes)
 }
 
 FV_ALWAYS_INLINE void multiply_width(float *y, int64_t y_stride, const fv_stored_x *x, int32_t num_x,
-                                     const fv_stored_rows *w, int64_t row, int32_t width, const fv_stored_format *of)
+                                     const fv_stored_rows *w, int64_t row, int32_t width, const fv_stored_format *of,
+                                     fv_stored_stream *ahead)
 {
     const int64_t num_blocks = w->in_features / (of->num_parts * FV_STORED_X_BLOCK);
     const size_t stripe_bytes = (size_t)(num_blocks * of->block_bytes);
@@ -107,6 +109,7 @@ FV_ALWAYS_INLINE void multiply_width(float *y, int64_t y_stride, const fv_stored
     }
     for (int64_t block = 0; block < num_blocks; block++, stripes += of->block_bytes) {
         if (width == 1) prefetch_block(stripes, of->block_bytes);
+        fv_stored_stream_ask(ahead, width * of->block_bytes);
         for (int32_t part = 0; part < of->num_parts; part++) {
             add_part(sums, x, num_x, block * of->num_parts + part, stripes, stripe_bytes, width, part, of);
         }
@@ -123,23 +126,26 @@ FV_ALWAYS_INLINE void multiply_stripes(float *y, int64_t y_stride, const fv_stor
                                        const fv_stored_rows *w, const fv_stored_format *of)
 {
     const int32_t width = num_x == 1 ? 1 : max_width;
+    fv_stored_stream ahead = fv_stored_stream_of(&w->ahead);
     int64_t row = 0;
     for (; row + (width - 1) * FV_STORED_ROWS < w->num_rows; row += width * FV_STORED_ROWS) {
-        multiply_width(y, y_stride, x, num_x, w, row, width, of);
+        multiply_width(y, y_stride, x, num_x, w, row, width, of, &ahead);
     }
-    if (row < w->num_rows) multiply_width(y, y_stride, x, num_x, w, row, 1, of);
+    if (row < w->num_rows) multiply_width(y, y_stride, x, num_x, w, row, 1, of, &ahead);
 }
 
 FV_ALWAYS_INLINE void multiply_floats(float *y, int64_t y_stride, const fv_stored_x *x, int32_t num_x,
                                       const fv_stored_rows *w, __m256 (*load)(const uint8_t *stripe))
 {
     const uint8_t *stripe = w->stripes;
+    fv_stored_stream ahead = fv_stored_stream_of(&w->ahead);
     for (int64_t row = 0; row < w->num_rows; row += FV_STORED_ROWS) {
         __m256 sums[FV_STORED_MAX_X][2]; /* two chains: an FMA need not wait for the one before it */
         FV_STORED_UNROLL
         for (int32_t i = 0; i < num_x; i++) sums[i][0] = sums[i][1] = _mm256_setzero_ps();
         int64_t k = 0;
         for (; k + 2 <= w->in_features; k += 2, stripe += 2 * FV_STORED_SCALE_BYTES) {
+            fv_stored_stream_ask(&ahead, 2 * FV_STORED_SCALE_BYTES);
             const __m256 first = load(stripe), second = load(stripe + FV_STORED_SCALE_BYTES);
             FV_STORED_UNROLL
             for (int32_t i = 0; i < num_x; i++) {
