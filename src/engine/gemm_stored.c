@@ -21,7 +21,8 @@ enum {
     min_panel_rows = 16, /* below, making a panel takes longer than multiplying with it; with slow kernels, or AMX */
     min_wide_rows = 128, /* the same with fast kernels and no AMX: docs/notes/cpu-weights.md */
     x_rows_of_task = 64, /* rows of X that one task of the kernels multiplies */
-    cached_bytes = 16 << 10, /* of W: stays in the first cache for several rows of X */
+    cached_bytes = 32 << 10, /* of W: stays in the first cache for several rows of X */
+    stripes_at_once = 2,     /* that the kernels have beside each other then */
     tasks_per_worker = 8,
     asked_bytes = 128 << 10,      /* of W, of a task at most: asked for while a worker is at the one before */
     tile_outputs = 32,            /* of a panel of tiles, at least */
@@ -37,7 +38,7 @@ void fv_gemm_stored_init(fv_gemm_stored *stored, fv_isa limit)
     stored->tiles = fv_stored_find_tiles(limit);
 }
 
-/* fp32 is not faster than the kernels, unless it has wider vectors than they have. */
+/* fp32 is not faster than the kernels, unless it has wider vectors than theirs of AVX2. */
 static bool uses_panels(const fv_gemm_job *job)
 {
     const fv_gemm_library *gemm = job->gemm;
@@ -45,7 +46,7 @@ static bool uses_panels(const fv_gemm_job *job)
     if (!gemm->stored.table->is_for_many_rows || gemm->stored.tiles) return job->num_rows >= min_panel_rows;
     const fv_isa isa = gemm->context->isa;
     const bool is_bf16 = gemm->kernel->dtype == FV_DTYPE_BF16;
-    if (!is_bf16 && isa <= gemm->stored.table->isa) return false;
+    if (!is_bf16 && isa <= FV_ISA_AVX2) return false;
     return job->num_rows >= min_wide_rows;
 }
 
@@ -234,7 +235,7 @@ static int64_t stripes_of_task(const fv_gemm_job *job)
         bytes = fv_max_i64(bytes, fv_min_i64(asked_bytes, (int64_t)weight->bytes / (workers * tasks_per_worker)));
     }
     for (int32_t i = 0; i < weight->num_parts; i++) all_stripes += num_stripes(&weight->parts[i]);
-    return fv_max_i64(1, bytes * all_stripes / (int64_t)weight->bytes);
+    return fv_max_i64(job->num_rows > 1 ? stripes_at_once : 1, bytes * all_stripes / (int64_t)weight->bytes);
 }
 
 /* Stripes [first, first + chunk_stripes) of the part that chunk `index` is of, as far as they are there. Returns the

@@ -22,7 +22,7 @@ enum { max_rows = 130, max_outputs = 203, guard = 16 };
 
 static const int32_t types[] = {FV_GGUF_F16,  FV_GGUF_BF16, FV_GGUF_Q4_0, FV_GGUF_Q4_1, FV_GGUF_Q5_0,
                                 FV_GGUF_Q5_1, FV_GGUF_Q8_0, FV_GGUF_Q4_K, FV_GGUF_Q5_K, FV_GGUF_Q6_K};
-static const char *const isas[] = {"portable", "avx2", NULL}; /* NULL: the best of this CPU */
+static const char *const isas[] = {"portable", "avx2", "avx512_bf16", NULL}; /* NULL: the best of this CPU */
 
 static bool has_isa(const char *name)
 {
@@ -241,7 +241,7 @@ static void test_expanded_rows(void **state)
 {
     (void)state;
     enum { num_rows = 19, in_features = 3 * 256 };
-    static const fv_isa limits[] = {FV_ISA_PORTABLE, FV_ISA_AVX2};
+    static const fv_isa limits[] = {FV_ISA_PORTABLE, FV_ISA_AVX2, FV_ISA_AVX512_BF16};
     for (int32_t t = 0; t < FV_ARRAY_LEN(types); t++) {
         const fv_stored_layout *layout = fv_stored_find_layout(types[t]);
         uint8_t *rows = create_rows(types[t], num_rows, in_features);
@@ -264,6 +264,53 @@ static void test_expanded_rows(void **state)
         free(rows);
         free(stripes);
         free(expected);
+    }
+}
+
+/* y[i] = x[i] . w[j] by the table of a level, from scratch that the caller frees. */
+static float *multiply_by(fv_isa limit, const fv_stored_rows *w, float *x_values, int32_t num_x)
+{
+    const fv_stored_table *table = fv_stored_find_table(limit);
+    const int64_t in_features = w->in_features, num_blocks = in_features / FV_STORED_X_BLOCK;
+    float *y = malloc((size_t)(num_x * w->num_rows) * sizeof(float));
+    fv_stored_x x[FV_STORED_MAX_X];
+    for (int32_t i = 0; i < num_x; i++) {
+        x[i].values = x_values + i * in_features;
+        x[i].integers = malloc((size_t)in_features * sizeof(int16_t));
+        x[i].scales = malloc((size_t)(2 * num_blocks) * sizeof(float));
+        x[i].sums = x[i].scales + num_blocks;
+        table->load_x(&x[i], in_features);
+    }
+    fv_stored_find_kernel(table, w->layout->type)->multiply(y, w->num_rows, x, num_x, w);
+    for (int32_t i = 0; i < num_x; i++) {
+        free(x[i].integers);
+        free(x[i].scales);
+    }
+    return y;
+}
+
+/* vpdpwssd adds what vpmaddwd and an addition do. */
+static void test_vnni(void **state)
+{
+    (void)state;
+    enum { num_rows = 43, in_features = 3 * 256 };
+    if (fv_cpu_isa() < FV_ISA_AVX512_BF16) skip();
+    float x[FV_STORED_MAX_X * in_features];
+    for (int32_t i = 0; i < FV_ARRAY_LEN(x); i++) x[i] = value_at((uint32_t)i, 77) * (i % 37 ? 1.0f : 1000.0f);
+    for (int32_t t = 0; t < FV_ARRAY_LEN(types); t++) {
+        const fv_stored_layout *layout = fv_stored_find_layout(types[t]);
+        uint8_t *rows = create_rows(types[t], num_rows, in_features);
+        uint8_t *stripes = create_stripes(rows, num_rows, in_features, layout);
+        const fv_stored_rows w = {layout, stripes, num_rows, in_features, {0}};
+        for (int32_t num_x = 1; num_x <= FV_STORED_MAX_X; num_x *= 2) {
+            float *expected = multiply_by(FV_ISA_AVX2, &w, x, num_x);
+            float *got = multiply_by(FV_ISA_AVX512_BF16, &w, x, num_x);
+            assert_memory_equal(got, expected, (size_t)(num_x * num_rows) * sizeof(float));
+            free(got);
+            free(expected);
+        }
+        free(rows);
+        free(stripes);
     }
 }
 
@@ -543,6 +590,7 @@ int main(void)
         cmocka_unit_test(test_layout),
         cmocka_unit_test(test_ahead),
         cmocka_unit_test(test_expanded_rows),
+        cmocka_unit_test(test_vnni),
         cmocka_unit_test(test_tiles),
         cmocka_unit_test(test_values),
         cmocka_unit_test(test_short_rows),

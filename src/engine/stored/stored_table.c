@@ -10,6 +10,9 @@ static const fv_stored_table *const tables[] = {
 #if defined(__x86_64__)
     &fv_stored_table_avx2,
 #endif
+#if defined(FV_HAVE_AVX512_BF16)
+    &fv_stored_table_vnni,
+#endif
 };
 
 const fv_stored_table *fv_stored_find_table(fv_isa limit)

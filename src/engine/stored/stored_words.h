@@ -56,12 +56,12 @@ static inline __m256 fv_stored_load_scales(const uint8_t *scales, int32_t index)
 
 static inline __m256i fv_stored_shift_right(__m256i words, int32_t count)
 {
-    return _mm256_srl_epi32(words, _mm_cvtsi32_si128(count));
+    return _mm256_srlv_epi32(words, _mm256_set1_epi32(count));
 }
 
 static inline __m256i fv_stored_shift_left(__m256i words, int32_t count)
 {
-    return _mm256_sll_epi32(words, _mm_cvtsi32_si128(count));
+    return _mm256_sllv_epi32(words, _mm256_set1_epi32(count));
 }
 
 static inline fv_stored_pair fv_stored_pair_of_unsigned(__m256i bytes)
@@ -75,6 +75,13 @@ static inline fv_stored_pair fv_stored_pair_of_signed(__m256i bytes)
 }
 
 static inline __m256i fv_stored_low_nibbles(__m256i words) { return _mm256_and_si256(words, _mm256_set1_epi8(0x0f)); }
+
+/* The lower nibbles of bytes. */
+static inline fv_stored_pair fv_stored_pair_of_nibbles(__m256i bytes)
+{
+    const __m256i mask = _mm256_set1_epi16(0x000f);
+    return (fv_stored_pair){_mm256_and_si256(bytes, mask), _mm256_and_si256(_mm256_srli_epi16(bytes, 8), mask)};
+}
 
 /* --- blocks of 32 --------------------------------------------------------------------------------- */
 
@@ -187,7 +194,8 @@ static inline __m256i fv_stored_nibbles_of_part(const uint8_t *words, int32_t pa
 
 static inline fv_stored_pair fv_stored_unpack_q4_k(const uint8_t *words, int32_t part, int32_t column)
 {
-    return fv_stored_pair_of_unsigned(fv_stored_nibbles_of_part(words + 3 * FV_STORED_WORD_BYTES, part, column));
+    const __m256i both = fv_stored_load_words(words, 3 + part / 2 * FV_STORED_COLUMNS + column);
+    return fv_stored_pair_of_nibbles(fv_stored_shift_right(both, part % 2 * 4));
 }
 
 static inline fv_stored_pair fv_stored_unpack_q5_k(const uint8_t *words, int32_t part, int32_t column)
