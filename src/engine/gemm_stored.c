@@ -257,17 +257,25 @@ static int64_t stripes_at(fv_stored_rows *rows, const fv_gemm_job *job, int64_t 
     return first_output + first_row;
 }
 
-/* Task `index`; what the worker takes after it, task `next`, is asked for meanwhile. */
+/* The stripes of task `index`; those of task `next`, which the worker takes after it, are to be asked for meanwhile. Returns as
+ * stripes_at. */
+static int64_t stripes_of_tasks(fv_stored_rows *rows, const fv_gemm_job *job, int64_t index, int64_t next)
+{
+    const int64_t output = stripes_at(rows, job, index % job->num_chunks);
+    const int32_t num_tracks = job->gemm->context->ahead_tracks;
+    if (num_tracks > 1 && next < job->num_tasks) {
+        fv_stored_rows next_rows;
+        stripes_at(&next_rows, job, next % job->num_chunks);
+        rows->ahead = (fv_stored_ahead){next_rows.stripes, (int64_t)bytes_of_part(&next_rows), num_tracks};
+    }
+    return output;
+}
+
 static void multiply_chunk(const fv_gemm_job *job, int64_t index, int64_t next)
 {
     const fv_gemm_stored *stored = &job->gemm->stored;
-    fv_stored_rows rows, next_rows;
-    const int64_t output = stripes_at(&rows, job, index % job->num_chunks), y_stride = job->weight->out_features;
-    const int32_t num_tracks = job->gemm->context->ahead_tracks;
-    if (num_tracks > 1 && next < job->num_tasks) {
-        stripes_at(&next_rows, job, next % job->num_chunks);
-        rows.ahead = (fv_stored_ahead){next_rows.stripes, (int64_t)bytes_of_part(&next_rows), num_tracks};
-    }
+    fv_stored_rows rows;
+    const int64_t output = stripes_of_tasks(&rows, job, index, next), y_stride = job->weight->out_features;
     const fv_stored_multiply_fn multiply = fv_stored_find_kernel(stored->table, rows.layout->type)->multiply;
     const int64_t first = index / job->num_chunks * x_rows_of_task;
     const int64_t end = fv_min_i64(job->num_rows, first + x_rows_of_task);
@@ -290,6 +298,15 @@ static void multiply_task(void *user, int64_t index, int32_t worker)
     }
 }
 
+/* Has workers take tasks until there are none. */
+static void run_tasks(fv_gemm_job *job, int64_t num_tasks, fv_task_fn worker_task)
+{
+    fv_context *context = job->gemm->context;
+    job->num_tasks = num_tasks;
+    atomic_init(&job->next_task, 0);
+    fv_context_parallel_for(context, fv_min_i64(num_tasks, fv_context_num_workers(context)), worker_task, job);
+}
+
 static fv_status multiply_stripes(fv_gemm_job *job)
 {
     fv_context *context = job->gemm->context;
@@ -299,9 +316,7 @@ static fv_status multiply_stripes(fv_gemm_job *job)
     for (int32_t i = 0; i < job->weight->num_parts; i++) {
         job->num_chunks += fv_ceil_div(num_stripes(&job->weight->parts[i]), job->chunk_stripes);
     }
-    job->num_tasks = fv_ceil_div(job->num_rows, x_rows_of_task) * job->num_chunks;
-    atomic_init(&job->next_task, 0);
-    fv_context_parallel_for(context, fv_min_i64(job->num_tasks, fv_context_num_workers(context)), multiply_task, job);
+    run_tasks(job, fv_ceil_div(job->num_rows, x_rows_of_task) * job->num_chunks, multiply_task);
     return FV_OK;
 }
 
@@ -352,13 +367,12 @@ static void load_tiles_task(void *user, int64_t index, int32_t worker)
                           fv_min_i64(FV_STORED_TILE_ROWS, job->num_rows - first), in_features);
 }
 
-static void tile_task(void *user, int64_t index, int32_t worker)
+static void multiply_panel(const fv_gemm_job *job, int64_t index, int64_t next, int32_t worker)
 {
-    const fv_gemm_job *job = user;
     const fv_gemm_stored *stored = &job->gemm->stored;
     const int64_t y_stride = job->weight->out_features;
     fv_stored_rows rows;
-    const int64_t output = stripes_at(&rows, job, index % job->num_chunks);
+    const int64_t output = stripes_of_tasks(&rows, job, index, next);
     const int64_t first = index / job->num_chunks * job->blocks_per_task * tile_row_block;
     const int64_t num_rows = fv_min_i64(job->num_rows - first, job->blocks_per_task * tile_row_block);
     uint8_t *panel = stored->panels + (size_t)worker * stored->panel_bytes;
@@ -377,6 +391,17 @@ static void tile_task(void *user, int64_t index, int32_t worker)
             .depth = fv_stored_tile_depth(count),
             .adds = feature > 0,
         });
+        rows.ahead.bytes = 0;
+    }
+}
+
+static void tile_task(void *user, int64_t index, int32_t worker)
+{
+    (void)index;
+    fv_gemm_job *job = user;
+    for (int64_t task = atomic_fetch_add(&job->next_task, 1), next; task < job->num_tasks; task = next) {
+        next = atomic_fetch_add(&job->next_task, 1);
+        multiply_panel(job, task, next, worker);
     }
 }
 
@@ -411,8 +436,8 @@ static fv_status multiply_panels(fv_gemm_job *job)
     if (job->gemm->stored.tiles) {
         const int64_t num_blocks = fv_ceil_div(job->num_rows, FV_STORED_TILE_ROWS);
         fv_context_parallel_for(job->gemm->context, num_blocks, load_tiles_task, job);
-        return fv_gemm_run_job(job, deal_out_panels(job, outputs_of_tiles(job), tile_row_block, tile_tasks_per_worker),
-                               tile_task);
+        run_tasks(job, deal_out_panels(job, outputs_of_tiles(job), tile_row_block, tile_tasks_per_worker), tile_task);
+        return FV_OK;
     }
     fv_gemm_load_rows(job);
     return fv_gemm_run_job(job, deal_out_panels(job, kernel->chunk_outputs, kernel->row_block, tasks_per_worker),

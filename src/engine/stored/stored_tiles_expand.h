@@ -1,12 +1,16 @@
-/* Weights as stored to tiles: W of stored_tiles.h. With AVX512_BF16 two vectors are rounded at once; else, for tests, one
- * number after the other. */
+/* Weights as stored to tiles: W of stored_tiles.h. With AVX512_BF16 words are taken apart by vectors of 512 bits, and two
+ * vectors are rounded at once; else, for tests, by those of 256, and one number after the other. */
 #ifndef FV_ENGINE_STORED_TILES_EXPAND_H
 #define FV_ENGINE_STORED_TILES_EXPAND_H
 
 #include "core/float.h"
 #include "engine/gguf.h"
+#include "engine/stored/stored_ahead.h"
 #include "engine/stored/stored_tiles.h"
 #include "engine/stored/stored_words.h"
+#if defined(__AVX512BF16__) && defined(__AVX512BW__)
+#include "engine/stored/stored_wide.h"
+#endif
 
 enum { FV_STORED_TILE_ROW_BYTES = 64 };
 
@@ -51,10 +55,12 @@ FV_ALWAYS_INLINE void fv_stored_expand_words(uint8_t *tiles, const fv_stored_row
                                              const fv_stored_format *of)
 {
     const int64_t num_blocks = count / (of->num_parts * FV_STORED_X_BLOCK);
+    fv_stored_stream ahead = fv_stored_stream_of(&w->ahead);
     for (int64_t row = 0; row < w->num_rows; row += FV_STORED_ROWS) {
         uint8_t *to = fv_stored_pairs_of_stripe(tiles, row, count);
         const uint8_t *stripe = fv_stored_features_at(w, row, first);
         for (int64_t block = 0; block < num_blocks; block++, stripe += of->block_bytes) {
+            fv_stored_stream_ask(&ahead, of->block_bytes);
             for (int32_t part = 0; part < of->num_parts; part++) {
                 FV_STORED_UNROLL
                 for (int32_t column = 0; column < FV_STORED_COLUMNS; column++, to += 2 * FV_STORED_TILE_ROW_BYTES) {
@@ -69,6 +75,50 @@ FV_ALWAYS_INLINE void fv_stored_expand_words(uint8_t *tiles, const fv_stored_row
         }
     }
 }
+
+#if defined(__AVX512BF16__) && defined(__AVX512BW__)
+/* Elements k and k + 1 of the rows of two columns. */
+FV_ALWAYS_INLINE void fv_stored_store_wide_pairs(uint8_t *to, __m512 first, __m512 second)
+{
+    const __m512i in_turn = _mm512_set_epi16(31, 15, 30, 14, 29, 13, 28, 12, 27, 11, 26, 10, 25, 9, 24, 8, 23, 7, 22, 6,
+                                             21, 5, 20, 4, 19, 3, 18, 2, 17, 1, 16, 0);
+    const __m512i words = (__m512i)_mm512_cvtne2ps_pbh(second, first);
+    const __m512i pairs = _mm512_permutexvar_epi16(in_turn, words);
+    _mm256_storeu_si256((__m256i *)(void *)to, _mm512_castsi512_si256(pairs));
+    _mm256_storeu_si256((__m256i *)(void *)(to + 2 * FV_STORED_TILE_ROW_BYTES), _mm512_extracti64x4_epi64(pairs, 1));
+}
+
+/* fv_stored_expand_words, two columns at a time. */
+FV_ALWAYS_INLINE void fv_stored_expand_wide(uint8_t *tiles, const fv_stored_rows *w, int64_t first, int64_t count,
+                                            const fv_stored_wide_format *format)
+{
+    const fv_stored_format *of = format->of;
+    const int64_t num_blocks = count / (of->num_parts * FV_STORED_X_BLOCK);
+    fv_stored_stream ahead = fv_stored_stream_of(&w->ahead);
+    for (int64_t row = 0; row < w->num_rows; row += FV_STORED_ROWS) {
+        uint8_t *to = fv_stored_pairs_of_stripe(tiles, row, count);
+        const uint8_t *stripe = fv_stored_features_at(w, row, first);
+        for (int64_t block = 0; block < num_blocks; block++, stripe += of->block_bytes) {
+            fv_stored_stream_ask(&ahead, of->block_bytes);
+            for (int32_t part = 0; part < of->num_parts; part++) {
+                FV_STORED_UNROLL
+                for (int32_t column = 0; column < FV_STORED_COLUMNS; column += 2, to += 4 * FV_STORED_TILE_ROW_BYTES) {
+                    const uint8_t *words = stripe + of->scales_bytes;
+                    __m512i integers[4];
+                    __m512 values[4];
+                    format->unpack(integers, words, part, column);
+                    fv_stored_wide_values(values, integers, of->scale(stripe, words, part, column / 4), format);
+                    fv_stored_store_wide_pairs(to, values[0], values[1]);
+                    fv_stored_store_wide_pairs(to + FV_STORED_TILE_ROW_BYTES, values[2], values[3]);
+                }
+            }
+        }
+    }
+}
+#define FV_STORED_EXPAND(name) fv_stored_expand_wide(tiles, w, first, count, &fv_stored_wide_of_##name)
+#else
+#define FV_STORED_EXPAND(name) fv_stored_expand_words(tiles, w, first, count, &fv_stored_##name)
+#endif
 
 FV_ALWAYS_INLINE void fv_stored_expand_floats(uint8_t *tiles, const fv_stored_rows *w, int64_t first, int64_t count,
                                               __m256 (*load)(const uint8_t *stripe))
@@ -91,14 +141,14 @@ static void fv_stored_expand_tiles(void *tiles, const fv_stored_rows *w, int64_t
     switch (w->layout->type) {
     case FV_GGUF_F16: fv_stored_expand_floats(tiles, w, first, count, fv_stored_load_f16); break;
     case FV_GGUF_BF16: fv_stored_expand_floats(tiles, w, first, count, fv_stored_load_bf16); break;
-    case FV_GGUF_Q4_0: fv_stored_expand_words(tiles, w, first, count, &fv_stored_q4_0); break;
-    case FV_GGUF_Q4_1: fv_stored_expand_words(tiles, w, first, count, &fv_stored_q4_1); break;
-    case FV_GGUF_Q5_0: fv_stored_expand_words(tiles, w, first, count, &fv_stored_q5_0); break;
-    case FV_GGUF_Q5_1: fv_stored_expand_words(tiles, w, first, count, &fv_stored_q5_1); break;
-    case FV_GGUF_Q8_0: fv_stored_expand_words(tiles, w, first, count, &fv_stored_q8_0); break;
-    case FV_GGUF_Q4_K: fv_stored_expand_words(tiles, w, first, count, &fv_stored_q4_k); break;
-    case FV_GGUF_Q5_K: fv_stored_expand_words(tiles, w, first, count, &fv_stored_q5_k); break;
-    default: fv_stored_expand_words(tiles, w, first, count, &fv_stored_q6_k); break;
+    case FV_GGUF_Q4_0: FV_STORED_EXPAND(q4_0); break;
+    case FV_GGUF_Q4_1: FV_STORED_EXPAND(q4_1); break;
+    case FV_GGUF_Q5_0: FV_STORED_EXPAND(q5_0); break;
+    case FV_GGUF_Q5_1: FV_STORED_EXPAND(q5_1); break;
+    case FV_GGUF_Q8_0: FV_STORED_EXPAND(q8_0); break;
+    case FV_GGUF_Q4_K: FV_STORED_EXPAND(q4_k); break;
+    case FV_GGUF_Q5_K: FV_STORED_EXPAND(q5_k); break;
+    default: FV_STORED_EXPAND(q6_k); break;
     }
 }
 
