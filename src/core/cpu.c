@@ -37,8 +37,7 @@ static int32_t cpu_has_avx512_bf16(void)
 {
     uint32_t a = 0, b = 0, c = 0, d = 0;
     if (!__get_cpuid_count(7, 1, &a, &b, &c, &d) || !(a & 1u << 5)) return 0;
-    const uint32_t vbmi_vnni = 1u << 1 | 1u << 11; /* all but Cooper Lake have these, too */
-    return __get_cpuid_count(7, 0, &a, &b, &c, &d) && (c & vbmi_vnni) == vbmi_vnni;
+    return __get_cpuid_count(7, 0, &a, &b, &c, &d) && (c & 1u << 1); /* VBMI: all but Cooper Lake have both */
 }
 #elif defined(__x86_64__)
 static int32_t cpu_has_avx512_bf16(void) { return 0; }

@@ -9,7 +9,7 @@ typedef enum fv_isa {
     FV_ISA_PORTABLE = 0,    /* the compiler's baseline */
     FV_ISA_AVX2 = 1,        /* x86-64-v3: AVX2, FMA, F16C, BMI */
     FV_ISA_AVX512 = 2,      /* x86-64-v4: AVX-512 F, BW, CD, DQ, VL */
-    FV_ISA_AVX512_BF16 = 3, /* AVX-512 BF16, VBMI and VNNI */
+    FV_ISA_AVX512_BF16 = 3, /* AVX-512 BF16 and VBMI */
     FV_ISA_AMX = 4,         /* AMX tiles of bf16 */
 } fv_isa;
 

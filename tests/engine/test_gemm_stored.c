@@ -22,7 +22,7 @@ enum { max_rows = 130, max_outputs = 203, guard = 16 };
 
 static const int32_t types[] = {FV_GGUF_F16,  FV_GGUF_BF16, FV_GGUF_Q4_0, FV_GGUF_Q4_1, FV_GGUF_Q5_0,
                                 FV_GGUF_Q5_1, FV_GGUF_Q8_0, FV_GGUF_Q4_K, FV_GGUF_Q5_K, FV_GGUF_Q6_K};
-static const char *const isas[] = {"portable", "avx2", "avx512_bf16", NULL}; /* NULL: the best of this CPU */
+static const char *const isas[] = {"portable", "avx2", "avx512", NULL}; /* NULL: the best of this CPU */
 
 static bool has_isa(const char *name)
 {
@@ -241,7 +241,7 @@ static void test_expanded_rows(void **state)
 {
     (void)state;
     enum { num_rows = 19, in_features = 3 * 256 };
-    static const fv_isa limits[] = {FV_ISA_PORTABLE, FV_ISA_AVX2, FV_ISA_AVX512_BF16};
+    static const fv_isa limits[] = {FV_ISA_PORTABLE, FV_ISA_AVX2, FV_ISA_AVX512};
     for (int32_t t = 0; t < FV_ARRAY_LEN(types); t++) {
         const fv_stored_layout *layout = fv_stored_find_layout(types[t]);
         uint8_t *rows = create_rows(types[t], num_rows, in_features);
@@ -294,7 +294,7 @@ static void test_vnni(void **state)
 {
     (void)state;
     enum { num_rows = 43, in_features = 3 * 256 };
-    if (fv_cpu_isa() < FV_ISA_AVX512_BF16) skip();
+    if (fv_cpu_isa() < FV_ISA_AVX512 || !fv_stored_find_vnni()) skip();
     float x[FV_STORED_MAX_X * in_features];
     for (int32_t i = 0; i < FV_ARRAY_LEN(x); i++) x[i] = value_at((uint32_t)i, 77) * (i % 37 ? 1.0f : 1000.0f);
     for (int32_t t = 0; t < FV_ARRAY_LEN(types); t++) {
@@ -304,7 +304,7 @@ static void test_vnni(void **state)
         const fv_stored_rows w = {layout, stripes, num_rows, in_features, {0}};
         for (int32_t num_x = 1; num_x <= FV_STORED_MAX_X; num_x *= 2) {
             float *expected = multiply_by(FV_ISA_AVX2, &w, x, num_x);
-            float *got = multiply_by(FV_ISA_AVX512_BF16, &w, x, num_x);
+            float *got = multiply_by(FV_ISA_AVX512, &w, x, num_x);
             assert_memory_equal(got, expected, (size_t)(num_x * num_rows) * sizeof(float));
             free(got);
             free(expected);

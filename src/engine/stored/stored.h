@@ -111,8 +111,8 @@ extern const fv_stored_table fv_stored_table_portable;
 #if defined(__x86_64__)
 extern const fv_stored_table fv_stored_table_avx2;
 #endif
-#if defined(FV_HAVE_AVX512_BF16)
-extern const fv_stored_table fv_stored_table_vnni;
-#endif
+
+/* NULL: not on this CPU, which has AVX-512. */
+const fv_stored_table *fv_stored_find_vnni(void);
 
 #endif

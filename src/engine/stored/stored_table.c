@@ -10,9 +10,6 @@ static const fv_stored_table *const tables[] = {
 #if defined(__x86_64__)
     &fv_stored_table_avx2,
 #endif
-#if defined(FV_HAVE_AVX512_BF16)
-    &fv_stored_table_vnni,
-#endif
 };
 
 const fv_stored_table *fv_stored_find_table(fv_isa limit)
@@ -21,7 +18,8 @@ const fv_stored_table *fv_stored_find_table(fv_isa limit)
     for (int32_t i = 1; i < FV_ARRAY_LEN(tables); i++) {
         if (tables[i]->isa <= limit) best = i;
     }
-    return tables[best];
+    const fv_stored_table *vnni = limit >= FV_ISA_AVX512 ? fv_stored_find_vnni() : NULL;
+    return vnni ? vnni : tables[best];
 }
 
 const fv_stored_kernel *fv_stored_find_kernel(const fv_stored_table *table, int32_t type)
