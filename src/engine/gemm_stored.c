@@ -18,13 +18,15 @@
 #include "engine/gguf.h"
 
 enum {
-    min_panel_rows = 16, /* below, making a panel takes longer than multiplying with it; with slow kernels, or AMX */
-    min_wide_rows = 128, /* the same with fast kernels and no AMX: docs/notes/cpu-weights.md */
-    x_rows_of_task = 64, /* rows of X that one task of the kernels multiplies */
-    cached_bytes = 32 << 10, /* of W: stays in the first cache for several rows of X */
-    stripes_at_once = 2,     /* that the kernels have beside each other then */
+    min_panel_rows = 16,    /* below, making a panel takes longer than multiplying with it; with slow kernels, or AMX */
+    min_wide_rows = 128,    /* the same with fast kernels and no AMX: docs/notes/cpu-weights.md */
+    x_rows_of_task = 64,    /* rows of X that one task of the kernels multiplies */
+    least_bytes = 16 << 10, /* of W, of a task */
+    cached_bytes = 32 << 10, /* stays in the first cache for several rows of X */
+    asked_bytes = 128 << 10, /* is asked for while a worker is at the task before */
+    stripes_at_once = 2,     /* that the kernels have beside each other for several rows of X */
     tasks_per_worker = 8,
-    asked_bytes = 128 << 10,      /* of W, of a task at most: asked for while a worker is at the one before */
+    ahead_tasks_per_worker = 6,   /* from here on a worker takes tasks ahead */
     tile_outputs = 32,            /* of a panel of tiles, at least */
     tile_panel_bytes = 512 << 10, /* of one that has more: the second cache holds it beside rows of X */
     tile_features = 4096,         /* of it, at most: more are multiplied in parts */
@@ -225,17 +227,19 @@ static void load_x_task(void *user, int64_t index, int32_t worker)
 
 static int64_t num_stripes(const fv_stored_rows *part) { return fv_ceil_div(part->num_rows, FV_STORED_ROWS); }
 
-/* Whole weights for each row of X, so few that each worker has several; otherwise what a cache holds. */
+/* For up to FV_STORED_MAX_X rows of X what can be asked for ahead, for more what a cache holds; so little that each worker has
+ * several tasks of the weight, where it has so many stripes. */
 static int64_t stripes_of_task(const fv_gemm_job *job)
 {
     const fv_gemm_weight *weight = job->weight;
-    int64_t bytes = cached_bytes, all_stripes = 0;
-    if (job->num_rows <= FV_STORED_MAX_X) {
-        const int64_t workers = fv_context_num_workers(job->gemm->context);
-        bytes = fv_max_i64(bytes, fv_min_i64(asked_bytes, (int64_t)weight->bytes / (workers * tasks_per_worker)));
-    }
+    const int64_t workers = fv_context_num_workers(job->gemm->context);
+    const int64_t most = job->num_rows <= FV_STORED_MAX_X ? asked_bytes : cached_bytes;
+    const int64_t share = (int64_t)weight->bytes / (workers * tasks_per_worker);
+    const int64_t bytes = fv_max_i64(least_bytes, fv_min_i64(most, share));
+    int64_t all_stripes = 0;
     for (int32_t i = 0; i < weight->num_parts; i++) all_stripes += num_stripes(&weight->parts[i]);
-    return fv_max_i64(job->num_rows > 1 ? stripes_at_once : 1, bytes * all_stripes / (int64_t)weight->bytes);
+    const int64_t at_once = job->num_rows > 1 ? stripes_at_once : 1;
+    return fv_max_i64(at_once, bytes * all_stripes / (int64_t)weight->bytes);
 }
 
 /* Stripes [first, first + chunk_stripes) of the part that chunk `index` is of, as far as they are there. Returns the
@@ -257,22 +261,50 @@ static int64_t stripes_at(fv_stored_rows *rows, const fv_gemm_job *job, int64_t 
     return first_output + first_row;
 }
 
+/* --- tasks of stripes ---------------------------------------------------------------------------- */
+
+static int64_t take_task(fv_gemm_job *job) { return atomic_fetch_add(&job->next_task, 1); }
+
+/* A worker's tasks, until there are none. Where lines are asked for in tracks it takes each while it is at the one before, if there
+ * are many: of few it would keep some from workers that have none. */
+static void take_tasks(fv_gemm_job *job, int32_t worker,
+                       void (*run)(const fv_gemm_job *job, int64_t index, int64_t next, int32_t worker))
+{
+    const fv_context *context = job->gemm->context;
+    const bool looks_ahead = context->ahead_tracks > 1 &&
+                             job->num_tasks >= ahead_tasks_per_worker * fv_context_num_workers(context);
+    for (int64_t task = take_task(job), next; task < job->num_tasks; task = looks_ahead ? next : take_task(job)) {
+        next = looks_ahead ? take_task(job) : job->num_tasks;
+        run(job, task, next, worker);
+    }
+}
+
+/* Has workers take tasks until there are none. */
+static void run_tasks(fv_gemm_job *job, int64_t num_tasks, fv_task_fn worker_task)
+{
+    fv_context *context = job->gemm->context;
+    job->num_tasks = num_tasks;
+    atomic_init(&job->next_task, 0);
+    fv_context_parallel_for(context, fv_min_i64(num_tasks, fv_context_num_workers(context)), worker_task, job);
+}
+
 /* The stripes of task `index`; those of task `next`, which the worker takes after it, are to be asked for meanwhile. Returns as
  * stripes_at. */
 static int64_t stripes_of_tasks(fv_stored_rows *rows, const fv_gemm_job *job, int64_t index, int64_t next)
 {
     const int64_t output = stripes_at(rows, job, index % job->num_chunks);
-    const int32_t num_tracks = job->gemm->context->ahead_tracks;
-    if (num_tracks > 1 && next < job->num_tasks) {
+    if (next < job->num_tasks) {
         fv_stored_rows next_rows;
         stripes_at(&next_rows, job, next % job->num_chunks);
-        rows->ahead = (fv_stored_ahead){next_rows.stripes, (int64_t)bytes_of_part(&next_rows), num_tracks};
+        rows->ahead = (fv_stored_ahead){next_rows.stripes, (int64_t)bytes_of_part(&next_rows),
+                                        job->gemm->context->ahead_tracks};
     }
     return output;
 }
 
-static void multiply_chunk(const fv_gemm_job *job, int64_t index, int64_t next)
+static void multiply_chunk(const fv_gemm_job *job, int64_t index, int64_t next, int32_t worker)
 {
+    (void)worker;
     const fv_gemm_stored *stored = &job->gemm->stored;
     fv_stored_rows rows;
     const int64_t output = stripes_of_tasks(&rows, job, index, next), y_stride = job->weight->out_features;
@@ -287,24 +319,10 @@ static void multiply_chunk(const fv_gemm_job *job, int64_t index, int64_t next)
     }
 }
 
-/* A worker, which always knows its next task. */
 static void multiply_task(void *user, int64_t index, int32_t worker)
 {
-    (void)index, (void)worker;
-    fv_gemm_job *job = user;
-    for (int64_t task = atomic_fetch_add(&job->next_task, 1), next; task < job->num_tasks; task = next) {
-        next = atomic_fetch_add(&job->next_task, 1);
-        multiply_chunk(job, task, next);
-    }
-}
-
-/* Has workers take tasks until there are none. */
-static void run_tasks(fv_gemm_job *job, int64_t num_tasks, fv_task_fn worker_task)
-{
-    fv_context *context = job->gemm->context;
-    job->num_tasks = num_tasks;
-    atomic_init(&job->next_task, 0);
-    fv_context_parallel_for(context, fv_min_i64(num_tasks, fv_context_num_workers(context)), worker_task, job);
+    (void)index;
+    take_tasks(user, worker, multiply_chunk);
 }
 
 static fv_status multiply_stripes(fv_gemm_job *job)
@@ -398,11 +416,7 @@ static void multiply_panel(const fv_gemm_job *job, int64_t index, int64_t next, 
 static void tile_task(void *user, int64_t index, int32_t worker)
 {
     (void)index;
-    fv_gemm_job *job = user;
-    for (int64_t task = atomic_fetch_add(&job->next_task, 1), next; task < job->num_tasks; task = next) {
-        next = atomic_fetch_add(&job->next_task, 1);
-        multiply_panel(job, task, next, worker);
-    }
+    take_tasks(user, worker, multiply_panel);
 }
 
 /* What a panel is of, and how many tasks that makes: a panel serves as many blocks of rows as leave each worker
