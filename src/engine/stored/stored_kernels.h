@@ -29,25 +29,29 @@ static inline __m256i splat_pair(const int16_t *pair)
 /* --- products ------------------------------------------------------------------------------------- */
 
 #if defined(__AVX512VNNI__) && defined(__AVX512VL__)
-FV_ALWAYS_INLINE __m256i add_madd(__m256i sum, __m256i w, __m256i x) { return _mm256_dpwssd_epi32(sum, w, x); }
-#else
-FV_ALWAYS_INLINE __m256i add_madd(__m256i sum, __m256i w, __m256i x)
-{
-    return _mm256_add_epi32(sum, _mm256_madd_epi16(w, x));
-}
-#endif
-
 FV_ALWAYS_INLINE __m256i products(fv_stored_pair w, __m256i even, __m256i odd)
 {
-    return add_madd(_mm256_madd_epi16(w.even, even), w.odd, odd);
+    return _mm256_dpwssd_epi32(_mm256_madd_epi16(w.even, even), w.odd, odd);
 }
 
 /* In one chain where there are others beside it: vpdpwssd takes five cycles, an addition one. */
 FV_ALWAYS_INLINE __m256i add_products(__m256i sum, fv_stored_pair w, __m256i even, __m256i odd, const bool in_chain)
 {
-    if (in_chain) return add_madd(add_madd(sum, w.even, even), w.odd, odd);
+    if (in_chain) return _mm256_dpwssd_epi32(_mm256_dpwssd_epi32(sum, w.even, even), w.odd, odd);
     return _mm256_add_epi32(sum, products(w, even, odd));
 }
+#else
+FV_ALWAYS_INLINE __m256i products(fv_stored_pair w, __m256i even, __m256i odd)
+{
+    return _mm256_add_epi32(_mm256_madd_epi16(w.even, even), _mm256_madd_epi16(w.odd, odd));
+}
+
+FV_ALWAYS_INLINE __m256i add_products(__m256i sum, fv_stored_pair w, __m256i even, __m256i odd, const bool in_chain)
+{
+    (void)in_chain;
+    return _mm256_add_epi32(sum, products(w, even, odd));
+}
+#endif
 
 /* --- stripes -------------------------------------------------------------------------------------- */
 
