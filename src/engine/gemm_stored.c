@@ -311,10 +311,9 @@ static void multiply_chunk(const fv_gemm_job *job, int64_t index, int64_t next, 
     const fv_stored_multiply_fn multiply = fv_stored_find_kernel(stored->table, rows.layout->type)->multiply;
     const int64_t first = index / job->num_chunks * x_rows_of_task;
     const int64_t end = fv_min_i64(job->num_rows, first + x_rows_of_task);
-    for (int64_t row = first; row < end;) {
-        const int32_t count = end - row >= 4 ? 4 : end - row >= 2 ? 2 : 1;
+    for (int64_t row = first; row < end; row += FV_STORED_MAX_X) {
+        const int32_t count = (int32_t)fv_min_i64(end - row, FV_STORED_MAX_X);
         multiply(job->y + row * y_stride + output, y_stride, &stored->x[row], count, &rows);
-        row += count;
         rows.ahead.bytes = 0;
     }
 }

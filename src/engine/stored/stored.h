@@ -79,7 +79,7 @@ typedef struct fv_stored_x {
     float *sums;         /* [in_features / 32] scale * sum of the integers */
 } fv_stored_x;
 
-/* y[i * y_stride + j] = x[i] . w[j]; num_x is 1, 2 or 4. */
+/* y[i * y_stride + j] = x[i] . w[j]; num_x is 1 to FV_STORED_MAX_X. */
 typedef void (*fv_stored_multiply_fn)(float *y, int64_t y_stride, const fv_stored_x *x, int32_t num_x,
                                       const fv_stored_rows *w);
 

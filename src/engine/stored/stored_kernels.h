@@ -276,6 +276,7 @@ FV_ALWAYS_INLINE void expand_floats(float *out, const fv_stored_rows *w, __m256 
     {                                                                                            \
         if (num_x == 1) multiply_##kind(y, y_stride, x, 1, w, how);                              \
         if (num_x == 2) multiply_##kind(y, y_stride, x, 2, w, how);                              \
+        if (num_x == 3) multiply_##kind(y, y_stride, x, 3, w, how);                              \
         if (num_x == 4) multiply_##kind(y, y_stride, x, 4, w, how);                              \
     }                                                                                            \
     static void expand_##name(float *out, const fv_stored_rows *w) { expand_##kind(out, w, how); }
