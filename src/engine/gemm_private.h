@@ -61,8 +61,6 @@ typedef struct fv_gemm_job {
     bool batch_invariant;
     int64_t chunk_stripes;   /* of weights as stored: of a task */
     int64_t blocks_per_task; /* of rows of X */
-    int64_t num_tasks;       /* of stripes */
-    atomic_llong next_task;  /* that no worker has taken */
     atomic_int status;
     char text[256];
 } fv_gemm_job;

@@ -263,37 +263,54 @@ static int64_t stripes_at(fv_stored_rows *rows, const fv_gemm_job *job, int64_t 
 
 /* --- tasks of stripes ---------------------------------------------------------------------------- */
 
-static int64_t take_task(fv_gemm_job *job) { return atomic_fetch_add(&job->next_task, 1); }
+/* A task, and what the worker takes after it, which is to be asked for meanwhile; -1: none, or not known. */
+typedef void (*stripes_task_fn)(const fv_gemm_job *job, int64_t index, int64_t next, int32_t worker);
 
-/* A worker's tasks, until there are none. Where lines are asked for in tracks it takes each while it is at the one before, if there
- * are many: of few it would keep some from workers that have none. */
-static void take_tasks(fv_gemm_job *job, int32_t worker,
-                       void (*run)(const fv_gemm_job *job, int64_t index, int64_t next, int32_t worker))
+typedef struct task_loop {
+    const fv_gemm_job *job;
+    stripes_task_fn task;
+    int64_t num_tasks;
+    atomic_llong next; /* that no worker has taken */
+    bool looks_ahead;  /* workers take a task while they are at the one before */
+} task_loop;
+
+static int64_t take_task(task_loop *loop)
 {
-    const fv_context *context = job->gemm->context;
-    const bool looks_ahead = context->ahead_tracks > 1 &&
-                             job->num_tasks >= ahead_tasks_per_worker * fv_context_num_workers(context);
-    for (int64_t task = take_task(job), next; task < job->num_tasks; task = looks_ahead ? next : take_task(job)) {
-        next = looks_ahead ? take_task(job) : job->num_tasks;
-        run(job, task, next, worker);
+    const int64_t index = atomic_fetch_add(&loop->next, 1);
+    return index < loop->num_tasks ? index : -1;
+}
+
+/* A worker's tasks, until there are none. */
+static void take_tasks(void *user, int64_t index, int32_t worker)
+{
+    (void)index;
+    task_loop *loop = user;
+    for (int64_t task = take_task(loop), next; task >= 0; task = loop->looks_ahead ? next : take_task(loop)) {
+        next = loop->looks_ahead ? take_task(loop) : -1;
+        loop->task(loop->job, task, next, worker);
     }
 }
 
-/* Has workers take tasks until there are none. */
-static void run_tasks(fv_gemm_job *job, int64_t num_tasks, fv_task_fn worker_task)
+/* Tasks are taken ahead where lines are asked for in tracks, if there are many: of few a worker would keep some from those that
+ * have none. */
+static void run_tasks(const fv_gemm_job *job, int64_t num_tasks, stripes_task_fn task)
 {
     fv_context *context = job->gemm->context;
-    job->num_tasks = num_tasks;
-    atomic_init(&job->next_task, 0);
-    fv_context_parallel_for(context, fv_min_i64(num_tasks, fv_context_num_workers(context)), worker_task, job);
+    const int64_t workers = fv_context_num_workers(context);
+    task_loop loop = {
+        .job = job,
+        .task = task,
+        .num_tasks = num_tasks,
+        .looks_ahead = context->ahead_tracks > 1 && num_tasks >= ahead_tasks_per_worker * workers,
+    };
+    fv_context_parallel_for(context, fv_min_i64(num_tasks, workers), take_tasks, &loop);
 }
 
-/* The stripes of task `index`; those of task `next`, which the worker takes after it, are to be asked for meanwhile. Returns as
- * stripes_at. */
+/* The stripes of task `index`, those of task `next` ahead of them. Returns as stripes_at. */
 static int64_t stripes_of_tasks(fv_stored_rows *rows, const fv_gemm_job *job, int64_t index, int64_t next)
 {
     const int64_t output = stripes_at(rows, job, index % job->num_chunks);
-    if (next < job->num_tasks) {
+    if (next >= 0) {
         fv_stored_rows next_rows;
         stripes_at(&next_rows, job, next % job->num_chunks);
         rows->ahead = (fv_stored_ahead){next_rows.stripes, (int64_t)bytes_of_part(&next_rows),
@@ -318,12 +335,6 @@ static void multiply_chunk(const fv_gemm_job *job, int64_t index, int64_t next, 
     }
 }
 
-static void multiply_task(void *user, int64_t index, int32_t worker)
-{
-    (void)index;
-    take_tasks(user, worker, multiply_chunk);
-}
-
 static fv_status multiply_stripes(fv_gemm_job *job)
 {
     fv_context *context = job->gemm->context;
@@ -333,7 +344,7 @@ static fv_status multiply_stripes(fv_gemm_job *job)
     for (int32_t i = 0; i < job->weight->num_parts; i++) {
         job->num_chunks += fv_ceil_div(num_stripes(&job->weight->parts[i]), job->chunk_stripes);
     }
-    run_tasks(job, fv_ceil_div(job->num_rows, x_rows_of_task) * job->num_chunks, multiply_task);
+    run_tasks(job, fv_ceil_div(job->num_rows, x_rows_of_task) * job->num_chunks, multiply_chunk);
     return FV_OK;
 }
 
@@ -412,12 +423,6 @@ static void multiply_panel(const fv_gemm_job *job, int64_t index, int64_t next, 
     }
 }
 
-static void tile_task(void *user, int64_t index, int32_t worker)
-{
-    (void)index;
-    take_tasks(user, worker, multiply_panel);
-}
-
 /* What a panel is of, and how many tasks that makes: a panel serves as many blocks of rows as leave each worker
  * `tasks_each`. */
 static int64_t deal_out_panels(fv_gemm_job *job, int64_t outputs, int64_t row_block, int64_t tasks_each)
@@ -449,7 +454,8 @@ static fv_status multiply_panels(fv_gemm_job *job)
     if (job->gemm->stored.tiles) {
         const int64_t num_blocks = fv_ceil_div(job->num_rows, FV_STORED_TILE_ROWS);
         fv_context_parallel_for(job->gemm->context, num_blocks, load_tiles_task, job);
-        run_tasks(job, deal_out_panels(job, outputs_of_tiles(job), tile_row_block, tile_tasks_per_worker), tile_task);
+        run_tasks(job, deal_out_panels(job, outputs_of_tiles(job), tile_row_block, tile_tasks_per_worker),
+                  multiply_panel);
         return FV_OK;
     }
     fv_gemm_load_rows(job);

@@ -51,32 +51,14 @@ static inline const uint8_t *fv_stored_features_at(const fv_stored_rows *w, int6
            fv_stored_stripe_bytes(w->layout, first);
 }
 
-FV_ALWAYS_INLINE void fv_stored_expand_words(uint8_t *tiles, const fv_stored_rows *w, int64_t first, int64_t count,
-                                             const fv_stored_format *of)
-{
-    const int64_t num_blocks = count / (of->num_parts * FV_STORED_X_BLOCK);
-    fv_stored_stream ahead = fv_stored_stream_of(&w->ahead);
-    for (int64_t row = 0; row < w->num_rows; row += FV_STORED_ROWS) {
-        uint8_t *to = fv_stored_pairs_of_stripe(tiles, row, count);
-        const uint8_t *stripe = fv_stored_features_at(w, row, first);
-        for (int64_t block = 0; block < num_blocks; block++, stripe += of->block_bytes) {
-            fv_stored_stream_ask(&ahead, of->block_bytes);
-            for (int32_t part = 0; part < of->num_parts; part++) {
-                FV_STORED_UNROLL
-                for (int32_t column = 0; column < FV_STORED_COLUMNS; column++, to += 2 * FV_STORED_TILE_ROW_BYTES) {
-                    const uint8_t *words = stripe + of->scales_bytes;
-                    __m256 values[4];
-                    fv_stored_values_of_word(values, of->unpack(words, part, column),
-                                             of->scale(stripe, words, part, column / 4), of->has_minimum);
-                    fv_stored_store_pairs(to, values[0], values[1]);
-                    fv_stored_store_pairs(to + FV_STORED_TILE_ROW_BYTES, values[2], values[3]);
-                }
-            }
-        }
-    }
-}
-
+/* Columns of a part to their rows of tiles: as many at once as the vectors hold. */
 #if defined(__AVX512BF16__) && defined(__AVX512BW__)
+enum { FV_STORED_COLUMNS_AT_ONCE = 2 };
+typedef fv_stored_wide_format fv_stored_tile_format;
+#define FV_STORED_TILE_FORMAT(name) (&fv_stored_wide_of_##name)
+
+static inline const fv_stored_format *fv_stored_format_of(const fv_stored_tile_format *format) { return format->of; }
+
 /* Elements k and k + 1 of the rows of two columns. */
 FV_ALWAYS_INLINE void fv_stored_store_wide_pairs(uint8_t *to, __m512 first, __m512 second)
 {
@@ -88,37 +70,56 @@ FV_ALWAYS_INLINE void fv_stored_store_wide_pairs(uint8_t *to, __m512 first, __m5
     _mm256_storeu_si256((__m256i *)(void *)(to + 2 * FV_STORED_TILE_ROW_BYTES), _mm512_extracti64x4_epi64(pairs, 1));
 }
 
-/* fv_stored_expand_words, two columns at a time. */
-FV_ALWAYS_INLINE void fv_stored_expand_wide(uint8_t *tiles, const fv_stored_rows *w, int64_t first, int64_t count,
-                                            const fv_stored_wide_format *format)
+FV_ALWAYS_INLINE void fv_stored_expand_columns(uint8_t *to, const uint8_t *words, int32_t part, int32_t column,
+                                               fv_stored_scale scale, const fv_stored_tile_format *format)
 {
-    const fv_stored_format *of = format->of;
+    __m512i integers[4];
+    __m512 values[4];
+    format->unpack(integers, words, part, column);
+    fv_stored_wide_values(values, integers, scale, format);
+    fv_stored_store_wide_pairs(to, values[0], values[1]);
+    fv_stored_store_wide_pairs(to + FV_STORED_TILE_ROW_BYTES, values[2], values[3]);
+}
+#else
+enum { FV_STORED_COLUMNS_AT_ONCE = 1 };
+typedef fv_stored_format fv_stored_tile_format;
+#define FV_STORED_TILE_FORMAT(name) (&fv_stored_##name)
+
+static inline const fv_stored_format *fv_stored_format_of(const fv_stored_tile_format *format) { return format; }
+
+FV_ALWAYS_INLINE void fv_stored_expand_columns(uint8_t *to, const uint8_t *words, int32_t part, int32_t column,
+                                               fv_stored_scale scale, const fv_stored_tile_format *format)
+{
+    __m256 values[4];
+    fv_stored_values_of_word(values, format->unpack(words, part, column), scale, format->has_minimum);
+    fv_stored_store_pairs(to, values[0], values[1]);
+    fv_stored_store_pairs(to + FV_STORED_TILE_ROW_BYTES, values[2], values[3]);
+}
+#endif
+
+FV_ALWAYS_INLINE void fv_stored_expand_words(uint8_t *tiles, const fv_stored_rows *w, int64_t first, int64_t count,
+                                             const fv_stored_tile_format *format)
+{
+    const fv_stored_format *of = fv_stored_format_of(format);
     const int64_t num_blocks = count / (of->num_parts * FV_STORED_X_BLOCK);
     fv_stored_stream ahead = fv_stored_stream_of(&w->ahead);
     for (int64_t row = 0; row < w->num_rows; row += FV_STORED_ROWS) {
         uint8_t *to = fv_stored_pairs_of_stripe(tiles, row, count);
         const uint8_t *stripe = fv_stored_features_at(w, row, first);
         for (int64_t block = 0; block < num_blocks; block++, stripe += of->block_bytes) {
+            const uint8_t *words = stripe + of->scales_bytes;
             fv_stored_stream_ask(&ahead, of->block_bytes);
             for (int32_t part = 0; part < of->num_parts; part++) {
                 FV_STORED_UNROLL
-                for (int32_t column = 0; column < FV_STORED_COLUMNS; column += 2, to += 4 * FV_STORED_TILE_ROW_BYTES) {
-                    const uint8_t *words = stripe + of->scales_bytes;
-                    __m512i integers[4];
-                    __m512 values[4];
-                    format->unpack(integers, words, part, column);
-                    fv_stored_wide_values(values, integers, of->scale(stripe, words, part, column / 4), format);
-                    fv_stored_store_wide_pairs(to, values[0], values[1]);
-                    fv_stored_store_wide_pairs(to + FV_STORED_TILE_ROW_BYTES, values[2], values[3]);
+                for (int32_t column = 0; column < FV_STORED_COLUMNS; column += FV_STORED_COLUMNS_AT_ONCE) {
+                    fv_stored_expand_columns(to, words, part, column, of->scale(stripe, words, part, column / 4),
+                                             format);
+                    to += FV_STORED_COLUMNS_AT_ONCE * 2 * FV_STORED_TILE_ROW_BYTES;
                 }
             }
         }
     }
 }
-#define FV_STORED_EXPAND(name) fv_stored_expand_wide(tiles, w, first, count, &fv_stored_wide_of_##name)
-#else
-#define FV_STORED_EXPAND(name) fv_stored_expand_words(tiles, w, first, count, &fv_stored_##name)
-#endif
 
 FV_ALWAYS_INLINE void fv_stored_expand_floats(uint8_t *tiles, const fv_stored_rows *w, int64_t first, int64_t count,
                                               __m256 (*load)(const uint8_t *stripe))
@@ -141,14 +142,14 @@ static void fv_stored_expand_tiles(void *tiles, const fv_stored_rows *w, int64_t
     switch (w->layout->type) {
     case FV_GGUF_F16: fv_stored_expand_floats(tiles, w, first, count, fv_stored_load_f16); break;
     case FV_GGUF_BF16: fv_stored_expand_floats(tiles, w, first, count, fv_stored_load_bf16); break;
-    case FV_GGUF_Q4_0: FV_STORED_EXPAND(q4_0); break;
-    case FV_GGUF_Q4_1: FV_STORED_EXPAND(q4_1); break;
-    case FV_GGUF_Q5_0: FV_STORED_EXPAND(q5_0); break;
-    case FV_GGUF_Q5_1: FV_STORED_EXPAND(q5_1); break;
-    case FV_GGUF_Q8_0: FV_STORED_EXPAND(q8_0); break;
-    case FV_GGUF_Q4_K: FV_STORED_EXPAND(q4_k); break;
-    case FV_GGUF_Q5_K: FV_STORED_EXPAND(q5_k); break;
-    default: FV_STORED_EXPAND(q6_k); break;
+    case FV_GGUF_Q4_0: fv_stored_expand_words(tiles, w, first, count, FV_STORED_TILE_FORMAT(q4_0)); break;
+    case FV_GGUF_Q4_1: fv_stored_expand_words(tiles, w, first, count, FV_STORED_TILE_FORMAT(q4_1)); break;
+    case FV_GGUF_Q5_0: fv_stored_expand_words(tiles, w, first, count, FV_STORED_TILE_FORMAT(q5_0)); break;
+    case FV_GGUF_Q5_1: fv_stored_expand_words(tiles, w, first, count, FV_STORED_TILE_FORMAT(q5_1)); break;
+    case FV_GGUF_Q8_0: fv_stored_expand_words(tiles, w, first, count, FV_STORED_TILE_FORMAT(q8_0)); break;
+    case FV_GGUF_Q4_K: fv_stored_expand_words(tiles, w, first, count, FV_STORED_TILE_FORMAT(q4_k)); break;
+    case FV_GGUF_Q5_K: fv_stored_expand_words(tiles, w, first, count, FV_STORED_TILE_FORMAT(q5_k)); break;
+    default: fv_stored_expand_words(tiles, w, first, count, FV_STORED_TILE_FORMAT(q6_k)); break;
     }
 }
 

@@ -125,10 +125,10 @@ static inline __m256i fv_stored_nibbles_of_block(const uint8_t *words, int32_t c
 static inline fv_stored_pair fv_stored_unpack_nibbles(const uint8_t *words, int32_t part, int32_t column)
 {
     (void)part;
-    const __m256i both = fv_stored_load_words(words, column % 4), mask = _mm256_set1_epi16(0x000f);
-    if (column < 4)
-        return (fv_stored_pair){_mm256_and_si256(both, mask), _mm256_and_si256(_mm256_srli_epi16(both, 8), mask)};
-    return (fv_stored_pair){_mm256_and_si256(_mm256_srli_epi16(both, 4), mask), _mm256_srli_epi16(both, 12)};
+    const __m256i both = fv_stored_load_words(words, column % 4);
+    if (column < 4) return fv_stored_pair_of_nibbles(both);
+    return (fv_stored_pair){_mm256_and_si256(_mm256_srli_epi16(both, 4), _mm256_set1_epi16(0x000f)),
+                            _mm256_srli_epi16(both, 12)};
 }
 
 /* Bit i of the first word is the fifth bit of value i. */
