@@ -1,5 +1,5 @@
-/* The orders of the AMX kernels for items of many rows (attend_many_tiles.c; of fp16, in pieces, attend_tiles.c), emulated,
- * against sums of doubles: around the number of strips from which on they are taken, where references have to move, and for
+/* The orders of the AMX kernels for items of many rows (attend_many_tiles.c; attend_tiles.c), emulated, against sums of
+ * doubles: around the number of strips from which on they are taken, where references have to move, and for
  * rows that see few keys. */
 #include <setjmp.h>
 #include <stdarg.h>
@@ -29,7 +29,10 @@ typedef struct scene {
     fv_dtype dtype; /* of q, k and v */
     fv_dtype out_dtype;
     int32_t without_lse;
-    float slope; /* of ALiBi; 0: none */
+    float slope;      /* of ALiBi; 0: none */
+    int32_t is_paged; /* keys and values are read from `view`, a cache of e4m3 */
+    fv_kv_view view;
+    uint8_t cache[2 * MAX_TOKENS * MAX_SIZE];
     uint16_t q[MAX_TOKENS][MAX_SIZE], k[MAX_TOKENS][MAX_SIZE], v[MAX_TOKENS][MAX_SIZE];
     char out[MAX_TOKENS * MAX_SIZE * sizeof(float)];
     float lse[MAX_TOKENS];
@@ -54,6 +57,7 @@ static scene *scene_in(fv_dtype dtype, int32_t num_tokens)
     s.dtype = s.out_dtype = dtype;
     s.without_lse = 0;
     s.slope = 0;
+    s.is_paged = 0;
     fill(&s.q[0][0], MAX_TOKENS * MAX_SIZE, dtype, &state);
     fill(&s.k[0][0], MAX_TOKENS * MAX_SIZE, dtype, &state);
     fill(&s.v[0][0], MAX_TOKENS * MAX_SIZE, dtype, &state);
@@ -64,10 +68,31 @@ static scene *scene_in(fv_dtype dtype, int32_t num_tokens)
 static scene *scene_of(int32_t num_tokens) { return scene_in(FV_DTYPE_BF16, num_tokens); }
 static scene *half_scene_of(int32_t num_tokens) { return scene_in(FV_DTYPE_F16, num_tokens); }
 
+/* Keys and values to what is near to them in a cache of one block. */
+static void put_in_cache(scene *s)
+{
+    s->is_paged = 1;
+    s->view.struct_size = sizeof(s->view);
+    assert_int_equal(
+        fv_kv_view_init(&s->view, s->cache, FV_KV_LAYOUT_2_NB_BS_H_D, FV_DTYPE_F8_E4M3, 1, MAX_TOKENS, 1, s->size),
+        FV_OK);
+    for (int32_t i = 0; i < s->num_tokens * s->size; i++) {
+        const int32_t key = i / s->size, d = i % s->size;
+        uint16_t *const numbers[2] = {&s->k[key][d], &s->v[key][d]};
+        const fv_kv_plane *planes[2] = {&s->view.k, &s->view.v};
+        for (int32_t p = 0; p < 2; p++) {
+            char *at = (char *)planes[p]->data + key * planes[p]->slot_stride + d;
+            fv_float_store(at, fv_float_load(numbers[p], s->dtype), FV_DTYPE_F8_E4M3);
+            fv_float_store(numbers[p], fv_float_load(at, FV_DTYPE_F8_E4M3), s->dtype);
+        }
+    }
+}
+
 static fv_attend_params params_of(scene *s, const int32_t *query_start)
 {
+    static const int32_t table[1];
     const int64_t row_bytes = MAX_SIZE * 2, out_bytes = s->size * (int64_t)fv_dtype_bytes(s->out_dtype);
-    return (fv_attend_params){
+    fv_attend_params params = {
         .q = s->q,
         .q_token_stride = row_bytes,
         .q_head_stride = row_bytes,
@@ -101,13 +126,20 @@ static fv_attend_params params_of(scene *s, const int32_t *query_start)
         .block_q = s->num_tokens,
         .tile_keys = 64,
     };
+    if (!s->is_paged) return params;
+    memset(&params.dense, 0, sizeof(params.dense));
+    params.cache = s->view;
+    params.block_table = table;
+    params.block_table_stride = 1;
+    return params;
 }
 
 static void attend(fv_attend_params *params)
 {
     const int32_t num_tokens = params->seq_lens[0];
     const fv_work_item item = {.num_tokens = num_tokens, .num_kv_heads = 1, .end_key = num_tokens, .partial = -1};
-    const fv_attend_variant *variant = &fv_cpu_emulated_amx.attend_dense[0];
+    const fv_kernel_table *table = &fv_cpu_emulated_amx;
+    const fv_attend_variant *variant = params->dense.k ? &table->attend_dense[0] : &table->attend_paged[0];
     const fv_executor executor = {.num_workers = 1};
     params->items = &item;
     params->num_items = 1;
@@ -213,12 +245,15 @@ static void blocks_whose_scores_grow_are_done_again(void **state)
         int32_t key;
         float score;
     } steps[] = {{40, 30}, {100, 200}, {290, 400}};
-    scene *s = scene_of(ODD_TOKENS);
-    for (int32_t i = 0; i < FV_ARRAY_LEN(steps); i++) {
-        s->k[steps[i].key][0] = fv_bf16_of_f32(steps[i].score);
-        s->out_dtype = FV_DTYPE_BF16;
-        s->without_lse = 0;
-        judge(s);
+    static const fv_dtype dtypes[] = {FV_DTYPE_BF16, FV_DTYPE_F16};
+    for (int32_t t = 0; t < FV_ARRAY_LEN(dtypes); t++) {
+        scene *s = scene_in(dtypes[t], ODD_TOKENS);
+        for (int32_t i = 0; i < FV_ARRAY_LEN(steps); i++) {
+            fv_float_store(&s->k[steps[i].key][0], steps[i].score, s->dtype);
+            s->out_dtype = s->dtype;
+            s->without_lse = 0;
+            judge(s);
+        }
     }
 }
 
@@ -413,8 +448,24 @@ static void halves_have_heads_of_all_sizes(void **state)
     (void)state;
     const int32_t sizes[] = {8, 32, 40, 64, 80, 128, 232, 256};
     for (int32_t i = 0; i < FV_ARRAY_LEN(sizes); i++) {
-        scene *s = half_scene_of(100);
+        const int32_t nums_of_tokens[] = {100, LEAST_TOKENS};
+        for (int32_t n = 0; n < 2; n++) {
+            scene *s = half_scene_of(nums_of_tokens[n]);
+            s->size = sizes[i];
+            judge(s);
+        }
+    }
+}
+
+/* Of one byte, whose low pieces are zeros. */
+static void halves_meet_bytes(void **state)
+{
+    (void)state;
+    const int32_t sizes[] = {40, 64, 128};
+    for (int32_t i = 0; i < FV_ARRAY_LEN(sizes); i++) {
+        scene *s = half_scene_of(ODD_TOKENS);
         s->size = sizes[i];
+        put_in_cache(s);
         judge(s);
     }
 }
@@ -485,6 +536,7 @@ int main(void)
         cmocka_unit_test(launches_share_no_keys),
         cmocka_unit_test(halves_come_in_any_number),
         cmocka_unit_test(halves_have_heads_of_all_sizes),
+        cmocka_unit_test(halves_meet_bytes),
         cmocka_unit_test(halves_have_windows_and_slopes),
         cmocka_unit_test(halves_reach_their_ends),
         cmocka_unit_test(halves_out_of_sight_stay_there),

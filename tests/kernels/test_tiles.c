@@ -147,6 +147,28 @@ static void pieces_are_near(void **state)
     for (int32_t i = 0; i < 32; i++) assert_true(exact.low[i] == 0 && exact.high[i] == (i < 16 ? 0x3f80 : 0));
 }
 
+static void pieces_take_turns(void **state)
+{
+    (void)state;
+    for (int32_t i = 0; i < 1000; i++) {
+        fv_lanes weights[2];
+        for (int32_t lane = 0; lane < 16; lane++) {
+            weights[0][lane] = expf(-0.0137f * (float)(i + lane));
+            weights[1][lane] = 1.0f + 0x1.01p-11f * (float)(i * 16 + lane);
+        }
+        fv_word_pieces pieces = fv_word_pieces_in_turn(weights[0], weights[1]);
+        for (int32_t at = 0; at < 32; at++) {
+            const float weight = weights[at % 2][at / 2], high = fv_f32_of_bf16(pieces.high[at]);
+            assert_true(high <= weight);
+            assert_true(fabsf(high + fv_f32_of_bf16(pieces.low[at]) - weight) <= 0x1p-16f * weight);
+        }
+        fv_words ordered;
+        for (int32_t at = 0; at < 32; at++) ordered[at / 2 + at % 2 * 16] = pieces.high[at];
+        fv_words_take_turns((char *)&ordered);
+        assert_memory_equal(&ordered, &pieces.high, sizeof(ordered));
+    }
+}
+
 /* Pairs of columns, a product's worth of sums, and back. */
 static void pairs_come_back_in_order(void **state)
 {
@@ -166,12 +188,16 @@ static void pairs_come_back_in_order(void **state)
     }
     fv_lanes_store_natural(natural, of_low, of_high);
     for (int32_t i = 0; i < 32; i++) assert_true(natural[i] == (float)i);
-    fv_words_store_natural((char *)low, of_low, of_high, fv_lanes_splat(3.0f));
-    for (int32_t i = 0; i < 32; i++) assert_int_equal(low[i], fv_bf16_of_f32(3.0f * (float)i));
+    const fv_words words = fv_words_natural(of_low, of_high, fv_lanes_splat(3.0f));
+    const fv_words halves = fv_halves_natural(of_low, of_high, fv_lanes_splat(3.0f));
+    for (int32_t i = 0; i < 32; i++) {
+        assert_int_equal(words[i], fv_bf16_of_f32(3.0f * (float)i));
+        assert_int_equal(halves[i], fv_f16_of_f32(3.0f * (float)i));
+    }
     _Alignas(FV_CACHE_LINE) uint16_t line[32];
-    fv_words_stream_natural((char *)line, of_low, of_high, fv_lanes_splat(3.0f));
+    fv_words_stream((char *)line, words);
     fv_words_stream_end();
-    assert_memory_equal(line, low, sizeof(line));
+    assert_memory_equal(line, &words, sizeof(line));
 }
 
 static void queries_are_transposed(void **state)
@@ -277,7 +303,7 @@ int main(void)
         cmocka_unit_test(overflows_are_seen),     cmocka_unit_test(additions_to_exponents_are_guarded),
         cmocka_unit_test(weights_are_packed),     cmocka_unit_test(powers_in_fixed_point_are_near),
         cmocka_unit_test(words_are_compared),     cmocka_unit_test(halves_are_sums_of_pieces),
-        cmocka_unit_test(pieces_are_near),
+        cmocka_unit_test(pieces_are_near),        cmocka_unit_test(pieces_take_turns),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

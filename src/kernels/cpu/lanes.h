@@ -146,31 +146,48 @@ FV_ALWAYS_INLINE void fv_lanes_exp2_each(fv_lanes *x, const int32_t num)
 #endif
 }
 
-/* 2^x within 3 units in the last place; 0 for -inf, infinity from 128 on, NaN for NaN. x = n + f with n = floor(x): a
- * minimax polynomial in f (relative error 8.3e-8) with the constant 1, times 2^n. */
+/* 2^x of up to four vectors, in turns: a core's scheduler holds some hundred instructions, and one exponential after the
+ * other leaves it waiting for each. Within 3 units in the last place; 0 for -inf, infinity from 128 on, NaN for NaN.
+ * x = n + f with n = floor(x): a minimax polynomial in f (relative error 8.3e-8) with the constant 1, times 2^n. */
+FV_ALWAYS_INLINE void fv_lanes_exp2_some(fv_lanes *x, const int32_t num)
+{
+    static const float terms[6] = {1.86713007e-3f, 9.01703032e-3f, 5.57999131e-2f,
+                                   2.40164450e-1f, 6.93151312e-1f, 1.0f};
+    fv_lanes f[4], p[4];
+    FV_UNROLL
+    for (int32_t i = 0; i < num; i++) {
+#if defined(__AVX512DQ__)
+        f[i] = (fv_lanes)_mm512_reduce_ps((__m512)x[i], 0x09); /* x - floor(x) */
+#else
+        const fv_lanes capped = fv_lanes_select(x[i] > 128.0f, fv_lanes_splat(128.0f), x[i]);
+        const fv_lanes clamped = fv_lanes_select(x[i] < -200.0f, fv_lanes_splat(-200.0f), capped);
+        const fv_lanes nearer = __builtin_convertvector(__builtin_convertvector(clamped, fv_lane_ints), fv_lanes);
+        f[i] = clamped - (nearer + (fv_lanes)((fv_lane_ints)fv_lanes_splat(-1.0f) & (fv_lane_ints)(nearer > clamped)));
+#endif
+        p[i] = fv_lanes_splat(terms[0]);
+    }
+    FV_UNROLL
+    for (int32_t j = 1; j < 6; j++) {
+        FV_UNROLL
+        for (int32_t i = 0; i < num; i++) p[i] = p[i] * f[i] + terms[j];
+    }
+    FV_UNROLL
+    for (int32_t i = 0; i < num; i++) {
+#if defined(__AVX512F__)
+        x[i] = (fv_lanes)_mm512_scalef_ps((__m512)p[i], (__m512)x[i]);
+#else
+        const fv_lanes capped = fv_lanes_select(x[i] > 128.0f, fv_lanes_splat(128.0f), x[i]);
+        const fv_lanes n = fv_lanes_select(x[i] < -200.0f, fv_lanes_splat(-200.0f), capped) - f[i];
+        const fv_lane_bits power = (fv_lane_bits)(__builtin_convertvector(n, fv_lane_ints) + 127) << 23;
+        x[i] = fv_lanes_select(x[i] < -126.0f, fv_lanes_splat(0.0f), p[i] * (fv_lanes)power);
+#endif
+    }
+}
+
 FV_ALWAYS_INLINE fv_lanes fv_lanes_exp2(fv_lanes x)
 {
-#if defined(__AVX512DQ__)
-    const fv_lanes f = (fv_lanes)_mm512_reduce_ps((__m512)x, 0x09); /* x - floor(x) */
-#else
-    const fv_lanes capped = fv_lanes_select(x > 128.0f, fv_lanes_splat(128.0f), x);
-    const fv_lanes clamped = fv_lanes_select(x < -200.0f, fv_lanes_splat(-200.0f), capped);
-    const fv_lanes nearer = __builtin_convertvector(__builtin_convertvector(clamped, fv_lane_ints), fv_lanes);
-    const fv_lanes n = nearer + (fv_lanes)((fv_lane_ints)fv_lanes_splat(-1.0f) & (fv_lane_ints)(nearer > clamped));
-    const fv_lanes f = clamped - n;
-#endif
-    fv_lanes p = fv_lanes_splat(1.86713007e-3f);
-    p = p * f + 9.01703032e-3f;
-    p = p * f + 5.57999131e-2f;
-    p = p * f + 2.40164450e-1f;
-    p = p * f + 6.93151312e-1f;
-    p = p * f + 1.0f;
-#if defined(__AVX512F__)
-    return (fv_lanes)_mm512_scalef_ps((__m512)p, (__m512)x);
-#else
-    const fv_lane_bits power = (fv_lane_bits)(__builtin_convertvector(n, fv_lane_ints) + 127) << 23;
-    return fv_lanes_select(x < -126.0f, fv_lanes_splat(0.0f), p * (fv_lanes)power);
-#endif
+    fv_lanes_exp2_some(&x, 1);
+    return x;
 }
 
 /* 1 / x, where x lies between 1 and 2^60; relative error below 2e-7. */
@@ -261,6 +278,31 @@ FV_ALWAYS_INLINE fv_word_pieces fv_word_pieces_of(fv_lanes low, fv_lanes high)
     }
 #endif
     return pieces;
+}
+
+/* The same in turn: words 2 i are of low[i], words 2 i + 1 of high[i], neither of which is below 0. `high` is no more than the
+ * number, and `low` 7 bits more. None of these instructions is a shuffle, for which a core has one unit. */
+FV_ALWAYS_INLINE fv_word_pieces fv_word_pieces_in_turn(fv_lanes low, fv_lanes high)
+{
+    const fv_lane_bits low_bits = (fv_lane_bits)low, high_bits = (fv_lane_bits)high & 0xffff0000u;
+    const fv_lanes low_left = low - (fv_lanes)(low_bits & 0xffff0000u), high_left = high - (fv_lanes)high_bits;
+    const fv_lane_bits other_high_bits = ((fv_lane_bits)high_left + 0x8000u) & 0xffff0000u;
+    return (fv_word_pieces){
+        .high = (fv_words)(low_bits >> 16 | high_bits),
+        .low = (fv_words)(fv_lanes_rounded(low_left) | other_high_bits),
+    };
+}
+
+/* Words in order to those in turn. */
+static inline void fv_words_take_turns(char *at)
+{
+    uint16_t words[32], turns[32];
+    memcpy(words, at, sizeof(words));
+    for (int32_t i = 0; i < 16; i++) {
+        turns[2 * i] = words[i];
+        turns[2 * i + 1] = words[16 + i];
+    }
+    memcpy(at, turns, sizeof(turns));
 }
 
 /* 32 fp16, each of which is the sum of its pieces. */
@@ -462,19 +504,27 @@ FV_ALWAYS_INLINE void fv_words_store_pairs(char *low, char *high, const char *ev
 }
 
 /* The way back for sums of such columns: two vectors of 16 to 32 elements. */
-FV_ALWAYS_INLINE void fv_lanes_store_in_order(float *to, fv_lanes low, fv_lanes high)
+FV_ALWAYS_INLINE void fv_lanes_in_order(fv_lanes ordered[2], fv_lanes low, fv_lanes high)
 {
 #if defined(__AVX512F__)
     const __m512i first = _mm512_set_epi64(11, 10, 3, 2, 9, 8, 1, 0);
     const __m512i second = _mm512_set_epi64(15, 14, 7, 6, 13, 12, 5, 4);
-    _mm512_storeu_si512(to, _mm512_permutex2var_epi64((__m512i)low, first, (__m512i)high));
-    _mm512_storeu_si512(to + 16, _mm512_permutex2var_epi64((__m512i)low, second, (__m512i)high));
+    ordered[0] = (fv_lanes)_mm512_permutex2var_epi64((__m512i)low, first, (__m512i)high);
+    ordered[1] = (fv_lanes)_mm512_permutex2var_epi64((__m512i)low, second, (__m512i)high);
 #else
     for (int32_t i = 0; i < 4; i++) {
-        memcpy(to + 8 * i, (const char *)&low + 16 * i, 16);
-        memcpy(to + 8 * i + 4, (const char *)&high + 16 * i, 16);
+        memcpy((char *)ordered + 32 * i, (const char *)&low + 16 * i, 16);
+        memcpy((char *)ordered + 32 * i + 16, (const char *)&high + 16 * i, 16);
     }
 #endif
+}
+
+FV_ALWAYS_INLINE void fv_lanes_store_in_order(float *to, fv_lanes low, fv_lanes high)
+{
+    fv_lanes ordered[2];
+    fv_lanes_in_order(ordered, low, high);
+    fv_lanes_store(to, ordered[0]);
+    fv_lanes_store(to + 16, ordered[1]);
 }
 
 /* Of two rows. */
@@ -509,10 +559,20 @@ FV_ALWAYS_INLINE fv_words fv_words_natural(const float *low, const float *high, 
 #endif
 }
 
-FV_ALWAYS_INLINE void fv_words_store_natural(char *to, const float *low, const float *high, fv_lanes factor)
+/* The same as fp16. */
+FV_ALWAYS_INLINE fv_words fv_halves_natural(const float *low, const float *high, fv_lanes factor)
 {
-    const fv_words words = fv_words_natural(low, high, factor);
-    memcpy(to, &words, sizeof(words));
+    fv_lanes ordered[2];
+    fv_lanes_in_order(ordered, fv_lanes_load(low) * factor, fv_lanes_load(high) * factor);
+    fv_words words;
+#if defined(__AVX512F__)
+    const int32_t nearest = _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC;
+    words = (fv_words)_mm512_inserti64x4(_mm512_castsi256_si512(_mm512_cvtps_ph((__m512)ordered[0], nearest)),
+                                         _mm512_cvtps_ph((__m512)ordered[1], nearest), 1);
+#else
+    for (int32_t i = 0; i < 32; i++) words[i] = fv_f16_of_f32(ordered[i / 16][i % 16]);
+#endif
+    return words;
 }
 
 /* 1: some of 32 bf16 is infinite or NaN. */

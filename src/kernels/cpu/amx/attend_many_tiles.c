@@ -26,8 +26,13 @@
  * of a block is above 2^10 (or no number), the pair's block is done again with its maxima, to which reference and sums
  * then move.
  *
- * Its parts are headers of this file alone: key_tiles.h, pair_step.h, weight_sums.h, pair_weights.h. Their functions
- * are static without `inline`, which would have GCC take more of them into each other, and the hottest out of its loop.
+ * fp16 comes in pieces (half_pieces.h), of which a step has four times as many products, and of its values three times. Its
+ * weights are exponentials in fp32, whose sums divide; they have 16 bits whatever they are taken against, so that rows of few
+ * keys are like all others.
+ *
+ * Its parts are headers of this file alone: key_tiles.h, pair_work.h, pair_step.h, half_step.h, weight_sums.h,
+ * pair_weights.h. Their functions are static without `inline`, which would have GCC take more of them into each other, and
+ * the hottest out of its loop.
  */
 #include "kernels/cpu/amx/attend_many_tiles.h"
 
@@ -79,6 +84,54 @@ FV_ALWAYS_INLINE void add_first_step(fv_tile_item *item, const fv_strip_pair *pa
     fv_tile_dot(tiles, 3, 5, 7);
 }
 
+/* The same in pieces, as fv_half_add_step. */
+FV_ALWAYS_INLINE void add_first_half_step(fv_tile_item *item, const fv_strip_pair *pair, int32_t column,
+                                          const char *pairs)
+{
+    fv_tiles *tiles = &item->tiles;
+    const int32_t step = pair->first_step, stores = column > 0, loads = pair->strips[0]->has_sums;
+    const int64_t weights_bytes = fv_weight_piece_bytes(item), pairs_bytes = fv_pairs_piece_bytes(item);
+    const char *high = pair->weights[0] + step * FV_TILE_BYTES, *other_high = pair->weights[1] + step * FV_TILE_BYTES;
+    float *low = pair->strips[0]->sums + column * FV_TILE_STRIP_ROWS;
+    float *other_low = pair->strips[1]->sums + column * FV_TILE_STRIP_ROWS;
+    fv_tile_load(tiles, 6, pairs, FV_TILE_ROW_BYTES);
+    fv_tile_load(tiles, 4, high + weights_bytes, FV_TILE_ROW_BYTES);
+    fv_tile_load(tiles, 7, pairs + FV_TILE_BYTES, FV_TILE_ROW_BYTES);
+    fv_tile_load(tiles, 5, other_high + weights_bytes, FV_TILE_ROW_BYTES);
+    CHANGE_SUMS(tiles, 0, low, stores, loads);
+    fv_tile_dot(tiles, 0, 4, 6);
+    CHANGE_SUMS(tiles, 1, low + SLICE_SUMS / 2, stores, loads);
+    fv_tile_dot(tiles, 1, 4, 7);
+    CHANGE_SUMS(tiles, 2, other_low, stores, loads);
+    fv_tile_dot(tiles, 2, 5, 6);
+    CHANGE_SUMS(tiles, 3, other_low + SLICE_SUMS / 2, stores, loads);
+    fv_tile_dot(tiles, 3, 5, 7);
+    fv_tile_load(tiles, 4, high, FV_TILE_ROW_BYTES);
+    fv_tile_load(tiles, 5, other_high, FV_TILE_ROW_BYTES);
+    FV_HALF_ADD(tiles);
+    if (item->kv_pieces == 1) return;
+    fv_tile_load(tiles, 6, pairs + pairs_bytes, FV_TILE_ROW_BYTES);
+    fv_tile_load(tiles, 7, pairs + pairs_bytes + FV_TILE_BYTES, FV_TILE_ROW_BYTES);
+    FV_HALF_ADD(tiles);
+}
+
+/* The products of a slice in pieces, whose weights were summed as they were made. */
+static void add_half_slice(const fv_many_item *many, const fv_strip_pair *pair, int32_t number)
+{
+    fv_tile_item *item = many->item;
+    const int32_t column = number * FV_SLICE_COLUMNS;
+    const char *slice = many->keys->v + (int64_t)column * item->block_keys * FV_BF16_BYTES;
+    for (int32_t step = pair->first_step; step < pair->end_step; step++) {
+        const char *pairs = slice + step * FV_SLICE_STEP_BYTES;
+        if (step == pair->first_step)
+            add_first_half_step(item, pair, column, pairs);
+        else
+            fv_half_add_step(item, pair, step, pairs);
+        fv_key_tiles_make_next(item, many->next_keys);
+    }
+    if (column + FV_SLICE_COLUMNS == item->job->params->v_head_size) fv_pair_store_sums(item, pair, column);
+}
+
 /* FV_SLICE_COLUMNS of the values; beside their products, if any, a quarter of the weights is summed, or keys and values
  * of the next block are made. */
 FV_ALWAYS_INLINE void add_slice(const fv_many_item *many, const fv_strip_pair *pair, int32_t number, const int32_t sums,
@@ -100,6 +153,13 @@ FV_ALWAYS_INLINE void add_slice(const fv_many_item *many, const fv_strip_pair *p
     }
     if (column + FV_SLICE_COLUMNS == item->job->params->v_head_size) fv_pair_store_sums(item, pair, column);
     if (sums) fv_weight_adder_end(&adder);
+}
+
+static void add_half_values(const fv_many_item *many, const fv_strip_pair *pair)
+{
+    const int32_t num_slices = many->item->job->params->v_head_size / FV_SLICE_COLUMNS;
+    for (int32_t i = 0; i < num_slices; i++) add_half_slice(many, pair, i);
+    pair->strips[0]->has_sums = pair->strips[1]->has_sums = 1;
 }
 
 /* Quarters of the weights for which no slice is left are summed by themselves. */
@@ -142,7 +202,8 @@ static void pair_work_begin(fv_pair_work *work, const fv_many_item *many, int32_
     const fv_tile_item *item = many->item;
     fv_strip_pair *pair = &work->pair;
     work->top = (fv_words){0};
-    work->is_exact = many->has_huge_queries || !fv_words_all_below(many->keys->top, FV_HUGE_WORD);
+    work->is_exact = many->has_huge_queries ||
+                     (item->pieces == 1 && !fv_words_all_below(many->keys->top, FV_HUGE_WORD));
     pair->num = fv_min_i32(2, item->num_strips - first);
     for (int32_t i = 0; i < 2; i++) {
         const int32_t own = fv_min_i32(i, pair->num - 1);
@@ -151,8 +212,8 @@ static void pair_work_begin(fv_pair_work *work, const fv_many_item *many, int32_
         pair->weights[i] = fv_tile_weights(item, 2 * p + own);
     }
     fv_pair_find_steps(pair, &many->keys->block);
-    /* Rows that see few keys, wherever these lie: the largest weight is then 1, which is held as it is. */
-    for (int32_t i = 0; i < pair->num && !work->is_exact; i++)
+    /* Rows that see few keys, wherever these lie: the largest weight is then 1, which is held as it is. In pieces all are. */
+    for (int32_t i = 0; i < pair->num && item->pieces == 1 && !work->is_exact; i++)
         work->is_exact = strip_sees_few(many->item->job, &pair->strips[i]->rows);
 }
 
@@ -168,17 +229,21 @@ static void attend_keys(const fv_many_item *many)
         for (int32_t p = 0; p < num; p++) {
             if (works[p].pair.first_step >= works[p].pair.end_step) continue;
             fv_pair_end_weights(many, &works[p]);
-            add_values(many, &works[p].pair);
+            if (many->item->pieces > 1)
+                add_half_values(many, &works[p].pair);
+            else
+                add_values(many, &works[p].pair);
         }
     }
 }
 
 /* --- the ends of an item ----------------------------------------------------------------------------------------- */
 
-/* 1: rows end as bf16 of the sums over their denominator. */
+/* 1: rows end as bf16 or fp16 of the sums over their denominator. */
 static int32_t ends_plainly(const fv_attend_job *job)
 {
-    return job->item->partial < 0 && !job->params->sinks && job->params->out_dtype == FV_DTYPE_BF16;
+    const fv_dtype out_dtype = job->params->out_dtype;
+    return job->item->partial < 0 && !job->params->sinks && (out_dtype == FV_DTYPE_BF16 || out_dtype == FV_DTYPE_F16);
 }
 
 /* 1: the output of the item's sequence is more than caches keep until it is read, in whole lines. */
@@ -199,7 +264,7 @@ static int32_t own_size(const fv_tile_item *item) { return item->natural.params-
  * values are multiplied by takes nothing from the others. */
 static fv_lanes divisors_of(const fv_tile_item *item, const fv_tile_strip *strip)
 {
-    if (strip_sees_few(item->job, &strip->rows)) return fv_lanes_load(strip->rows.sum);
+    if (item->pieces > 1 || strip_sees_few(item->job, &strip->rows)) return fv_lanes_load(strip->rows.sum);
     return fv_parts_gather(fv_weight_sums_of(item, strip));
 }
 
@@ -231,10 +296,12 @@ static void finish_strip(const fv_tile_item *item, const fv_tile_strip *strip, i
         for (int32_t column = 0; column < params->v_head_size; column += FV_SLICE_COLUMNS) {
             const float *at = low + column * FV_TILE_STRIP_ROWS;
             const float *next = at + FV_TILE_ROWS * FV_TILE_COLUMNS;
+            const fv_words words = params->out_dtype == FV_DTYPE_F16 ? fv_halves_natural(at, next, factor)
+                                                                     : fv_words_natural(at, next, factor);
             if (streams)
-                fv_words_stream_natural(out + column * FV_BF16_BYTES, at, next, factor);
+                fv_words_stream(out + column * FV_BF16_BYTES, words);
             else
-                fv_words_store_natural(out + column * FV_BF16_BYTES, at, next, factor);
+                fv_words_store(out + column * FV_BF16_BYTES, words);
         }
         if (is_padded) memcpy(own, out, (size_t)own_size(item) * FV_BF16_BYTES);
         if (!params->lse) continue;
@@ -267,7 +334,7 @@ static void finish(const fv_many_item *many)
         if (!strip->has_sums) fv_strip_zero_sums(strip, item->job->params->v_head_size); /* its rows saw no key */
     }
     if (!ends_plainly(item->job)) {
-        for (int32_t i = 0; i < item->num_strips; i++) fit_sums(item, &item->scratch.strips[i]);
+        for (int32_t i = 0; i < item->num_strips && item->pieces == 1; i++) fit_sums(item, &item->scratch.strips[i]);
         fv_strips_finish(item);
         return;
     }
@@ -344,7 +411,6 @@ int32_t FV_ISA_SYMBOL(fv_many_tiles_serve)(const fv_attend_job *job, int32_t num
 {
     const fv_attend_params *params = job->params;
     if (num_strips < FV_TILE_COPY_STRIPS || rescaling != FV_RESCALING_MULTIPLY) return 0;
-    if (fv_tile_pieces(params) > 1) return 0;
     if (job->has_k_scales || job->has_v_scales) return 0;
     if (params->head_size > FV_MADE_MAX_SIZE || params->v_head_size > FV_MADE_MAX_SIZE) return 0;
     for (int32_t head = 0; head < job->item->num_kv_heads; head++) {
@@ -363,6 +429,7 @@ int32_t FV_ISA_SYMBOL(fv_attend_many_tiles)(fv_tile_item *item)
     fv_key_tiles keys = fv_key_tiles_of(item, first);
     fv_key_tiles_aim(item, &keys, item->num_strips);
     const fv_words queries_top = fv_strips_begin(item, 1);
+    if (item->pieces > 1 && !fv_words_all_below(queries_top, FV_HALF_INFINITY)) return 0;
     for (int32_t i = 0; i < item->num_strips; i++) item->scratch.strips[i].has_sums = 0;
     memset(item->scratch.weight_sums, 0, (size_t)item->num_strips * FV_TILE_BYTES);
     fv_key_tiles next = fv_key_tiles_of(item, first + 1);
@@ -375,13 +442,14 @@ int32_t FV_ISA_SYMBOL(fv_attend_many_tiles)(fv_tile_item *item)
         .keys = &keys,
         .next_keys = &next,
         .scale = fv_attend_score_scale(item->job, item->first_head),
-        .is_fine = item->job->params->lse || !ends_plainly(item->job),
+        .is_fine = item->pieces > 1 || item->job->params->lse || !ends_plainly(item->job),
         .scores = item->scratch.scores + 2 * item->block_keys * FV_TILE_STRIP_ROWS,
-        .has_huge_queries = !fv_words_all_below(queries_top, FV_HUGE_WORD),
+        .has_huge_queries = item->pieces == 1 && !fv_words_all_below(queries_top, FV_HUGE_WORD),
     };
     if (many.is_fine) memset(item->scratch.row_sums, 0, (size_t)item->num_strips * FV_TILE_BYTES);
     for (int32_t index = first + 2; keys.block.first < keys.block.end; index++) {
-        if (keys.not_finite && !fv_strips_all_seen(item, item->scratch.strips, &keys.block)) return 0;
+        if (keys.not_finite && (item->pieces > 1 || !fv_strips_all_seen(item, item->scratch.strips, &keys.block)))
+            return 0;
         fv_key_tiles after = fv_key_tiles_of(item, index);
         if (after.block.first < after.block.end)
             fv_key_tiles_aim(item, &after, num_sites);

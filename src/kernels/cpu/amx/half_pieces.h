@@ -42,46 +42,69 @@ static inline fv_half_row fv_half_row_of(char *buffer, const char *row, const fv
     return (fv_half_row){buffer, stored != FV_DTYPE_F16};
 }
 
-/* Rows of queries to B tiles, and their largest magnitudes. */
-static inline fv_words fv_half_pack_queries(char *to, const fv_tile_item *item, const char *const rows[FV_TILE_ROWS])
+/* Elements d to d + 31 of 16 rows to a B tile of each piece, `piece_bytes` apart. */
+static inline void fv_half_tile(char *to, int64_t piece_bytes, int32_t num_pieces, const fv_half_row rows[FV_TILE_ROWS],
+                                int32_t d, int32_t num, fv_words *top)
+{
+    fv_words pieces[2][FV_TILE_ROWS];
+    const char *of[2][FV_TILE_ROWS];
+    for (int32_t i = 0; i < FV_TILE_ROWS; i++) {
+        const fv_word_pieces both = fv_half_row_pieces(&rows[i], d, num, top);
+        pieces[0][i] = both.high;
+        pieces[1][i] = both.low;
+        for (int32_t p = 0; p < 2; p++) of[p][i] = (const char *)&pieces[p][i];
+    }
+    for (int32_t p = 0; p < num_pieces; p++) fv_lanes_store_transposed(to + p * piece_bytes, of[p]);
+}
+
+/* A row to rows of A tiles of each piece. */
+static inline void fv_half_tile_row(char *to, int64_t piece_bytes, const fv_half_row *row, int32_t size, fv_words *top)
+{
+    for (int32_t d = 0; d < size; d += FV_TILE_DEPTH, to += FV_TILE_BYTES) {
+        const fv_word_pieces both = fv_half_row_pieces(row, d, size - d, top);
+        fv_words_store(to, both.high);
+        fv_words_store(to + piece_bytes, both.low);
+    }
+}
+
+/* Rows of queries to B tiles, or as_rows to A tiles; returns their largest magnitudes. */
+static inline fv_words fv_half_pack_queries(char *to, const fv_tile_item *item, const char *const rows[FV_TILE_ROWS],
+                                            int32_t as_rows)
 {
     const int32_t size = item->natural.params->head_size;
     const int64_t piece_bytes = fv_query_piece_bytes(item);
     fv_words top = {0};
-    for (int32_t d = 0; d < size; d += FV_TILE_DEPTH, to += FV_TILE_BYTES) {
-        fv_words pieces[2][FV_TILE_ROWS];
-        const char *of[2][FV_TILE_ROWS];
-        for (int32_t i = 0; i < FV_TILE_ROWS; i++) {
-            const fv_half_row row = {rows[i], 0};
-            const fv_word_pieces both = fv_half_row_pieces(&row, d, size - d, &top);
-            pieces[0][i] = both.high;
-            pieces[1][i] = both.low;
-            for (int32_t p = 0; p < 2; p++) of[p][i] = (const char *)&pieces[p][i];
-        }
-        for (int32_t p = 0; p < 2; p++) fv_lanes_store_transposed(to + p * piece_bytes, of[p]);
+    fv_half_row halves[FV_TILE_ROWS];
+    for (int32_t i = 0; i < FV_TILE_ROWS; i++) {
+        halves[i] = (fv_half_row){rows[i], 0};
+        if (as_rows) fv_half_tile_row(to + i * FV_TILE_ROW_BYTES, piece_bytes, &halves[i], size, &top);
     }
+    for (int32_t d = 0; d < size && !as_rows; d += FV_TILE_DEPTH, to += FV_TILE_BYTES)
+        fv_half_tile(to, piece_bytes, 2, halves, d, size - d, &top);
     return top;
 }
 
 /* --- keys -------------------------------------------------------------------------------------------------------- */
 
-/* A key of the block; zeros outside of the item. */
-static inline fv_half_row fv_half_key(const fv_tile_item *item, const fv_key_block *block, int32_t kv_head, int32_t key)
+/* A key of the block; zeros outside of the item. `copy`: a row of key_rows, where it is not to be read as it lies. */
+static inline fv_half_row fv_half_key(const fv_tile_item *item, const fv_key_block *block, int32_t kv_head, int32_t key,
+                                      int32_t copy)
 {
     if (key < block->first || key >= block->end) return (fv_half_row){0};
+    char *buffer = item->scratch.key_rows + (int64_t)copy * item->job->params->head_size * FV_BF16_BYTES;
     const fv_tile_scratch *scratch = &item->scratch;
     const fv_key_source *source = fv_attend_source_of(item->job, block->first_key + key);
     const char *row = block->k_rows[key] + kv_head * source->k.head_stride;
     const int32_t own_size = item->natural.params->head_size - source->shared_size;
     const int32_t in_place = source->k_in_place && source->shared_size == 0;
-    const fv_half_row own = fv_half_row_of(scratch->key_rows, row, &source->k, own_size, source->stored, in_place,
+    const fv_half_row own = fv_half_row_of(buffer, row, &source->k, own_size, source->stored, in_place,
                                            scratch->gathered);
     if (source->shared_size == 0) return own;
     row = (const char *)source->k_shared.data +
           (item->job->dense_row + block->first_key + key) * source->k_shared.slot_stride;
     const fv_half_row shared = fv_half_row_of(scratch->gathered, row, &source->k_shared, source->shared_size,
                                               source->stored, 0, NULL);
-    memcpy(scratch->key_rows + own_size * FV_BF16_BYTES, shared.elements, (size_t)source->shared_size * FV_BF16_BYTES);
+    memcpy(buffer + own_size * FV_BF16_BYTES, shared.elements, (size_t)source->shared_size * FV_BF16_BYTES);
     return own;
 }
 
@@ -93,7 +116,7 @@ static inline int32_t fv_half_copy_keys(const fv_tile_item *item, const fv_key_b
     fv_words top = {0};
     for (int32_t key = 0; key < fv_key_block_steps(block) * FV_STEP_KEYS; key++) {
         char *tile = item->scratch.k_copies + 2 * piece_bytes * (key / FV_TILE_ROWS);
-        const fv_half_row row = fv_half_key(item, block, kv_head, key);
+        const fv_half_row row = fv_half_key(item, block, kv_head, key, 0);
         char *to = tile + key % FV_TILE_ROWS * FV_TILE_ROW_BYTES;
         for (int32_t d = 0; d < size; d += FV_TILE_DEPTH, to += FV_TILE_BYTES) {
             const fv_word_pieces pieces = fv_half_row_pieces(&row, d, size - d, &top);

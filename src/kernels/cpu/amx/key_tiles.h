@@ -3,6 +3,7 @@
 #ifndef FV_KERNELS_CPU_AMX_KEY_TILES_H
 #define FV_KERNELS_CPU_AMX_KEY_TILES_H
 
+#include "kernels/cpu/amx/half_pieces.h"
 #include "kernels/cpu/amx/made_keys.h"
 
 enum {
@@ -18,11 +19,13 @@ typedef struct fv_key_tiles {
     fv_key_block block;
     fv_made_block *made; /* where others find them when they are made */
     int32_t index, is_made;
-    char *k, *v;                    /* k: [block_keys / 16][D / 32] B tiles; v: [Dv / 32][block_keys / 32][2] B tiles */
-    const char *rows[FV_TILE_ROWS]; /* of the 16 keys at hand, from the elements of their next tile on */
+    char *k;                          /* [block_keys / 16][pieces][D / 32] B tiles */
+    char *v;                          /* [pieces][Dv / 32][block_keys / 32][2] B tiles */
+    const char *rows[FV_TILE_ROWS];   /* of the 16 keys at hand, from the elements of their next tile on */
+    fv_half_row halves[FV_TILE_ROWS]; /* in place of them in pieces: from the first element on */
     int32_t first_step;
     int32_t next, num_k_tiles, end;
-    int32_t not_finite; /* some value is infinite or NaN */
+    int32_t not_finite; /* some value is infinite or NaN, in pieces some key, too */
     fv_words top;       /* of the magnitudes of keys */
 } fv_key_tiles;
 
@@ -37,7 +40,7 @@ static fv_key_tiles fv_key_tiles_of(const fv_tile_item *item, int32_t index)
         .index = index,
         .k = fv_made_tiles(made, params, slot),
     };
-    keys.v = keys.k + (int64_t)item->block_keys * params->head_size * FV_BF16_BYTES;
+    keys.v = keys.k + (int64_t)item->pieces * item->block_keys * params->head_size * FV_BF16_BYTES;
     const fv_key_block *block = &keys.block;
     if (block->first >= block->end) return keys;
     keys.is_made = fv_made_block_serves(keys.made, index, block->first, block->end);
@@ -73,6 +76,19 @@ static void fv_key_tiles_make_keys(const fv_tile_item *item, fv_key_tiles *keys,
     fv_lanes_store_transposed(keys->k + (int64_t)t * FV_TILE_BYTES, keys->rows);
 }
 
+/* The same in pieces. */
+static void fv_key_tiles_make_half_keys(const fv_tile_item *item, fv_key_tiles *keys, int32_t t)
+{
+    const int32_t depth = item->job->params->head_size / FV_TILE_DEPTH, first = t / depth * FV_TILE_ROWS;
+    const int32_t d = t % depth * FV_TILE_DEPTH;
+    for (int32_t i = 0; i < FV_TILE_ROWS && d == 0; i++)
+        keys->halves[i] = fv_half_key(item, &keys->block, item->first_head, first + i, i);
+    char *to = keys->k + (int64_t)(t / depth * item->pieces * depth + t % depth) * FV_TILE_BYTES;
+    fv_half_tile(to, fv_query_piece_bytes(item), item->kv_pieces, keys->halves, d, item->natural.params->head_size - d,
+                 &keys->top);
+    keys->not_finite |= !fv_words_all_below(keys->top, FV_HALF_INFINITY);
+}
+
 /* Pair `row` of a step: two keys whose weights lie side by side. Returns 1 if some value is infinite or NaN. */
 static int32_t fv_key_tiles_make_values(const fv_tile_item *item, const fv_key_tiles *keys, int32_t step, int32_t row)
 {
@@ -90,16 +106,47 @@ static int32_t fv_key_tiles_make_values(const fv_tile_item *item, const fv_key_t
     return not_finite;
 }
 
+/* The same in pieces, whose weights lie in turn (fv_word_pieces_in_turn). */
+static int32_t fv_key_tiles_make_half_values(const fv_tile_item *item, const fv_key_tiles *keys, int32_t step,
+                                             int32_t row)
+{
+    const int32_t size = item->natural.params->v_head_size;
+    const int64_t slice_bytes = (int64_t)item->block_keys * FV_SLICE_COLUMNS * FV_BF16_BYTES;
+    const int64_t piece_bytes = fv_pairs_piece_bytes(item);
+    char *to = keys->v + step * FV_SLICE_STEP_BYTES + row * FV_TILE_ROW_BYTES;
+    fv_words top = {0};
+    fv_half_row rows[2];
+    for (int32_t i = 0; i < 2; i++)
+        rows[i] = fv_half_value(item, &keys->block, item->first_head, step * FV_STEP_KEYS + row + i * FV_TILE_ROWS, i);
+    for (int32_t d = 0; d < size; d += FV_SLICE_COLUMNS, to += slice_bytes) {
+        fv_word_pieces of[2];
+        for (int32_t i = 0; i < 2; i++) of[i] = fv_half_row_pieces(&rows[i], d, size - d, &top);
+        fv_words_store_pairs(to, to + FV_TILE_BYTES, (const char *)&of[0].high, (const char *)&of[1].high);
+        if (item->kv_pieces == 1) continue;
+        fv_words_store_pairs(to + piece_bytes, to + piece_bytes + FV_TILE_BYTES, (const char *)&of[0].low,
+                             (const char *)&of[1].low);
+    }
+    return !fv_words_all_below(top, FV_HALF_INFINITY);
+}
+
 /* The next tile of K, or two values. */
 static void fv_key_tiles_make_next(const fv_tile_item *item, fv_key_tiles *keys)
 {
     if (keys->next >= keys->end) return;
     const int32_t at = keys->next++, pair = at - keys->num_k_tiles;
-    if (pair < 0)
-        fv_key_tiles_make_keys(item, keys, keys->first_step * 2 * (item->job->params->head_size / FV_TILE_DEPTH) + at);
+    if (pair < 0) {
+        const int32_t t = keys->first_step * 2 * (item->job->params->head_size / FV_TILE_DEPTH) + at;
+        if (item->pieces > 1)
+            fv_key_tiles_make_half_keys(item, keys, t);
+        else
+            fv_key_tiles_make_keys(item, keys, t);
+        return;
+    }
+    const int32_t step = keys->first_step + pair / FV_TILE_ROWS, row = pair % FV_TILE_ROWS;
+    if (item->pieces > 1)
+        keys->not_finite |= fv_key_tiles_make_half_values(item, keys, step, row);
     else
-        keys->not_finite |= fv_key_tiles_make_values(item, keys, keys->first_step + pair / FV_TILE_ROWS,
-                                                     pair % FV_TILE_ROWS);
+        keys->not_finite |= fv_key_tiles_make_values(item, keys, step, row);
 }
 
 /* The slot is from now on the block's. */
@@ -116,7 +163,7 @@ static void fv_key_tiles_end(fv_tile_item *item, fv_key_tiles *keys)
         fv_key_tiles_make_next(item, keys);
         if (keys->next % 2) fv_tile_call_ahead(item);
     }
-    const int32_t is_plain = !keys->not_finite && fv_words_all_below(keys->top, FV_HUGE_WORD);
+    const int32_t is_plain = !keys->not_finite && (item->pieces > 1 || fv_words_all_below(keys->top, FV_HUGE_WORD));
     *keys->made = (fv_made_block){is_plain, keys->index, keys->block.first, keys->block.end};
 }
 

@@ -1,59 +1,9 @@
 /* A step of a pair of strips, where there are many (attend_many_tiles.c): its scores beside the weights of the step
- * before. */
+ * before, in bf16; in pieces by half_step.h. */
 #ifndef FV_KERNELS_CPU_AMX_PAIR_STEP_H
 #define FV_KERNELS_CPU_AMX_PAIR_STEP_H
 
-#include "kernels/cpu/amx/key_tiles.h"
-#include "kernels/cpu/amx/tile_products.h"
-
-enum { FV_HALF_SCORES = FV_STEP_SCORES / 2 }; /* of 16 keys: a C tile */
-
-/* What turns a strip's scores into weights 2^(dot * factor - base). */
-typedef struct fv_row_weigher {
-    fv_lanes fine_sums[FV_TILE_STRIP_ROWS]; /* of each row's weights in fp32, in 16 parts, where they are asked for */
-    float base[FV_TILE_STRIP_ROWS];         /* is_fine; else what makes the exponents that fv_words_exp2_of takes */
-} fv_row_weigher;
-
-/* A pair and a block. A strip that has no other makes a pair with itself. */
-typedef struct fv_pair_work {
-    fv_strip_pair pair;
-    fv_row_weigher weigh[2];
-    fv_words top;     /* of both strips' weights */
-    int32_t is_exact; /* the weights need the block's maxima */
-} fv_pair_work;
-
-typedef struct fv_pair_step {
-    fv_pair_work *work; /* NULL: none */
-    int32_t step;
-    int32_t is_in_tiles; /* the second strip's are */
-} fv_pair_step;
-
-typedef struct fv_many_item {
-    fv_tile_item *item;
-    const fv_key_tiles *keys;
-    fv_key_tiles *next_keys;
-    fv_score_scale scale;
-    int32_t is_fine; /* sums of weights leave the item: exponentials and sums in fp32 */
-    int32_t has_huge_queries;
-    float *scores; /* of a pair and a step: [2][2][16 rows][16 keys]; weights have been made of them when those of the
-                    * next one are stored */
-} fv_many_item;
-
-/* --- scores --------------------------------------------------------------------------------------------------- */
-
-/* What the scores of a step are products of. */
-typedef struct fv_score_operands {
-    const char *k, *q[2];
-} fv_score_operands;
-
-FV_ALWAYS_INLINE fv_score_operands fv_score_operands_of(const fv_many_item *many, const fv_pair_step *at,
-                                                        const int32_t depth)
-{
-    return (fv_score_operands){
-        .k = many->keys->k + (int64_t)2 * at->step * depth * FV_TILE_BYTES,
-        .q = {at->work->pair.strips[0]->q, at->work->pair.strips[1]->q},
-    };
-}
+#include "kernels/cpu/amx/half_step.h"
 
 /* Product p of a strip's scores: 16 keys and 32 elements. The strips of a pair have two tiles of sums each.
  *
@@ -81,24 +31,6 @@ FV_ALWAYS_INLINE void fv_score_product(fv_tile_item *item, const fv_score_operan
             fv_tile_dot(tiles, 3, 4, 7);
         if (strip == 1) fv_tile_call_ahead(item);
     }
-}
-
-FV_ALWAYS_INLINE void fv_score_begin(fv_tile_item *item, const int32_t strip)
-{
-    if (strip == 0) {
-        fv_tile_zero(&item->tiles, 0);
-        fv_tile_zero(&item->tiles, 1);
-    } else {
-        fv_tile_zero(&item->tiles, 2);
-        fv_tile_zero(&item->tiles, 3);
-    }
-}
-
-/* Half of a strip's scores, of 16 keys. */
-FV_ALWAYS_INLINE void fv_score_store_half(fv_tile_item *item, float *scores, const int32_t strip, const int32_t half)
-{
-    float *at = scores + strip * FV_STEP_SCORES + half * FV_HALF_SCORES;
-    FV_TILE_OF_FOUR(fv_tile_store, &item->tiles, 2 * strip + half, at, FV_TILE_ROW_BYTES);
 }
 
 /* --- scores beside weights ------------------------------------------------------------------------------------- */
@@ -210,25 +142,21 @@ FV_ALWAYS_INLINE void fv_step_score_and_weigh_any(const fv_many_item *many, cons
     fv_step_pass_end(&pass, last);
 }
 
-/* Stores what is left of a step's scores. */
-static void fv_step_store_scores(const fv_many_item *many, fv_pair_step *last)
-{
-    if (!last->is_in_tiles) return;
-    fv_score_store_half(many->item, many->scores, 1, 0);
-    fv_score_store_half(many->item, many->scores, 1, 1);
-    last->is_in_tiles = 0;
-}
-
 static void fv_step_score(const fv_many_item *many, const fv_pair_step *next, fv_pair_step *last)
 {
     fv_step_store_scores(many, last);
-    fv_step_score_and_weigh_any(many, next, last, 1, 0, 0);
+    if (many->item->pieces > 1)
+        fv_half_step_score(many, next, last);
+    else
+        fv_step_score_and_weigh_any(many, next, last, 1, 0, 0);
 }
 
 static void fv_step_weigh(const fv_many_item *many, fv_pair_step *last)
 {
     fv_step_store_scores(many, last);
-    if (many->is_fine)
+    if (many->item->pieces > 1)
+        fv_half_step_weigh(many, last);
+    else if (many->is_fine)
         fv_step_score_and_weigh_any(many, NULL, last, 0, 1, 1);
     else
         fv_step_score_and_weigh_any(many, NULL, last, 0, 1, 0);
@@ -245,7 +173,9 @@ static void fv_step_score_and_weigh_fine(const fv_many_item *many, const fv_pair
 static void fv_step_score_and_weigh(const fv_many_item *many, const fv_pair_step *next, fv_pair_step *last)
 {
     const int32_t depth = many->item->job->params->head_size / FV_TILE_DEPTH;
-    if (many->is_fine)
+    if (many->item->pieces > 1)
+        fv_half_step_score_and_weigh(many, next, last);
+    else if (many->is_fine)
         fv_step_score_and_weigh_fine(many, next, last);
     else if (depth == 4)
         fv_step_score_and_weigh_as(many, next, last, 4, 0);

@@ -10,6 +10,9 @@
 /* 2^10 as bf16, above which no weight may be: references stay near to maxima, far from overflow. */
 #define FV_MAX_WEIGHT_WORD 0x4480
 
+/* In pieces, of weights of a block that were summed in one lane. */
+#define FV_MAX_WEIGHT_SUM 0x1p10f
+
 /* Up to here references keep eight bits behind the point when they go into exponents in fixed point. */
 #define FV_MAX_REFERENCE 16000.0f
 
@@ -157,12 +160,34 @@ static void fv_pair_score_block(const fv_many_item *many, fv_pair_work *work)
     }
 }
 
-/* A strip's weights of a block with keys in order to the order of fv_row_weigh. */
-static void fv_pair_pack_ordered(const fv_strip_pair *pair, int32_t i)
+/* A strip's weights of a block with keys in order to the order of fv_row_weigh, or of fv_rows_weigh_pieces. */
+static void fv_pair_pack_ordered(const fv_tile_item *item, const fv_strip_pair *pair, int32_t i)
 {
     char *at = pair->weights[i] + pair->first_step * FV_TILE_BYTES;
-    for (int32_t row = 0; row < (pair->end_step - pair->first_step) * FV_TILE_ROWS; row++, at += FV_TILE_ROW_BYTES)
-        fv_words_pack_order(at);
+    for (int32_t row = 0; row < (pair->end_step - pair->first_step) * FV_TILE_ROWS; row++, at += FV_TILE_ROW_BYTES) {
+        if (item->pieces == 1) fv_words_pack_order(at);
+        for (int32_t piece = 0; piece < 2 && item->pieces > 1; piece++)
+            fv_words_take_turns(at + piece * fv_weight_piece_bytes(item));
+    }
+}
+
+/* Weights of strip i by its maxima over the block, in pieces. */
+static void fv_pair_weigh_pieces(const fv_many_item *many, const fv_strip_pair *pair, int32_t i)
+{
+    fv_tile_item *item = many->item;
+    fv_weigher weigher;
+    if (!fv_strip_weigh_begin(&weigher, item, pair, i, &many->keys->block, many->scale)) return;
+    for (int32_t step = pair->first_step; step < pair->end_step; step++) {
+        char *to = pair->weights[i] + step * FV_TILE_BYTES;
+        fv_words words[16], low_words[16];
+        for (int32_t quarter = 0; quarter < 4; quarter++)
+            fv_weigher_quarter_pieces(&weigher, words, low_words, pair->scores[i] + step * FV_STEP_SCORES, NULL,
+                                      quarter);
+        fv_words_store_transposed(to, words);
+        fv_words_store_transposed(to + fv_weight_piece_bytes(item), low_words);
+        fv_weigher_end_step(&weigher);
+    }
+    fv_weigher_end(&weigher, pair->strips[i]);
 }
 
 /* A pair's weights by its maxima over the block. */
@@ -173,16 +198,30 @@ static void fv_pair_weigh_exactly(const fv_many_item *many, fv_pair_work *work)
     fv_pair_score_block(many, work);
     for (int32_t i = 0; i < pair->num; i++) {
         if (many->is_fine) fv_row_sums_gather(item, pair->strips[i]);
-        fv_strip_weigh(item, pair, i, &many->keys->block, many->scale);
+        if (item->pieces > 1)
+            fv_pair_weigh_pieces(many, pair, i);
+        else
+            fv_strip_weigh(item, pair, i, &many->keys->block, many->scale);
         fv_strip_rescale_all(item, pair->strips[i]);
-        fv_pair_pack_ordered(pair, i);
+        fv_pair_pack_ordered(item, pair, i);
     }
+}
+
+/* Are the sums of a pair's weights of the block all below a limit, and numbers? */
+static int32_t fv_pair_sums_below(const fv_pair_work *work, float limit)
+{
+    for (int32_t i = 0; i < work->pair.num; i++)
+        for (int32_t row = 0; row < FV_TILE_STRIP_ROWS; row++)
+            if (!fv_lanes_all_below(work->weigh[i].fine_sums[row], limit)) return 0;
+    return 1;
 }
 
 /* Takes over the parts of the row sums, or makes the weights again. */
 static void fv_pair_end_weights(const fv_many_item *many, fv_pair_work *work)
 {
-    if (!work->is_exact) work->is_exact = !fv_words_all_below(work->top, FV_MAX_WEIGHT_WORD);
+    if (!work->is_exact)
+        work->is_exact = many->item->pieces > 1 ? !fv_pair_sums_below(work, FV_MAX_WEIGHT_SUM)
+                                                : !fv_words_all_below(work->top, FV_MAX_WEIGHT_WORD);
     if (work->is_exact) {
         fv_pair_weigh_exactly(many, work);
         return;

@@ -4,13 +4,13 @@
 
 #include "kernels/cpu/lanes.h"
 
-/* fv_words_store_natural to a whole line. Other threads see it after fv_words_stream_end. */
-FV_ALWAYS_INLINE void fv_words_stream_natural(char *to, const float *low, const float *high, fv_lanes factor)
+/* To a whole line. Other threads see it after fv_words_stream_end. */
+FV_ALWAYS_INLINE void fv_words_stream(char *to, fv_words words)
 {
 #if defined(__AVX512F__)
-    _mm512_stream_si512((__m512i *)(void *)to, (__m512i)fv_words_natural(low, high, factor));
+    _mm512_stream_si512((__m512i *)(void *)to, (__m512i)words);
 #else
-    fv_words_store_natural(to, low, high, factor);
+    fv_words_store(to, words);
 #endif
 }
 

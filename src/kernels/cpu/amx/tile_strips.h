@@ -38,7 +38,7 @@ static inline fv_words fv_strip_pack_queries(const fv_tile_strip *strip, const f
     const fv_attend_job *job = item->job;
     const char *rows[FV_TILE_STRIP_ROWS];
     fv_strip_find_queries(rows, job, kv_head, strip->rows.first_row);
-    if (item->pieces > 1) return fv_half_pack_queries(strip->q, item, rows);
+    if (item->pieces > 1) return fv_half_pack_queries(strip->q, item, rows, as_rows);
     fv_tile_pad_queries(item, rows);
     for (int32_t d = 0; d < job->params->head_size; d += FV_TILE_DEPTH) {
         char *tile = strip->q + d / FV_TILE_DEPTH * FV_TILE_BYTES;
