@@ -392,6 +392,18 @@ static void siblings_deal_out_keys(void **state)
     }
 }
 
+/* 24 rows of heads of 256, which are done head by head (attend_shared_tiles.c), each head with all keys. */
+static void siblings_share_each_head(void **state)
+{
+    (void)state;
+    few_shape shape = shape_of(2, 24, 1, 256);
+    shape.num_keys = 850;
+    scene *s = scene_of(shape);
+    launch_siblings(s, run_last_first);
+    for (int32_t head = 0; head < 48; head++) judge_row(s, 0, head);
+    free_cache(s);
+}
+
 /* Items whose keys are all behind the sequence's end go the way of the one that has them. */
 static void siblings_without_keys_take_none_twice(void **state)
 {
@@ -508,6 +520,7 @@ int main(void)
         cmocka_unit_test(alibi_and_trees_are_served),
         cmocka_unit_test(what_is_not_finite_is_left_to_others),
         cmocka_unit_test(siblings_deal_out_keys),
+        cmocka_unit_test(siblings_share_each_head),
         cmocka_unit_test(siblings_without_keys_take_none_twice),
         cmocka_unit_test(siblings_deal_out_keys_on_threads),
         cmocka_unit_test(each_step_is_taken_once),

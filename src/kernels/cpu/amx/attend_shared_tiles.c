@@ -811,8 +811,10 @@ static int32_t attend(fv_tile_item *item, fv_key_shares *shares)
 int32_t FV_ISA_SYMBOL(fv_attend_shared_tiles)(fv_tile_item *item, fv_key_shares *shares)
 {
     const fv_attend_job *job = item->job;
-    /* Several tokens: values that some must not see are looked at, and what is lost is lost to all siblings. */
-    if (!fv_key_shares_has(shares, job) || job->item->num_tokens > 1) return attend(item, NULL);
+    /* Several tokens: values that some must not see are looked at, and what is lost is lost to all siblings. Several KV heads,
+     * which come here one after the other: what the first has taken from the shares the others need, too. */
+    if (!fv_key_shares_has(shares, job) || job->item->num_tokens > 1 || job->item->num_kv_heads > 1)
+        return attend(item, NULL);
     const fv_attend_job whole = fv_key_shares_whole(shares, job);
     item->job = &whole;
     const int32_t is_done = attend(item, shares);
