@@ -17,8 +17,10 @@
 
 /* Tokens of one head: each is a row. */
 enum {
-    LEAST_TOKENS = 15 * 16 + 1, /* FV_TILE_COPY_STRIPS strips */
-    ODD_TOKENS = 300,           /* 19 strips, the last one of 12 rows; two blocks of keys: the last rows outlive one */
+    LEAST_TOKENS = 7 * 16 + 1, /* FV_TILE_MANY_STRIPS strips */
+    LEAST_HALVES = 3 * 16 + 1, /* FV_TILE_PIECED_STRIPS strips */
+    COPY_TOKENS = 15 * 16 + 1, /* FV_TILE_COPY_STRIPS strips */
+    ODD_TOKENS = 300,          /* 19 strips, the last one of 12 rows; two blocks of keys: the last rows outlive one */
     EVEN_TOKENS = 320,
     MAX_TOKENS = 600,
     MAX_SIZE = 256,
@@ -208,11 +210,12 @@ static void judge(scene *s)
     judge_rows(s, s->num_tokens);
 }
 
-static void orders_meet_at_sixteen_strips(void **state)
+static void orders_meet_at_eight_strips(void **state)
 {
     (void)state;
     judge(scene_of(LEAST_TOKENS - 1));
     judge(scene_of(LEAST_TOKENS));
+    judge(scene_of(COPY_TOKENS));
     judge(scene_of(ODD_TOKENS));
     judge(scene_of(EVEN_TOKENS));
     judge(scene_of(MAX_TOKENS));
@@ -438,7 +441,9 @@ static void halves_come_in_any_number(void **state)
     (void)state;
     judge(half_scene_of(20)); /* two strips */
     judge(half_scene_of(45));
-    judge(half_scene_of(LEAST_TOKENS - 1));
+    judge(half_scene_of(LEAST_HALVES - 1));
+    judge(half_scene_of(LEAST_HALVES));
+    judge(half_scene_of(COPY_TOKENS - 1));
     judge(half_scene_of(ODD_TOKENS));
     judge(half_scene_of(MAX_TOKENS));
 }
@@ -448,7 +453,7 @@ static void halves_have_heads_of_all_sizes(void **state)
     (void)state;
     const int32_t sizes[] = {8, 32, 40, 64, 80, 128, 232, 256};
     for (int32_t i = 0; i < FV_ARRAY_LEN(sizes); i++) {
-        const int32_t nums_of_tokens[] = {100, LEAST_TOKENS};
+        const int32_t nums_of_tokens[] = {LEAST_HALVES - 1, ODD_TOKENS};
         for (int32_t n = 0; n < 2; n++) {
             scene *s = half_scene_of(nums_of_tokens[n]);
             s->size = sizes[i];
@@ -525,7 +530,7 @@ static void kept_halves_change_nothing(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(orders_meet_at_sixteen_strips),
+        cmocka_unit_test(orders_meet_at_eight_strips),
         cmocka_unit_test(heads_have_all_sizes),
         cmocka_unit_test(blocks_whose_scores_grow_are_done_again),
         cmocka_unit_test(alibi_is_added_once),

@@ -280,16 +280,16 @@ FV_ALWAYS_INLINE fv_word_pieces fv_word_pieces_of(fv_lanes low, fv_lanes high)
     return pieces;
 }
 
-/* The same in turn: words 2 i are of low[i], words 2 i + 1 of high[i], neither of which is below 0. `high` is no more than the
- * number, and `low` 7 bits more. None of these instructions is a shuffle, for which a core has one unit. */
+/* The same in turn: words 2 i are of low[i], words 2 i + 1 of high[i]. None of these instructions is a shuffle, for which a core
+ * has one unit. */
 FV_ALWAYS_INLINE fv_word_pieces fv_word_pieces_in_turn(fv_lanes low, fv_lanes high)
 {
-    const fv_lane_bits low_bits = (fv_lane_bits)low, high_bits = (fv_lane_bits)high & 0xffff0000u;
+    const fv_lane_bits low_bits = (fv_lane_bits)low + 0x8000u;
+    const fv_lane_bits high_bits = ((fv_lane_bits)high + 0x8000u) & 0xffff0000u;
     const fv_lanes low_left = low - (fv_lanes)(low_bits & 0xffff0000u), high_left = high - (fv_lanes)high_bits;
-    const fv_lane_bits other_high_bits = ((fv_lane_bits)high_left + 0x8000u) & 0xffff0000u;
     return (fv_word_pieces){
         .high = (fv_words)(low_bits >> 16 | high_bits),
-        .low = (fv_words)(fv_lanes_rounded(low_left) | other_high_bits),
+        .low = (fv_words)(fv_lanes_rounded(low_left) | (((fv_lane_bits)high_left + 0x8000u) & 0xffff0000u)),
     };
 }
 

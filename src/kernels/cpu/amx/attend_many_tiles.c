@@ -1,4 +1,4 @@
-/* The order of products for 16 strips or more with plain scores: prefill.
+/* The order of products for 8 strips or more, in pieces 4, with plain scores: prefill.
  *
  * What bounds it is the way from L2 to L1, so each of the two phases of a block of keys keeps what it reads again
  * small:
@@ -410,7 +410,7 @@ static void aim_at_queries(fv_tile_item *item, int32_t num_sites)
 int32_t FV_ISA_SYMBOL(fv_many_tiles_serve)(const fv_attend_job *job, int32_t num_strips, fv_rescaling rescaling)
 {
     const fv_attend_params *params = job->params;
-    if (num_strips < FV_TILE_COPY_STRIPS || rescaling != FV_RESCALING_MULTIPLY) return 0;
+    if (num_strips < fv_tile_many_strips(params) || rescaling != FV_RESCALING_MULTIPLY) return 0;
     if (job->has_k_scales || job->has_v_scales) return 0;
     if (params->head_size > FV_MADE_MAX_SIZE || params->v_head_size > FV_MADE_MAX_SIZE) return 0;
     for (int32_t head = 0; head < job->item->num_kv_heads; head++) {

@@ -395,7 +395,7 @@ static int32_t attend_heads(fv_tile_item *item)
     if (item->pieces > 1 && !fv_words_all_below(top, FV_HALF_INFINITY)) return 0;
     for (int32_t i = 0; i < item->num_heads * item->num_strips; i++)
         fv_strip_zero_sums(&item->scratch.strips[i], item->job->params->v_head_size);
-    item->keeps_keys = item->pieces > 1 && item->num_strips >= FV_TILE_COPY_STRIPS &&
+    item->keeps_keys = item->pieces > 1 && item->num_strips >= fv_tile_many_strips(job->params) &&
                        fv_made_keys_bytes(job->params) > 0;
     if (item->keeps_keys) fv_made_keys_begin(fv_made_keys_of(job->params), job->item, item->first_head);
     const int32_t aligned = item->keeps_keys ? item->block_keys : FV_STEP_KEYS;

@@ -51,7 +51,7 @@ static inline size_t fv_made_keys_bytes(const fv_attend_params *params)
 {
     if (params->q_dtype != FV_DTYPE_BF16 && params->q_dtype != FV_DTYPE_F16) return 0;
     const int64_t num_rows = (int64_t)params->block_q * (params->num_heads / params->num_kv_heads);
-    if (fv_ceil_div(num_rows, FV_TILE_STRIP_ROWS) < FV_TILE_COPY_STRIPS) return 0;
+    if (fv_ceil_div(num_rows, FV_TILE_STRIP_ROWS) < fv_tile_many_strips(params)) return 0;
     if (params->head_size > FV_MADE_MAX_SIZE || params->v_head_size > FV_MADE_MAX_SIZE) return 0;
     const size_t head = (size_t)fv_round_up((int64_t)sizeof(fv_made_keys), FV_CACHE_LINE) + FV_TILE_PAGE;
     return head + (size_t)fv_made_num_blocks(params) * fv_made_block_bytes(params);

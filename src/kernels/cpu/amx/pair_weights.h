@@ -62,15 +62,15 @@ static void fv_step_hide_keys(const fv_row_strip *rows, const fv_attend_job *job
     }
 }
 
-/* The references of a strip's rows: of those that have none, the maximum of the step. 0: some row sees no key there, or
- * an overflow is near. */
-static int32_t fv_step_find_reference(fv_row_strip *rows, const float *scores, fv_lanes factor)
+/* The references of a strip's rows: of those that have none, the maximum of the step; in_pieces as it is, so that a row of one
+ * key has a weight near 1. 0: some row sees no key there, or an overflow is near. */
+static int32_t fv_step_find_reference(fv_row_strip *rows, const float *scores, fv_lanes factor, int32_t in_pieces)
 {
     if (fv_strip_has_reference(rows)) return 1;
     float by_key[FV_STEP_SCORES];
     fv_step_turn_scores(by_key, scores);
-    const fv_lanes top = fv_max_of_keys(by_key, 0, FV_STEP_KEYS);
-    return fv_strip_take_reference(rows, top, fv_rounded_reference(top * factor));
+    const fv_lanes top = fv_max_of_keys(by_key, 0, FV_STEP_KEYS), max = top * factor;
+    return fv_strip_take_reference(rows, top, in_pieces ? max : fv_rounded_reference(max));
 }
 
 /* Sums of a strip to the maxima that have just moved. */
@@ -112,7 +112,7 @@ static int32_t fv_step_begin_weights(const fv_many_item *many, fv_pair_step *at)
         if (at->step > work->pair.first_step) continue;
         fv_row_weigher *weigh = &work->weigh[i];
         if (many->is_fine) memset(weigh->fine_sums, 0, sizeof(weigh->fine_sums));
-        if (!fv_step_find_reference(rows, scores, fv_lanes_splat(many->scale.dot)) ||
+        if (!fv_step_find_reference(rows, scores, fv_lanes_splat(many->scale.dot), many->item->pieces > 1) ||
             (!many->is_fine && !fv_strip_fit_references(many->item, work->pair.strips[i])))
             work->is_exact = 1;
         fv_lanes_store(weigh->base, fv_lanes_splat(many->is_fine ? 0 : FV_FIXED_ONE) - fv_lanes_load(rows->max));

@@ -16,7 +16,9 @@ enum {
     FV_FEW_TILE_ROWS = 32,     /* of a KV head, up to here values are read where they lie: attend_few_tiles.c */
     FV_TILE_FEW_KEYS = 32,     /* of a block, one strip: near to the order in which rows lie, and soon begun */
     FV_TILE_MANY_KEYS = 256,   /* many strips: the sums pass once for eight products */
-    FV_TILE_COPY_STRIPS = 16,  /* from here on K is copied to tiles, and plain scores take attend_many_tiles.c */
+    FV_TILE_MANY_STRIPS = 8,   /* from here on plain scores take attend_many_tiles.c */
+    FV_TILE_PIECED_STRIPS = 4, /* the same in pieces */
+    FV_TILE_COPY_STRIPS = 16,  /* from here on others have K copied to tiles */
     FV_TILE_GROUP_PAIRS = 2,   /* of strips that meet each step of keys together, where there are many */
     FV_TILE_SHARED_STRIPS = 8, /* of a head, over large values: up to here all share a block */
     FV_TILE_MAX_HEADS = 16,    /* KV heads that meet a block of keys one after the other, while its rows are near */
@@ -103,6 +105,12 @@ static inline int32_t fv_tile_size(int32_t size) { return (int32_t)fv_round_up(s
 /* Numbers of bf16 whose sum an element is: 2 where queries are fp16 (half_pieces.h). */
 static inline int32_t fv_tile_pieces(const fv_attend_params *params) { return params->q_dtype == FV_DTYPE_F16 ? 2 : 1; }
 
+/* Strips of a KV head from which on an item has many. */
+static inline int32_t fv_tile_many_strips(const fv_attend_params *params)
+{
+    return fv_tile_pieces(params) > 1 ? FV_TILE_PIECED_STRIPS : FV_TILE_MANY_STRIPS;
+}
+
 static inline int32_t fv_heads_are_padded(int32_t head_size, int32_t v_head_size)
 {
     return head_size % FV_TILE_DEPTH != 0 || v_head_size % FV_TILE_DEPTH != 0;
@@ -179,7 +187,7 @@ static inline fv_tile_scratch fv_tile_scratch_of(const fv_attend_params *params,
     const size_t strips = (size_t)all_strips, keys = (size_t)block_keys;
     const size_t weighed = (size_t)fv_max_i32(2 * FV_TILE_GROUP_PAIRS, shared_strips);
     const size_t strip_scores = keys * FV_TILE_STRIP_ROWS;
-    const size_t many = all_strips >= FV_TILE_COPY_STRIPS ? strips : 0;
+    const size_t many = all_strips >= fv_tile_many_strips(params) ? strips : 0;
     const size_t pieces_bytes = (size_t)fv_tile_pieces(params) * FV_BF16_BYTES;
     const size_t v_size = (size_t)fv_tile_size(params->v_head_size), v_bytes = v_size * pieces_bytes;
     const size_t k_bytes = (size_t)fv_tile_size(params->head_size) * pieces_bytes;
