@@ -31,8 +31,10 @@ typedef struct scene {
     fv_dtype dtype; /* of q, k and v */
     fv_dtype out_dtype;
     int32_t without_lse;
-    float slope;      /* of ALiBi; 0: none */
-    int32_t is_paged; /* keys and values are read from `view`, a cache of e4m3 */
+    float slope;       /* of ALiBi; 0: none */
+    int32_t is_paged;  /* keys and values are read from `view`, a cache of e4m3 */
+    int32_t is_scaled; /* those of the cache have scales of their own */
+    float k_scales[MAX_TOKENS], v_scales[MAX_TOKENS];
     fv_kv_view view;
     uint8_t cache[2 * MAX_TOKENS * MAX_SIZE];
     uint16_t q[MAX_TOKENS][MAX_SIZE], k[MAX_TOKENS][MAX_SIZE], v[MAX_TOKENS][MAX_SIZE];
@@ -59,7 +61,8 @@ static scene *scene_in(fv_dtype dtype, int32_t num_tokens)
     s.dtype = s.out_dtype = dtype;
     s.without_lse = 0;
     s.slope = 0;
-    s.is_paged = 0;
+    s.is_paged = s.is_scaled = 0;
+    for (int32_t i = 0; i < MAX_TOKENS; i++) s.k_scales[i] = s.v_scales[i] = 1.0f;
     fill(&s.q[0][0], MAX_TOKENS * MAX_SIZE, dtype, &state);
     fill(&s.k[0][0], MAX_TOKENS * MAX_SIZE, dtype, &state);
     fill(&s.v[0][0], MAX_TOKENS * MAX_SIZE, dtype, &state);
@@ -131,6 +134,10 @@ static fv_attend_params params_of(scene *s, const int32_t *query_start)
     if (!s->is_paged) return params;
     memset(&params.dense, 0, sizeof(params.dense));
     params.cache = s->view;
+    if (s->is_scaled) {
+        params.cache.k_scales = (fv_scale_plane){.data = s->k_scales, .slot_stride = sizeof(float)};
+        params.cache.v_scales = (fv_scale_plane){.data = s->v_scales, .slot_stride = sizeof(float)};
+    }
     params.block_table = table;
     params.block_table_stride = 1;
     return params;
@@ -158,16 +165,18 @@ static double expect_row(double out[MAX_SIZE], const scene *s, int32_t token, fv
 {
     double scores[MAX_TOKENS], max = -INFINITY, sum = 0;
     for (int32_t key = keys.first; key < keys.end; key++) {
-        scores[key] = s->slope * (double)(key - token);
+        double dot = 0;
         for (int32_t d = 0; d < s->size; d++)
-            scores[key] += (double)fv_float_load(&s->q[token][d], s->dtype) * fv_float_load(&s->k[key][d], s->dtype);
+            dot += (double)fv_float_load(&s->q[token][d], s->dtype) * fv_float_load(&s->k[key][d], s->dtype);
+        scores[key] = s->slope * (double)(key - token) + dot * s->k_scales[key];
         max = fmax(max, scores[key]);
     }
     for (int32_t d = 0; d < s->size; d++) out[d] = 0;
     for (int32_t key = keys.first; key < keys.end; key++) {
         const double weight = exp(scores[key] - max);
         sum += weight;
-        for (int32_t d = 0; d < s->size; d++) out[d] += weight * fv_float_load(&s->v[key][d], s->dtype);
+        const double scaled = weight * s->v_scales[key];
+        for (int32_t d = 0; d < s->size; d++) out[d] += scaled * fv_float_load(&s->v[key][d], s->dtype);
     }
     for (int32_t d = 0; d < s->size; d++) out[d] /= sum;
     return max + log(sum);
@@ -475,6 +484,29 @@ static void halves_meet_bytes(void **state)
     }
 }
 
+/* Bytes whose keys and values have scales of their own; then one is 0, so that what hides a score would not. */
+static void keys_have_scales(void **state)
+{
+    (void)state;
+    static const fv_dtype dtypes[] = {FV_DTYPE_BF16, FV_DTYPE_F16};
+    const int32_t sizes[] = {40, 64, 128};
+    for (int32_t i = 0; i < 2 * FV_ARRAY_LEN(sizes); i++) {
+        scene *s = scene_in(dtypes[i % 2], ODD_TOKENS);
+        s->size = sizes[i / 2];
+        s->is_scaled = 1;
+        for (int32_t key = 0; key < ODD_TOKENS; key++) {
+            s->k_scales[key] = 0.5f + 0.125f * (float)(key % 7);
+            s->v_scales[key] = 0.25f + 0.125f * (float)(key % 5);
+        }
+        put_in_cache(s);
+        judge(s);
+        s->k_scales[200] = s->v_scales[210] = 0;
+        s->out_dtype = s->dtype;
+        s->without_lse = 0;
+        judge(s);
+    }
+}
+
 static void halves_have_windows_and_slopes(void **state)
 {
     (void)state;
@@ -542,6 +574,7 @@ int main(void)
         cmocka_unit_test(halves_come_in_any_number),
         cmocka_unit_test(halves_have_heads_of_all_sizes),
         cmocka_unit_test(halves_meet_bytes),
+        cmocka_unit_test(keys_have_scales),
         cmocka_unit_test(halves_have_windows_and_slopes),
         cmocka_unit_test(halves_reach_their_ends),
         cmocka_unit_test(halves_out_of_sight_stay_there),

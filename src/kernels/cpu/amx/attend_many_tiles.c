@@ -30,6 +30,9 @@
  * weights are exponentials in fp32, whose sums divide; they have 16 bits whatever they are taken against, so that rows of few
  * keys are like all others.
  *
+ * Where keys have scales of their own, dot products are multiplied by a vector of them in place of one number, and weights,
+ * in fp32 as well, when they are summed.
+ *
  * Its parts are headers of this file alone: key_tiles.h, pair_work.h, pair_step.h, half_step.h, weight_sums.h,
  * pair_weights.h. Their functions are static without `inline`, which would have GCC take more of them into each other, and
  * the hottest out of its loop.
@@ -165,7 +168,8 @@ static void add_half_values(const fv_many_item *many, const fv_strip_pair *pair)
 /* Quarters of the weights for which no slice is left are summed by themselves. */
 static void add_values(const fv_many_item *many, const fv_strip_pair *pair)
 {
-    const int32_t num_slices = many->item->job->params->v_head_size / FV_SLICE_COLUMNS, num_quarters = 2 * pair->num;
+    const int32_t num_slices = many->item->job->params->v_head_size / FV_SLICE_COLUMNS;
+    const int32_t num_quarters = many->k_factors ? 0 : 2 * pair->num; /* of scaled weights nobody asks for the sum */
     const int32_t makes = many->next_keys->next < many->next_keys->end;
     for (int32_t quarter = makes ? 0 : num_slices; quarter < num_quarters; quarter++) {
         fv_weight_adder adder = fv_weight_adder_begin(many->item, pair, quarter);
@@ -202,7 +206,7 @@ static void pair_work_begin(fv_pair_work *work, const fv_many_item *many, int32_
     const fv_tile_item *item = many->item;
     fv_strip_pair *pair = &work->pair;
     work->top = (fv_words){0};
-    work->is_exact = many->has_huge_queries ||
+    work->is_exact = many->has_huge_queries || many->has_odd_scales ||
                      (item->pieces == 1 && !fv_words_all_below(many->keys->top, FV_HUGE_WORD));
     pair->num = fv_min_i32(2, item->num_strips - first);
     for (int32_t i = 0; i < 2; i++) {
@@ -237,6 +241,24 @@ static void attend_keys(const fv_many_item *many)
     }
 }
 
+/* Scales of the keys and values of the block at hand, where they have such. */
+static void find_scales(fv_many_item *many)
+{
+    fv_tile_item *item = many->item;
+    fv_tile_find_scales(item, &many->keys->block, item->first_head);
+    if (!item->k_scales && !item->v_scales) return;
+    float *k_factors = item->scratch.lane_k_scales, *v_scales = item->scratch.lane_v_scales;
+    many->has_odd_scales = 0;
+    for (int32_t key = 0; key < item->block_keys; key++) {
+        const int32_t is_there = key < fv_key_block_steps(&many->keys->block) * FV_STEP_KEYS;
+        k_factors[key] = many->scale.dot * (item->k_scales && is_there ? item->k_scales[key] : 1.0f);
+        v_scales[key] = item->v_scales && is_there ? item->v_scales[key] : 1.0f;
+        many->has_odd_scales |= !(k_factors[key] >= MIN_FACTOR && k_factors[key] <= MAX_FACTOR);
+    }
+    many->k_factors = k_factors;
+    many->v_scales = v_scales;
+}
+
 /* --- the ends of an item ----------------------------------------------------------------------------------------- */
 
 /* 1: rows end as bf16 or fp16 of the sums over their denominator. */
@@ -264,7 +286,8 @@ static int32_t own_size(const fv_tile_item *item) { return item->natural.params-
  * values are multiplied by takes nothing from the others. */
 static fv_lanes divisors_of(const fv_tile_item *item, const fv_tile_strip *strip)
 {
-    if (item->pieces > 1 || strip_sees_few(item->job, &strip->rows)) return fv_lanes_load(strip->rows.sum);
+    const int32_t sums_are_of_rows = item->pieces > 1 || item->k_scales || item->v_scales;
+    if (sums_are_of_rows || strip_sees_few(item->job, &strip->rows)) return fv_lanes_load(strip->rows.sum);
     return fv_parts_gather(fv_weight_sums_of(item, strip));
 }
 
@@ -411,7 +434,6 @@ int32_t FV_ISA_SYMBOL(fv_many_tiles_serve)(const fv_attend_job *job, int32_t num
 {
     const fv_attend_params *params = job->params;
     if (num_strips < fv_tile_many_strips(params) || rescaling != FV_RESCALING_MULTIPLY) return 0;
-    if (job->has_k_scales || job->has_v_scales) return 0;
     if (params->head_size > FV_MADE_MAX_SIZE || params->v_head_size > FV_MADE_MAX_SIZE) return 0;
     for (int32_t head = 0; head < job->item->num_kv_heads; head++) {
         const fv_score_scale scale = fv_attend_score_scale(job, job->item->first_kv_head + head);
@@ -442,12 +464,14 @@ int32_t FV_ISA_SYMBOL(fv_attend_many_tiles)(fv_tile_item *item)
         .keys = &keys,
         .next_keys = &next,
         .scale = fv_attend_score_scale(item->job, item->first_head),
-        .is_fine = item->pieces > 1 || item->job->params->lse || !ends_plainly(item->job),
+        .is_fine = item->pieces > 1 || item->job->has_k_scales || item->job->has_v_scales || item->job->params->lse ||
+                   !ends_plainly(item->job),
         .scores = item->scratch.scores + 2 * item->block_keys * FV_TILE_STRIP_ROWS,
         .has_huge_queries = item->pieces == 1 && !fv_words_all_below(queries_top, FV_HUGE_WORD),
     };
     if (many.is_fine) memset(item->scratch.row_sums, 0, (size_t)item->num_strips * FV_TILE_BYTES);
     for (int32_t index = first + 2; keys.block.first < keys.block.end; index++) {
+        find_scales(&many);
         if (keys.not_finite && (item->pieces > 1 || !fv_strips_all_seen(item, item->scratch.strips, &keys.block)))
             return 0;
         fv_key_tiles after = fv_key_tiles_of(item, index);

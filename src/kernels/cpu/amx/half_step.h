@@ -37,18 +37,20 @@ FV_ALWAYS_INLINE void fv_half_score_product(fv_tile_item *item, const fv_score_o
 
 /* Weights of two rows and a step, in turn (fv_word_pieces_in_turn), the low ones `piece_bytes` behind. */
 FV_ALWAYS_INLINE void fv_half_weigh_rows(fv_row_weigher *weigh, char *weights, int64_t piece_bytes, const float *scores,
-                                         int32_t row, fv_lanes factor)
+                                         int32_t row, const fv_key_factors *factors)
 {
     fv_lanes x[4];
     FV_UNROLL
     for (int32_t i = 0; i < 4; i++)
-        x[i] = fv_lanes_load(scores + (row + i / 2) * FV_TILE_COLUMNS + i % 2 * FV_HALF_SCORES) * factor +
+        x[i] = fv_lanes_load(scores + (row + i / 2) * FV_TILE_COLUMNS + i % 2 * FV_HALF_SCORES) *
+                   fv_key_factors_of(factors, i % 2) +
                fv_lanes_splat(weigh->base[row + i / 2]);
     fv_lanes_exp2_some(x, 4);
     FV_UNROLL
     for (int32_t i = 0; i < 2; i++) {
         char *to = weights + (row + i) * FV_TILE_ROW_BYTES;
         weigh->fine_sums[row + i] += x[2 * i] + x[2 * i + 1];
+        fv_weights_scale(x + 2 * i, factors);
         const fv_word_pieces pieces = fv_word_pieces_in_turn(x[2 * i], x[2 * i + 1]);
         fv_words_store(to, pieces.high);
         fv_words_store(to + piece_bytes, pieces.low);
@@ -63,7 +65,7 @@ typedef struct fv_half_pass {
     char *weights[2];
     int64_t piece_bytes;
     float *scores;
-    fv_lanes factor;
+    fv_key_factors factors;
     int32_t is_in_tiles; /* the last's second strip's scores are */
     int32_t has_next, weighs;
 } fv_half_pass;
@@ -90,7 +92,7 @@ FV_ALWAYS_INLINE void fv_half_pass_strip(fv_half_pass *pass, const int32_t strip
             if (!pass->weighs) continue;
             for (due += twos; due >= products; due -= products)
                 fv_half_weigh_rows(&pass->weigh[strip], pass->weights[strip], pass->piece_bytes,
-                                   pass->scores + strip * FV_STEP_SCORES, 2 * two++, pass->factor);
+                                   pass->scores + strip * FV_STEP_SCORES, 2 * two++, &pass->factors);
         }
         if (pass->has_next && strip == 1) fv_tile_call_ahead(pass->item);
     }
@@ -98,7 +100,7 @@ FV_ALWAYS_INLINE void fv_half_pass_strip(fv_half_pass *pass, const int32_t strip
 
 FV_ALWAYS_INLINE void fv_half_step_as(const fv_many_item *many, const fv_pair_step *next, const fv_pair_step *last,
                                       const int32_t depth, const int32_t kv_pieces, const int32_t scores,
-                                      const int32_t weighs)
+                                      const int32_t weighs, const int32_t is_scaled)
 {
     fv_half_pass pass = {
         .item = many->item,
@@ -109,7 +111,7 @@ FV_ALWAYS_INLINE void fv_half_step_as(const fv_many_item *many, const fv_pair_st
     };
     if (scores) pass.of = fv_score_operands_of(many, next, depth);
     if (weighs) {
-        pass.factor = fv_lanes_splat(many->scale.dot);
+        pass.factors = fv_key_factors_at(many, last->step, is_scaled);
         pass.piece_bytes = fv_weight_piece_bytes(many->item);
         pass.weigh = last->work->weigh;
         for (int32_t i = 0; i < 2; i++) pass.weights[i] = last->work->pair.weights[i] + last->step * FV_TILE_BYTES;
@@ -122,27 +124,45 @@ static void fv_half_step_score(const fv_many_item *many, const fv_pair_step *nex
 {
     const int32_t depth = many->item->job->params->head_size / FV_TILE_DEPTH;
     if (many->item->kv_pieces == 2)
-        fv_half_step_as(many, next, last, depth, 2, 1, 0);
+        fv_half_step_as(many, next, last, depth, 2, 1, 0, 0);
     else
-        fv_half_step_as(many, next, last, depth, 1, 1, 0);
+        fv_half_step_as(many, next, last, depth, 1, 1, 0, 0);
 }
 
 static void fv_half_step_weigh(const fv_many_item *many, const fv_pair_step *last)
 {
-    fv_half_step_as(many, NULL, last, 2, 1, 0, 1);
+    if (many->k_factors)
+        fv_half_step_as(many, NULL, last, 2, 1, 0, 1, 1);
+    else
+        fv_half_step_as(many, NULL, last, 2, 1, 0, 1, 0);
+}
+
+/* Keys with scales are of a byte as a rule. */
+static void fv_half_step_score_and_weigh_scaled(const fv_many_item *many, const fv_pair_step *next,
+                                                const fv_pair_step *last)
+{
+    const int32_t depth = many->item->job->params->head_size / FV_TILE_DEPTH, kv_pieces = many->item->kv_pieces;
+    if (depth == 4 && kv_pieces == 1)
+        fv_half_step_as(many, next, last, 4, 1, 1, 1, 1);
+    else if (kv_pieces == 1)
+        fv_half_step_as(many, next, last, depth, 1, 1, 1, 1);
+    else
+        fv_half_step_as(many, next, last, depth, 2, 1, 1, 1);
 }
 
 static void fv_half_step_score_and_weigh(const fv_many_item *many, const fv_pair_step *next, const fv_pair_step *last)
 {
     const int32_t depth = many->item->job->params->head_size / FV_TILE_DEPTH, kv_pieces = many->item->kv_pieces;
-    if (depth == 4 && kv_pieces == 2)
-        fv_half_step_as(many, next, last, 4, 2, 1, 1);
+    if (many->k_factors)
+        fv_half_step_score_and_weigh_scaled(many, next, last);
+    else if (depth == 4 && kv_pieces == 2)
+        fv_half_step_as(many, next, last, 4, 2, 1, 1, 0);
     else if (depth == 2 && kv_pieces == 2)
-        fv_half_step_as(many, next, last, 2, 2, 1, 1);
+        fv_half_step_as(many, next, last, 2, 2, 1, 1, 0);
     else if (kv_pieces == 2)
-        fv_half_step_as(many, next, last, depth, 2, 1, 1);
+        fv_half_step_as(many, next, last, depth, 2, 1, 1, 0);
     else
-        fv_half_step_as(many, next, last, depth, 1, 1, 1);
+        fv_half_step_as(many, next, last, depth, 1, 1, 1, 0);
 }
 
 #endif

@@ -37,16 +37,20 @@ FV_ALWAYS_INLINE void fv_score_product(fv_tile_item *item, const fv_score_operan
 
 /* Weights of a row and a step, packed, which it also returns. */
 FV_ALWAYS_INLINE fv_words fv_row_weigh(fv_row_weigher *weigh, char *weights, const float *scores, int32_t row,
-                                       fv_lanes factor, const fv_exp2_constants *constants, const int32_t is_fine)
+                                       const fv_key_factors *factors, const fv_exp2_constants *constants,
+                                       const int32_t is_fine)
 {
     const fv_lanes base = fv_lanes_splat(weigh->base[row]);
     const float *at = scores + row * FV_TILE_COLUMNS;
-    const fv_lanes low = fv_lanes_load(at) * factor + base, high = fv_lanes_load(at + FV_HALF_SCORES) * factor + base;
+    const fv_lanes low = fv_lanes_load(at) * fv_key_factors_of(factors, 0) + base;
+    const fv_lanes high = fv_lanes_load(at + FV_HALF_SCORES) * fv_key_factors_of(factors, 1) + base;
     fv_words words;
     if (is_fine) {
-        const fv_lanes fine_low = fv_lanes_exp2(low), fine_high = fv_lanes_exp2(high);
-        weigh->fine_sums[row] += fine_low + fine_high;
-        words = fv_words_packed(fv_lanes_rounded(fine_low), fv_lanes_rounded(fine_high));
+        fv_lanes fine[2] = {low, high};
+        fv_lanes_exp2_some(fine, 2);
+        weigh->fine_sums[row] += fine[0] + fine[1];
+        fv_weights_scale(fine, factors);
+        words = fv_words_packed(fv_lanes_rounded(fine[0]), fv_lanes_rounded(fine[1]));
     } else {
         words = fv_words_exp2_of(low, high, constants);
     }
@@ -61,7 +65,7 @@ typedef struct fv_step_pass {
     fv_row_weigher *weigh; /* [2], of the last step's strips */
     char *weights[2];
     float *scores; /* of both steps: those of the last are read before those of the next are stored */
-    fv_lanes factor;
+    fv_key_factors factors;
     fv_exp2_constants constants;
     fv_words top;
     int32_t is_in_tiles; /* the last's second strip's scores are */
@@ -70,7 +74,7 @@ typedef struct fv_step_pass {
 
 FV_ALWAYS_INLINE fv_step_pass fv_step_pass_of(const fv_many_item *many, const fv_pair_step *next,
                                               const fv_pair_step *last, int32_t depth, const int32_t scores,
-                                              const int32_t weighs, const int32_t is_fine)
+                                              const int32_t weighs, const int32_t is_fine, const int32_t is_scaled)
 {
     fv_step_pass pass = {
         .item = many->item,
@@ -83,7 +87,7 @@ FV_ALWAYS_INLINE fv_step_pass fv_step_pass_of(const fv_many_item *many, const fv
     };
     if (scores) pass.of = fv_score_operands_of(many, next, depth);
     if (!weighs) return pass;
-    pass.factor = fv_lanes_splat(many->scale.dot);
+    pass.factors = fv_key_factors_at(many, last->step, is_scaled);
     pass.constants = fv_exp2_constants_make();
     pass.top = last->work->top;
     pass.weigh = last->work->weigh;
@@ -108,8 +112,8 @@ FV_ALWAYS_INLINE void fv_step_pass_product(fv_step_pass *pass, const int32_t str
     if (!pass->weighs) return;
     for (int32_t row = p * FV_TILE_ROWS / products; row < (p + 1) * FV_TILE_ROWS / products; row++) {
         const fv_words words = fv_row_weigh(&pass->weigh[strip], pass->weights[strip],
-                                            pass->scores + strip * FV_STEP_SCORES, row, pass->factor, &pass->constants,
-                                            pass->is_fine);
+                                            pass->scores + strip * FV_STEP_SCORES, row, &pass->factors,
+                                            &pass->constants, pass->is_fine);
         pass->top = fv_words_max(pass->top, words);
     }
 }
@@ -120,9 +124,10 @@ FV_ALWAYS_INLINE void fv_step_pass_end(const fv_step_pass *pass, const fv_pair_s
 }
 
 FV_ALWAYS_INLINE void fv_step_score_and_weigh_as(const fv_many_item *many, const fv_pair_step *next,
-                                                 const fv_pair_step *last, const int32_t depth, const int32_t is_fine)
+                                                 const fv_pair_step *last, const int32_t depth, const int32_t is_fine,
+                                                 const int32_t is_scaled)
 {
-    fv_step_pass pass = fv_step_pass_of(many, next, last, depth, 1, 1, is_fine);
+    fv_step_pass pass = fv_step_pass_of(many, next, last, depth, 1, 1, is_fine, is_scaled);
     FV_UNROLL
     for (int32_t p = 0; p < 2 * depth; p++) fv_step_pass_product(&pass, 0, p);
     FV_UNROLL
@@ -133,10 +138,10 @@ FV_ALWAYS_INLINE void fv_step_score_and_weigh_as(const fv_many_item *many, const
 /* For any depth; the scores or the weights may be none. */
 FV_ALWAYS_INLINE void fv_step_score_and_weigh_any(const fv_many_item *many, const fv_pair_step *next,
                                                   const fv_pair_step *last, const int32_t scores, const int32_t weighs,
-                                                  const int32_t is_fine)
+                                                  const int32_t is_fine, const int32_t is_scaled)
 {
     const int32_t depth = many->item->job->params->head_size / FV_TILE_DEPTH;
-    fv_step_pass pass = fv_step_pass_of(many, next, last, depth, scores, weighs, is_fine);
+    fv_step_pass pass = fv_step_pass_of(many, next, last, depth, scores, weighs, is_fine, is_scaled);
     for (int32_t p = 0; p < 2 * depth; p++) fv_step_pass_product(&pass, 0, p);
     for (int32_t p = 0; p < 2 * depth; p++) fv_step_pass_product(&pass, 1, p);
     fv_step_pass_end(&pass, last);
@@ -148,7 +153,7 @@ static void fv_step_score(const fv_many_item *many, const fv_pair_step *next, fv
     if (many->item->pieces > 1)
         fv_half_step_score(many, next, last);
     else
-        fv_step_score_and_weigh_any(many, next, last, 1, 0, 0);
+        fv_step_score_and_weigh_any(many, next, last, 1, 0, 0, 0);
 }
 
 static void fv_step_weigh(const fv_many_item *many, fv_pair_step *last)
@@ -156,18 +161,25 @@ static void fv_step_weigh(const fv_many_item *many, fv_pair_step *last)
     fv_step_store_scores(many, last);
     if (many->item->pieces > 1)
         fv_half_step_weigh(many, last);
+    else if (many->k_factors)
+        fv_step_score_and_weigh_any(many, NULL, last, 0, 1, 1, 1);
     else if (many->is_fine)
-        fv_step_score_and_weigh_any(many, NULL, last, 0, 1, 1);
+        fv_step_score_and_weigh_any(many, NULL, last, 0, 1, 1, 0);
     else
-        fv_step_score_and_weigh_any(many, NULL, last, 0, 1, 0);
+        fv_step_score_and_weigh_any(many, NULL, last, 0, 1, 0, 0);
 }
 
 static void fv_step_score_and_weigh_fine(const fv_many_item *many, const fv_pair_step *next, fv_pair_step *last)
 {
-    if (many->item->job->params->head_size == 4 * FV_TILE_DEPTH)
-        fv_step_score_and_weigh_as(many, next, last, 4, 1);
+    const int32_t depth = many->item->job->params->head_size / FV_TILE_DEPTH;
+    if (depth == 4 && many->k_factors)
+        fv_step_score_and_weigh_as(many, next, last, 4, 1, 1);
+    else if (many->k_factors)
+        fv_step_score_and_weigh_any(many, next, last, 1, 1, 1, 1);
+    else if (depth == 4)
+        fv_step_score_and_weigh_as(many, next, last, 4, 1, 0);
     else
-        fv_step_score_and_weigh_any(many, next, last, 1, 1, 1);
+        fv_step_score_and_weigh_any(many, next, last, 1, 1, 1, 0);
 }
 
 static void fv_step_score_and_weigh(const fv_many_item *many, const fv_pair_step *next, fv_pair_step *last)
@@ -178,11 +190,11 @@ static void fv_step_score_and_weigh(const fv_many_item *many, const fv_pair_step
     else if (many->is_fine)
         fv_step_score_and_weigh_fine(many, next, last);
     else if (depth == 4)
-        fv_step_score_and_weigh_as(many, next, last, 4, 0);
+        fv_step_score_and_weigh_as(many, next, last, 4, 0, 0);
     else if (depth == 2)
-        fv_step_score_and_weigh_as(many, next, last, 2, 0);
+        fv_step_score_and_weigh_as(many, next, last, 2, 0, 0);
     else
-        fv_step_score_and_weigh_any(many, next, last, 1, 1, 0);
+        fv_step_score_and_weigh_any(many, next, last, 1, 1, 0, 0);
 }
 
 #endif

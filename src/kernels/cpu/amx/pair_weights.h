@@ -64,12 +64,17 @@ static void fv_step_hide_keys(const fv_row_strip *rows, const fv_attend_job *job
 
 /* The references of a strip's rows: of those that have none, the maximum of the step; in_pieces as it is, so that a row of one
  * key has a weight near 1. 0: some row sees no key there, or an overflow is near. */
-static int32_t fv_step_find_reference(fv_row_strip *rows, const float *scores, fv_lanes factor, int32_t in_pieces)
+static int32_t fv_step_find_reference(fv_row_strip *rows, const float *scores, fv_lanes factor, const float *k_factors,
+                                      int32_t in_pieces)
 {
     if (fv_strip_has_reference(rows)) return 1;
     float by_key[FV_STEP_SCORES];
     fv_step_turn_scores(by_key, scores);
-    const fv_lanes top = fv_max_of_keys(by_key, 0, FV_STEP_KEYS), max = top * factor;
+    for (int32_t key = 0; key < FV_STEP_KEYS && k_factors; key++) {
+        float *at = by_key + key * FV_TILE_STRIP_ROWS;
+        fv_lanes_store(at, fv_lanes_load(at) * k_factors[key]);
+    }
+    const fv_lanes top = fv_max_of_keys(by_key, 0, FV_STEP_KEYS), max = k_factors ? top : top * factor;
     return fv_strip_take_reference(rows, top, in_pieces ? max : fv_rounded_reference(max));
 }
 
@@ -112,7 +117,8 @@ static int32_t fv_step_begin_weights(const fv_many_item *many, fv_pair_step *at)
         if (at->step > work->pair.first_step) continue;
         fv_row_weigher *weigh = &work->weigh[i];
         if (many->is_fine) memset(weigh->fine_sums, 0, sizeof(weigh->fine_sums));
-        if (!fv_step_find_reference(rows, scores, fv_lanes_splat(many->scale.dot), many->item->pieces > 1) ||
+        const float *k_factors = many->k_factors ? many->k_factors + first : NULL;
+        if (!fv_step_find_reference(rows, scores, fv_lanes_splat(many->scale.dot), k_factors, many->item->pieces > 1) ||
             (!many->is_fine && !fv_strip_fit_references(many->item, work->pair.strips[i])))
             work->is_exact = 1;
         fv_lanes_store(weigh->base, fv_lanes_splat(many->is_fine ? 0 : FV_FIXED_ONE) - fv_lanes_load(rows->max));
@@ -181,8 +187,8 @@ static void fv_pair_weigh_pieces(const fv_many_item *many, const fv_strip_pair *
         char *to = pair->weights[i] + step * FV_TILE_BYTES;
         fv_words words[16], low_words[16];
         for (int32_t quarter = 0; quarter < 4; quarter++)
-            fv_weigher_quarter_pieces(&weigher, words, low_words, pair->scores[i] + step * FV_STEP_SCORES, NULL,
-                                      quarter);
+            fv_weigher_quarter_pieces(&weigher, words, low_words, pair->scores[i] + step * FV_STEP_SCORES,
+                                      fv_tile_step_scales(item, step), quarter);
         fv_words_store_transposed(to, words);
         fv_words_store_transposed(to + fv_weight_piece_bytes(item), low_words);
         fv_weigher_end_step(&weigher);

@@ -35,6 +35,10 @@ typedef struct fv_many_item {
     fv_score_scale scale;
     int32_t is_fine; /* sums of weights leave the item, or divide it: exponentials and sums in fp32 */
     int32_t has_huge_queries;
+    /* Where keys have scales of their own, [block_keys] of the block at hand: what dot products are multiplied by, and what
+     * weights are when they are summed. NULL: they have none. */
+    const float *k_factors, *v_scales;
+    int32_t has_odd_scales; /* some key's is so far from 1 that weights need the block's maxima */
     float *scores; /* of a pair and a step: [2][2][16 rows][16 keys]; weights have been made of them when those of the
                     * next one are stored */
 } fv_many_item;
@@ -80,6 +84,39 @@ static void fv_step_store_scores(const fv_many_item *many, fv_pair_step *last)
     fv_score_store_half(many->item, many->scores, 1, 0);
     fv_score_store_half(many->item, many->scores, 1, 1);
     last->is_in_tiles = 0;
+}
+
+/* --- weights --------------------------------------------------------------------------------------------------- */
+
+/* What a step's dot products are multiplied by, and its weights: one number, or one for each of its keys. */
+typedef struct fv_key_factors {
+    fv_lanes factor;
+    const float *k_factors, *v_scales; /* [32] */
+    int32_t is_scaled;                 /* known when it is compiled: by k_factors */
+} fv_key_factors;
+
+FV_ALWAYS_INLINE fv_key_factors fv_key_factors_at(const fv_many_item *many, int32_t step, const int32_t is_scaled)
+{
+    fv_key_factors factors = {.factor = fv_lanes_splat(many->scale.dot), .is_scaled = is_scaled};
+    if (!is_scaled) return factors;
+    factors.k_factors = many->k_factors + step * FV_STEP_KEYS;
+    factors.v_scales = many->v_scales + step * FV_STEP_KEYS;
+    return factors;
+}
+
+/* Of half of the keys. */
+FV_ALWAYS_INLINE fv_lanes fv_key_factors_of(const fv_key_factors *factors, const int32_t half)
+{
+    return factors->is_scaled ? fv_lanes_load(factors->k_factors + half * FV_TILE_COLUMNS) : factors->factor;
+}
+
+/* Weights of a row and a step times the scales of their values. */
+FV_ALWAYS_INLINE void fv_weights_scale(fv_lanes weights[2], const fv_key_factors *factors)
+{
+    if (!factors->is_scaled) return;
+    FV_UNROLL
+    for (int32_t half = 0; half < 2; half++)
+        weights[half] = fv_weight_scaled(weights[half], fv_lanes_load(factors->v_scales + half * FV_TILE_COLUMNS));
 }
 
 #endif

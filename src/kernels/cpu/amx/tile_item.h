@@ -72,7 +72,7 @@ typedef struct fv_tile_scratch {
     int64_t *k_strides;      /* bytes between the keys of a tile in the cache; 0: they are copied */
     float *k_scales;         /* [block_keys] of single keys; of few rows of all heads: [heads][block_keys] */
     float *v_scales;
-    float *lane_k_scales; /* [FV_STEP_KEYS][16]: few_weights.h */
+    float *lane_k_scales; /* [FV_STEP_KEYS][16]: few_weights.h; [FV_TILE_MANY_KEYS]: attend_many_tiles.c */
     float *lane_v_scales;
     size_t bytes;
 } fv_tile_scratch;
