@@ -31,6 +31,7 @@ typedef struct scene {
     fv_dtype dtype; /* of q, k and v */
     fv_dtype out_dtype;
     int32_t without_lse;
+    int32_t split;     /* tokens from there on are an item of their own */
     float slope;       /* of ALiBi; 0: none */
     int32_t is_paged;  /* keys and values are read from `view`, a cache of e4m3 */
     int32_t is_scaled; /* those of the cache have scales of their own */
@@ -61,7 +62,7 @@ static scene *scene_in(fv_dtype dtype, int32_t num_tokens)
     s.dtype = s.out_dtype = dtype;
     s.without_lse = 0;
     s.slope = 0;
-    s.is_paged = s.is_scaled = 0;
+    s.is_paged = s.is_scaled = s.split = 0;
     for (int32_t i = 0; i < MAX_TOKENS; i++) s.k_scales[i] = s.v_scales[i] = 1.0f;
     fill(&s.q[0][0], MAX_TOKENS * MAX_SIZE, dtype, &state);
     fill(&s.k[0][0], MAX_TOKENS * MAX_SIZE, dtype, &state);
@@ -143,15 +144,19 @@ static fv_attend_params params_of(scene *s, const int32_t *query_start)
     return params;
 }
 
-static void attend(fv_attend_params *params)
+static void attend(fv_attend_params *params, int32_t split)
 {
     const int32_t num_tokens = params->seq_lens[0];
-    const fv_work_item item = {.num_tokens = num_tokens, .num_kv_heads = 1, .end_key = num_tokens, .partial = -1};
+    const fv_work_item whole = {.num_tokens = num_tokens, .num_kv_heads = 1, .end_key = num_tokens, .partial = -1};
+    fv_work_item items[2] = {whole, whole};
+    items[0].num_tokens = items[0].end_key = split;
+    items[1].first_token = split;
+    items[1].num_tokens -= split;
     const fv_kernel_table *table = &fv_cpu_emulated_amx;
     const fv_attend_variant *variant = params->dense.k ? &table->attend_dense[0] : &table->attend_paged[0];
     const fv_executor executor = {.num_workers = 1};
-    params->items = &item;
-    params->num_items = 1;
+    params->items = split > 0 ? items : &whole;
+    params->num_items = split > 0 ? 2 : 1;
     params->scratch_bytes = variant->scratch_bytes(params);
     params->scratch = aligned_alloc(64, params->scratch_bytes);
     assert_non_null(params->scratch);
@@ -195,7 +200,7 @@ static void judge_rows(scene *s, int32_t num_judged)
 {
     const int32_t query_start[2] = {0, s->num_tokens};
     fv_attend_params params = params_of(s, query_start);
-    attend(&params);
+    attend(&params, s->split);
     for (int32_t token = 0; token < num_judged; token++) {
         double expected[MAX_SIZE];
         const double lse = expect_row(expected, s, token, fv_attend_row_of(&params, 0, token, 0).keys);
@@ -228,6 +233,19 @@ static void orders_meet_at_eight_strips(void **state)
     judge(scene_of(ODD_TOKENS));
     judge(scene_of(EVEN_TOKENS));
     judge(scene_of(MAX_TOKENS));
+}
+
+/* The later ones, of as few strips, see keys enough. */
+static void later_tokens_meet_there_too(void **state)
+{
+    (void)state;
+    for (int32_t num = LEAST_TOKENS - 1; num <= LEAST_TOKENS; num++) {
+        scene *s = scene_of(ODD_TOKENS);
+        s->split = ODD_TOKENS - num;
+        judge(s);
+        s->size = 128;
+        judge(s);
+    }
 }
 
 static void heads_have_all_sizes(void **state)
@@ -563,6 +581,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(orders_meet_at_eight_strips),
+        cmocka_unit_test(later_tokens_meet_there_too),
         cmocka_unit_test(heads_have_all_sizes),
         cmocka_unit_test(blocks_whose_scores_grow_are_done_again),
         cmocka_unit_test(alibi_is_added_once),

@@ -182,7 +182,9 @@ static void fv_step_score_and_weigh_fine(const fv_many_item *many, const fv_pair
         fv_step_score_and_weigh_any(many, next, last, 1, 1, 1, 0);
 }
 
-static void fv_step_score_and_weigh(const fv_many_item *many, const fv_pair_step *next, fv_pair_step *last)
+/* Out of line: in the loops around it its own have too few registers. */
+static __attribute__((noinline)) void fv_step_score_and_weigh(const fv_many_item *many, const fv_pair_step *next,
+                                                              fv_pair_step *last)
 {
     const int32_t depth = many->item->job->params->head_size / FV_TILE_DEPTH;
     if (many->item->pieces > 1)
