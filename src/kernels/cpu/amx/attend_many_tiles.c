@@ -65,18 +65,20 @@ enum {
             fv_tile_zero(tiles, t);                                               \
     } while (0)
 
-/* The first step of a slice, as fv_pair_add_step. Each tile of sums changes hands just before its own first product: all
- * four at once are more lines to store than a core holds, and what follows waits for them. */
-FV_ALWAYS_INLINE void add_first_step(fv_tile_item *item, const fv_strip_pair *pair, int32_t column, const char *pairs)
+/* The first step of a slice, as fv_pair_add_step, or as the first four products of fv_half_add_step, whose weights are
+ * `piece` bytes behind. Each tile of sums changes hands just before its own first product: all four at once are more lines
+ * to store than a core holds, and what follows waits for them. */
+FV_ALWAYS_INLINE void add_first_step(fv_tile_item *item, const fv_strip_pair *pair, int32_t column, const char *pairs,
+                                     int64_t piece)
 {
     fv_tiles *tiles = &item->tiles;
     const int32_t step = pair->first_step, stores = column > 0, loads = pair->strips[0]->has_sums;
     float *low = pair->strips[0]->sums + column * FV_TILE_STRIP_ROWS;
     float *other_low = pair->strips[1]->sums + column * FV_TILE_STRIP_ROWS;
     fv_tile_load(tiles, 6, pairs, FV_TILE_ROW_BYTES);
-    fv_tile_load(tiles, 4, pair->weights[0] + step * FV_TILE_BYTES, FV_TILE_ROW_BYTES);
+    fv_tile_load(tiles, 4, pair->weights[0] + piece + step * FV_TILE_BYTES, FV_TILE_ROW_BYTES);
     fv_tile_load(tiles, 7, pairs + FV_TILE_BYTES, FV_TILE_ROW_BYTES);
-    fv_tile_load(tiles, 5, pair->weights[1] + step * FV_TILE_BYTES, FV_TILE_ROW_BYTES);
+    fv_tile_load(tiles, 5, pair->weights[1] + piece + step * FV_TILE_BYTES, FV_TILE_ROW_BYTES);
     CHANGE_SUMS(tiles, 0, low, stores, loads);
     fv_tile_dot(tiles, 0, 4, 6);
     CHANGE_SUMS(tiles, 1, low + SLICE_SUMS / 2, stores, loads);
@@ -85,37 +87,6 @@ FV_ALWAYS_INLINE void add_first_step(fv_tile_item *item, const fv_strip_pair *pa
     fv_tile_dot(tiles, 2, 5, 6);
     CHANGE_SUMS(tiles, 3, other_low + SLICE_SUMS / 2, stores, loads);
     fv_tile_dot(tiles, 3, 5, 7);
-}
-
-/* The same in pieces, as fv_half_add_step. */
-FV_ALWAYS_INLINE void add_first_half_step(fv_tile_item *item, const fv_strip_pair *pair, int32_t column,
-                                          const char *pairs)
-{
-    fv_tiles *tiles = &item->tiles;
-    const int32_t step = pair->first_step, stores = column > 0, loads = pair->strips[0]->has_sums;
-    const int64_t weights_bytes = fv_weight_piece_bytes(item), pairs_bytes = fv_pairs_piece_bytes(item);
-    const char *high = pair->weights[0] + step * FV_TILE_BYTES, *other_high = pair->weights[1] + step * FV_TILE_BYTES;
-    float *low = pair->strips[0]->sums + column * FV_TILE_STRIP_ROWS;
-    float *other_low = pair->strips[1]->sums + column * FV_TILE_STRIP_ROWS;
-    fv_tile_load(tiles, 6, pairs, FV_TILE_ROW_BYTES);
-    fv_tile_load(tiles, 4, high + weights_bytes, FV_TILE_ROW_BYTES);
-    fv_tile_load(tiles, 7, pairs + FV_TILE_BYTES, FV_TILE_ROW_BYTES);
-    fv_tile_load(tiles, 5, other_high + weights_bytes, FV_TILE_ROW_BYTES);
-    CHANGE_SUMS(tiles, 0, low, stores, loads);
-    fv_tile_dot(tiles, 0, 4, 6);
-    CHANGE_SUMS(tiles, 1, low + SLICE_SUMS / 2, stores, loads);
-    fv_tile_dot(tiles, 1, 4, 7);
-    CHANGE_SUMS(tiles, 2, other_low, stores, loads);
-    fv_tile_dot(tiles, 2, 5, 6);
-    CHANGE_SUMS(tiles, 3, other_low + SLICE_SUMS / 2, stores, loads);
-    fv_tile_dot(tiles, 3, 5, 7);
-    fv_tile_load(tiles, 4, high, FV_TILE_ROW_BYTES);
-    fv_tile_load(tiles, 5, other_high, FV_TILE_ROW_BYTES);
-    FV_HALF_ADD(tiles);
-    if (item->kv_pieces == 1) return;
-    fv_tile_load(tiles, 6, pairs + pairs_bytes, FV_TILE_ROW_BYTES);
-    fv_tile_load(tiles, 7, pairs + pairs_bytes + FV_TILE_BYTES, FV_TILE_ROW_BYTES);
-    FV_HALF_ADD(tiles);
 }
 
 /* The products of a slice in pieces, whose weights were summed as they were made. */
@@ -127,9 +98,10 @@ static void add_half_slice(const fv_many_item *many, const fv_strip_pair *pair, 
     for (int32_t step = pair->first_step; step < pair->end_step; step++) {
         const char *pairs = slice + step * FV_SLICE_STEP_BYTES;
         if (step == pair->first_step)
-            add_first_half_step(item, pair, column, pairs);
+            add_first_step(item, pair, column, pairs, fv_weight_piece_bytes(item));
         else
-            fv_half_add_step(item, pair, step, pairs);
+            fv_half_add_low_weights(item, pair, step, pairs);
+        fv_half_add_high_weights(item, pair, step, pairs);
         fv_key_tiles_make_next(item, many->next_keys);
     }
     if (column + FV_SLICE_COLUMNS == item->job->params->v_head_size) fv_pair_store_sums(item, pair, column);
@@ -148,7 +120,7 @@ FV_ALWAYS_INLINE void add_slice(const fv_many_item *many, const fv_strip_pair *p
     for (int32_t step = pair->first_step; step < pair->end_step; step++) {
         const char *pairs = slice + step * FV_SLICE_STEP_BYTES;
         if (step == pair->first_step)
-            add_first_step(item, pair, column, pairs);
+            add_first_step(item, pair, column, pairs, 0);
         else
             fv_pair_add_step(item, pair, step, pairs);
         if (sums) fv_weight_adder_step(&adder, step);

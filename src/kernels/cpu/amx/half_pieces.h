@@ -141,6 +141,18 @@ static inline fv_half_row fv_half_value(const fv_tile_item *item, const fv_key_b
     return fv_half_row_of(buffer, row, &source->v, size, source->stored, source->v_in_place, item->scratch.gathered);
 }
 
+/* Elements d to d + 31 of two values to a row of two B tiles of pairs, and of their low pieces `piece_bytes` behind. */
+FV_ALWAYS_INLINE void fv_half_store_pairs(char *to, int64_t piece_bytes, int32_t num_pieces, const fv_half_row rows[2],
+                                          int32_t d, int32_t num, fv_words *top)
+{
+    fv_word_pieces of[2];
+    for (int32_t i = 0; i < 2; i++) of[i] = fv_half_row_pieces(&rows[i], d, num, top);
+    fv_words_store_pairs(to, to + FV_TILE_BYTES, (const char *)&of[0].high, (const char *)&of[1].high);
+    if (num_pieces == 1) return;
+    to += piece_bytes;
+    fv_words_store_pairs(to, to + FV_TILE_BYTES, (const char *)&of[0].low, (const char *)&of[1].low);
+}
+
 /* Values of the block for one head, to B tiles of pairs. Returns 1 if some are infinite or NaN. */
 static inline int32_t fv_half_pair_values(fv_tile_item *item, const fv_key_block *block, int32_t kv_head)
 {
@@ -154,14 +166,8 @@ static inline int32_t fv_half_pair_values(fv_tile_item *item, const fv_key_block
                    pair * FV_TILE_ROW_BYTES;
         fv_half_row rows[2];
         for (int32_t i = 0; i < 2; i++) rows[i] = fv_half_value(item, block, kv_head, key + i, i);
-        for (int32_t d = 0; d < padded; d += FV_TILE_DEPTH, to += 2 * FV_TILE_BYTES) {
-            fv_word_pieces of[2];
-            for (int32_t i = 0; i < 2; i++) of[i] = fv_half_row_pieces(&rows[i], d, size - d, &top);
-            fv_words_store_pairs(to, to + FV_TILE_BYTES, (const char *)&of[0].high, (const char *)&of[1].high);
-            if (item->kv_pieces == 1) continue;
-            fv_words_store_pairs(to + piece_bytes, to + piece_bytes + FV_TILE_BYTES, (const char *)&of[0].low,
-                                 (const char *)&of[1].low);
-        }
+        for (int32_t d = 0; d < padded; d += FV_TILE_DEPTH, to += 2 * FV_TILE_BYTES)
+            fv_half_store_pairs(to, piece_bytes, item->kv_pieces, rows, d, size - d, &top);
         fv_tile_call_ahead(item);
     }
     return !fv_words_all_below(top, FV_HALF_INFINITY);

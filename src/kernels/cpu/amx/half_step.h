@@ -129,6 +129,7 @@ static void fv_half_step_score(const fv_many_item *many, const fv_pair_step *nex
         fv_half_step_as(many, next, last, depth, 1, 1, 0, 0);
 }
 
+/* No products: the depth is any. */
 static void fv_half_step_weigh(const fv_many_item *many, const fv_pair_step *last)
 {
     if (many->k_factors)

@@ -118,14 +118,8 @@ static int32_t fv_key_tiles_make_half_values(const fv_tile_item *item, const fv_
     fv_half_row rows[2];
     for (int32_t i = 0; i < 2; i++)
         rows[i] = fv_half_value(item, &keys->block, item->first_head, step * FV_STEP_KEYS + row + i * FV_TILE_ROWS, i);
-    for (int32_t d = 0; d < size; d += FV_SLICE_COLUMNS, to += slice_bytes) {
-        fv_word_pieces of[2];
-        for (int32_t i = 0; i < 2; i++) of[i] = fv_half_row_pieces(&rows[i], d, size - d, &top);
-        fv_words_store_pairs(to, to + FV_TILE_BYTES, (const char *)&of[0].high, (const char *)&of[1].high);
-        if (item->kv_pieces == 1) continue;
-        fv_words_store_pairs(to + piece_bytes, to + piece_bytes + FV_TILE_BYTES, (const char *)&of[0].low,
-                             (const char *)&of[1].low);
-    }
+    for (int32_t d = 0; d < size; d += FV_SLICE_COLUMNS, to += slice_bytes)
+        fv_half_store_pairs(to, piece_bytes, item->kv_pieces, rows, d, size - d, &top);
     return !fv_words_all_below(top, FV_HALF_INFINITY);
 }
 

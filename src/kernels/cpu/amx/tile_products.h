@@ -122,25 +122,39 @@ FV_ALWAYS_INLINE void fv_half_dot(fv_tile_item *item, const fv_strip_pair *pair,
         fv_tile_dot(tiles, 3, 5, 7); \
     } while (0)
 
-/* The values of a step: `pairs` are the two B tiles of its columns. Low weights with high values, high ones with these,
- * then with low ones. */
-FV_ALWAYS_INLINE void fv_half_add_step(fv_tile_item *item, const fv_strip_pair *pair, int32_t step, const char *pairs)
+/* The values of a step: `pairs` are the two B tiles of its columns. Low weights with high values. */
+FV_ALWAYS_INLINE void fv_half_add_low_weights(fv_tile_item *item, const fv_strip_pair *pair, int32_t step,
+                                              const char *pairs)
 {
     fv_tiles *tiles = &item->tiles;
-    const int64_t weights_bytes = fv_weight_piece_bytes(item), pairs_bytes = fv_pairs_piece_bytes(item);
-    const char *high = pair->weights[0] + step * FV_TILE_BYTES, *other_high = pair->weights[1] + step * FV_TILE_BYTES;
+    const int64_t at = fv_weight_piece_bytes(item) + step * FV_TILE_BYTES;
     fv_tile_load(tiles, 6, pairs, FV_TILE_ROW_BYTES);
-    fv_tile_load(tiles, 4, high + weights_bytes, FV_TILE_ROW_BYTES);
+    fv_tile_load(tiles, 4, pair->weights[0] + at, FV_TILE_ROW_BYTES);
     fv_tile_load(tiles, 7, pairs + FV_TILE_BYTES, FV_TILE_ROW_BYTES);
-    fv_tile_load(tiles, 5, other_high + weights_bytes, FV_TILE_ROW_BYTES);
+    fv_tile_load(tiles, 5, pair->weights[1] + at, FV_TILE_ROW_BYTES);
     FV_HALF_ADD(tiles);
-    fv_tile_load(tiles, 4, high, FV_TILE_ROW_BYTES);
-    fv_tile_load(tiles, 5, other_high, FV_TILE_ROW_BYTES);
+}
+
+/* Then high weights with these, which are in their tiles, and with low values. */
+FV_ALWAYS_INLINE void fv_half_add_high_weights(fv_tile_item *item, const fv_strip_pair *pair, int32_t step,
+                                               const char *pairs)
+{
+    fv_tiles *tiles = &item->tiles;
+    const int64_t at = step * FV_TILE_BYTES, pairs_bytes = fv_pairs_piece_bytes(item);
+    fv_tile_load(tiles, 4, pair->weights[0] + at, FV_TILE_ROW_BYTES);
+    fv_tile_load(tiles, 5, pair->weights[1] + at, FV_TILE_ROW_BYTES);
     FV_HALF_ADD(tiles);
     if (item->kv_pieces == 1) return;
     fv_tile_load(tiles, 6, pairs + pairs_bytes, FV_TILE_ROW_BYTES);
     fv_tile_load(tiles, 7, pairs + pairs_bytes + FV_TILE_BYTES, FV_TILE_ROW_BYTES);
     FV_HALF_ADD(tiles);
+}
+
+/* All three. */
+FV_ALWAYS_INLINE void fv_half_add_step(fv_tile_item *item, const fv_strip_pair *pair, int32_t step, const char *pairs)
+{
+    fv_half_add_low_weights(item, pair, step, pairs);
+    fv_half_add_high_weights(item, pair, step, pairs);
 }
 
 #endif
