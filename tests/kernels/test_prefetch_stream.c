@@ -92,7 +92,7 @@ static void each_line_is_asked_for_once(void **state)
         {0, 7, 1, 1, 128, 128, 0, 1},
     };
     for (int32_t i = 0; i < FV_ARRAY_LEN(layouts); i++) {
-        for (int32_t num_tracks = 1; num_tracks <= FV_PREFETCH_TRACKS; num_tracks++) {
+        for (int32_t num_tracks = 1; num_tracks <= FV_MAX_AHEAD_TRACKS; num_tracks++) {
             judge(&layouts[i], num_tracks, FV_CACHE_LINE);
             judge(&layouts[i], num_tracks, 2 * FV_CACHE_LINE);
         }
@@ -107,12 +107,12 @@ static void tracks_take_turns(void **state)
     const char *pointers[2][KEYS];
     static const char *units[MOST_UNITS];
     const fv_prefetch_rows rows = rows_of(&l, pointers);
-    const int32_t num = take_all(units, &rows, FV_PREFETCH_TRACKS, FV_CACHE_LINE);
-    const int64_t share = 16 * 2048 / (FV_PREFETCH_TRACKS / 2);
+    const int32_t num = take_all(units, &rows, FV_MAX_AHEAD_TRACKS, FV_CACHE_LINE);
+    const int64_t share = 16 * 2048 / (FV_MAX_AHEAD_TRACKS / 2);
     for (int32_t i = 0; i < num; i++) {
-        const int32_t track = i % FV_PREFETCH_TRACKS, plane = track / (FV_PREFETCH_TRACKS / 2);
-        const int64_t in_plane = track % (FV_PREFETCH_TRACKS / 2) * share;
-        assert_ptr_equal(units[i], area[plane] + in_plane + i / FV_PREFETCH_TRACKS * FV_CACHE_LINE);
+        const int32_t track = i % FV_MAX_AHEAD_TRACKS, plane = track / (FV_MAX_AHEAD_TRACKS / 2);
+        const int64_t in_plane = track % (FV_MAX_AHEAD_TRACKS / 2) * share;
+        assert_ptr_equal(units[i], area[plane] + in_plane + i / FV_MAX_AHEAD_TRACKS * FV_CACHE_LINE);
     }
 }
 
@@ -120,7 +120,7 @@ static void bytes_are_all_tracks(void **state)
 {
     (void)state;
     static const char *units[MOST_UNITS];
-    const int64_t unit = 4 * FV_CACHE_LINE, bytes = 3 * unit * FV_PREFETCH_TRACKS;
+    const int64_t unit = 4 * FV_CACHE_LINE, bytes = 3 * unit * FV_MAX_AHEAD_TRACKS;
     fv_prefetch_stream stream;
     int32_t num = 0;
     fv_prefetch_aim_at_bytes(&stream, area[0], bytes, unit);

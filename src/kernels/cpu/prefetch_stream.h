@@ -21,8 +21,6 @@ typedef struct fv_prefetch_portion {
     const char *at[FV_PREFETCH_ASKS];
 } fv_prefetch_portion;
 
-#define FV_PREFETCH_TRACKS FV_MAX_AHEAD_TRACKS
-
 /* Rows of the keys [first, end) of up to two planes (K, V) and some heads, in the order plane, head, key. */
 typedef struct fv_prefetch_rows {
     const char *const *rows[2]; /* row of each key, less `offset` and the head's */
@@ -40,9 +38,9 @@ typedef struct fv_prefetch_place {
 
 /* Rows as runs of bytes: those that follow one another in memory make one run. */
 typedef struct fv_prefetch_stream {
-    const char *at[FV_PREFETCH_TRACKS]; /* of each track: in the run at hand; of those that are none: anywhere */
-    const char *run_end[FV_PREFETCH_TRACKS];
-    fv_prefetch_place places[FV_PREFETCH_TRACKS]; /* where its next run starts */
+    const char *at[FV_MAX_AHEAD_TRACKS]; /* of each track: in the run at hand; of those that are none: anywhere */
+    const char *run_end[FV_MAX_AHEAD_TRACKS];
+    fv_prefetch_place places[FV_MAX_AHEAD_TRACKS]; /* where its next run starts */
     fv_prefetch_rows of;
     int64_t unit;             /* bytes that are asked for in a track at a time */
     int32_t in_tracks;        /* 0: in order, one track */
@@ -132,7 +130,7 @@ static inline void fv_prefetch_aim(fv_prefetch_stream *stream, const fv_prefetch
     stream->unit = unit;
     stream->in_tracks = num_tracks > 1;
     stream->num_tracks = stream->turn = 0;
-    for (int32_t track = 0; track < FV_PREFETCH_TRACKS; track++)
+    for (int32_t track = 0; track < FV_MAX_AHEAD_TRACKS; track++)
         stream->at[track] = stream->run_end[track] = of->rows[0][of->first];
     for (int32_t left = num_rows; left > 0; left -= share) {
         const int32_t track = stream->num_tracks++;
@@ -146,16 +144,16 @@ static inline void fv_prefetch_aim(fv_prefetch_stream *stream, const fv_prefetch
     fv_prefetch_go_on(stream);
 }
 
-/* Aims at `bytes` bytes that follow each other, a multiple of FV_PREFETCH_TRACKS units, in all tracks. */
+/* Aims at `bytes` bytes that follow each other, a multiple of FV_MAX_AHEAD_TRACKS units, in all tracks. */
 static inline void fv_prefetch_aim_at_bytes(fv_prefetch_stream *stream, const char *from, int64_t bytes, int64_t unit)
 {
     stream->unit = unit;
     stream->in_tracks = 1;
-    stream->num_tracks = FV_PREFETCH_TRACKS;
+    stream->num_tracks = FV_MAX_AHEAD_TRACKS;
     stream->turn = 0;
-    for (int32_t track = 0; track < FV_PREFETCH_TRACKS; track++) {
-        stream->at[track] = from + track * (bytes / FV_PREFETCH_TRACKS);
-        stream->run_end[track] = stream->at[track] + bytes / FV_PREFETCH_TRACKS;
+    for (int32_t track = 0; track < FV_MAX_AHEAD_TRACKS; track++) {
+        stream->at[track] = from + track * (bytes / FV_MAX_AHEAD_TRACKS);
+        stream->run_end[track] = stream->at[track] + bytes / FV_MAX_AHEAD_TRACKS;
         stream->places[track].left = 0;
     }
     fv_prefetch_go_on(stream);
@@ -182,7 +180,7 @@ FV_ALWAYS_INLINE const char *fv_prefetch_take_turn(fv_prefetch_stream *stream, i
     if (++*turn < stream->num_tracks) return at;
     *turn = 0;
     FV_UNROLL
-    for (int32_t track = 0; track < FV_PREFETCH_TRACKS; track++) stream->at[track] += stream->unit;
+    for (int32_t track = 0; track < FV_MAX_AHEAD_TRACKS; track++) stream->at[track] += stream->unit;
     if (FV_UNLIKELY(--stream->num_rounds == 0)) fv_prefetch_go_on(stream);
     return at;
 }

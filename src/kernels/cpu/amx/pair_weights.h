@@ -166,7 +166,7 @@ static void fv_pair_score_block(const fv_many_item *many, fv_pair_work *work)
     }
 }
 
-/* A strip's weights of a block with keys in order to the order of fv_row_weigh, or of fv_rows_weigh_pieces. */
+/* A strip's weights of a block with keys in order to the order of fv_row_weigh, or of fv_half_weigh_rows. */
 static void fv_pair_pack_ordered(const fv_tile_item *item, const fv_strip_pair *pair, int32_t i)
 {
     char *at = pair->weights[i] + pair->first_step * FV_TILE_BYTES;

@@ -35,8 +35,8 @@ typedef struct fv_many_item {
     fv_score_scale scale;
     int32_t is_fine; /* sums of weights leave the item, or divide it: exponentials and sums in fp32 */
     int32_t has_huge_queries;
-    /* Where keys have scales of their own, [block_keys] of the block at hand: what dot products are multiplied by, and what
-     * weights are when they are summed. NULL: they have none. */
+    /* Where keys have scales of their own, [block_keys] of the block at hand: what dot products are multiplied by, and
+     * weights once they are summed. NULL: they have none. */
     const float *k_factors, *v_scales;
     int32_t has_odd_scales; /* some key's is so far from 1 that weights need the block's maxima */
     float *scores; /* of a pair and a step: [2][2][16 rows][16 keys]; weights have been made of them when those of the

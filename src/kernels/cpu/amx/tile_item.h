@@ -429,7 +429,7 @@ static inline const float *fv_tile_step_scales(const fv_tile_item *item, int32_t
 static inline int32_t fv_tile_tracks(const fv_tile_item *item)
 {
     const int32_t num_tracks = item->job->params->ahead_tracks;
-    return num_tracks > 0 ? num_tracks : FV_PREFETCH_TRACKS;
+    return num_tracks > 0 ? num_tracks : FV_MAX_AHEAD_TRACKS;
 }
 
 /* Asks for the next few lines of the next block. */
