@@ -566,7 +566,7 @@ FV_ALWAYS_INLINE fv_words fv_halves_natural(const float *low, const float *high,
     fv_lanes_in_order(ordered, fv_lanes_load(low) * factor, fv_lanes_load(high) * factor);
     fv_words words;
 #if defined(__AVX512F__)
-    const int32_t nearest = _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC;
+    enum { nearest = _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC };
     words = (fv_words)_mm512_inserti64x4(_mm512_castsi256_si512(_mm512_cvtps_ph((__m512)ordered[0], nearest)),
                                          _mm512_cvtps_ph((__m512)ordered[1], nearest), 1);
 #else
