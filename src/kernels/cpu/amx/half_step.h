@@ -70,32 +70,46 @@ typedef struct fv_half_pass {
     int32_t has_next, weighs;
 } fv_half_pass;
 
-/* Products of a strip with the next keys, between them the last step's weights, two rows at a time. Stores as
- * fv_step_pass_product. */
-FV_ALWAYS_INLINE void fv_half_pass_strip(fv_half_pass *pass, const int32_t strip, const int32_t depth,
-                                         const int32_t kv_pieces)
+/* How far a pass is with a strip. */
+typedef struct fv_half_place {
+    int32_t product, two, due; /* two: rows; due: shares of those that a product is to bring */
+} fv_half_place;
+
+/* Products of a strip with 32 elements of the next keys, number i of `depth`, between them the last step's weights, two rows at a
+ * time. Stores as fv_step_pass_product. */
+FV_ALWAYS_INLINE void fv_half_pass_elements(fv_half_pass *pass, fv_half_place *place, const int32_t strip, int32_t i,
+                                            int32_t depth, const int32_t kv_pieces)
 {
     const int32_t products = 4 * kv_pieces * depth, twos = FV_TILE_ROWS / 2;
-    int32_t p = 0, two = 0, due = 0;
-    if (pass->has_next) fv_score_begin(pass->item, strip);
+    const int32_t d = strip == 0 ? (i + depth / 2) % depth : i; /* fv_score_product */
     FV_UNROLL
-    for (int32_t i = 0; i < depth; i++) {
-        const int32_t d = strip == 0 ? (i + depth / 2) % depth : i; /* fv_score_product */
-        FV_UNROLL
-        for (int32_t at = 0; at < 4 * kv_pieces; at++, p++) {
-            if (pass->has_next) fv_half_score_product(pass->item, &pass->of, strip, d, at, depth);
-            const int32_t half = p >= products / 2;
-            if (p == products / 2 - 1 || p == products / 2 + products / 8) {
-                if (strip == 0 && pass->is_in_tiles) fv_score_store_half(pass->item, pass->scores, 1, half);
-                if (strip == 1 && pass->has_next) fv_score_store_half(pass->item, pass->scores, 0, half);
-            }
-            if (!pass->weighs) continue;
-            for (due += twos; due >= products; due -= products)
-                fv_half_weigh_rows(&pass->weigh[strip], pass->weights[strip], pass->piece_bytes,
-                                   pass->scores + strip * FV_STEP_SCORES, 2 * two++, &pass->factors);
+    for (int32_t at = 0; at < 4 * kv_pieces; at++) {
+        const int32_t p = place->product++, half = p >= products / 2;
+        if (pass->has_next) fv_half_score_product(pass->item, &pass->of, strip, d, at, depth);
+        if (p == products / 2 - 1 || p == products / 2 + products / 8) {
+            if (strip == 0 && pass->is_in_tiles) fv_score_store_half(pass->item, pass->scores, 1, half);
+            if (strip == 1 && pass->has_next) fv_score_store_half(pass->item, pass->scores, 0, half);
         }
-        if (pass->has_next && strip == 1) fv_tile_call_ahead(pass->item);
+        if (!pass->weighs) continue;
+        for (place->due += twos; place->due >= products; place->due -= products)
+            fv_half_weigh_rows(&pass->weigh[strip], pass->weights[strip], pass->piece_bytes,
+                               pass->scores + strip * FV_STEP_SCORES, 2 * place->two++, &pass->factors);
     }
+    if (pass->has_next && strip == 1) fv_tile_call_ahead(pass->item);
+}
+
+/* is_constant: the depth is known when this is compiled. */
+FV_ALWAYS_INLINE void fv_half_pass_strip(fv_half_pass *pass, const int32_t strip, const int32_t depth,
+                                         const int32_t kv_pieces, const int32_t is_constant)
+{
+    fv_half_place place = {0};
+    if (pass->has_next) fv_score_begin(pass->item, strip);
+    if (is_constant) {
+        FV_UNROLL
+        for (int32_t i = 0; i < depth; i++) fv_half_pass_elements(pass, &place, strip, i, depth, kv_pieces);
+        return;
+    }
+    for (int32_t i = 0; i < depth; i++) fv_half_pass_elements(pass, &place, strip, i, depth, kv_pieces);
 }
 
 FV_ALWAYS_INLINE void fv_half_step_as(const fv_many_item *many, const fv_pair_step *next, const fv_pair_step *last,
@@ -116,8 +130,8 @@ FV_ALWAYS_INLINE void fv_half_step_as(const fv_many_item *many, const fv_pair_st
         pass.weigh = last->work->weigh;
         for (int32_t i = 0; i < 2; i++) pass.weights[i] = last->work->pair.weights[i] + last->step * FV_TILE_BYTES;
     }
-    fv_half_pass_strip(&pass, 0, depth, kv_pieces);
-    fv_half_pass_strip(&pass, 1, depth, kv_pieces);
+    fv_half_pass_strip(&pass, 0, depth, kv_pieces, __builtin_constant_p(depth));
+    fv_half_pass_strip(&pass, 1, depth, kv_pieces, __builtin_constant_p(depth));
 }
 
 static void fv_half_step_score(const fv_many_item *many, const fv_pair_step *next, const fv_pair_step *last)
