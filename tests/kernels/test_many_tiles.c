@@ -33,6 +33,7 @@ typedef struct scene {
     int32_t without_lse;
     int32_t split;     /* tokens from there on are an item of their own */
     float slope;       /* of ALiBi; 0: none */
+    float cap;         /* of scores; 0: none */
     int32_t is_paged;  /* keys and values are read from `view`, a cache of e4m3 */
     int32_t is_scaled; /* those of the cache have scales of their own */
     float k_scales[MAX_TOKENS], v_scales[MAX_TOKENS];
@@ -61,7 +62,7 @@ static scene *scene_in(fv_dtype dtype, int32_t num_tokens)
     s.window = 0;
     s.dtype = s.out_dtype = dtype;
     s.without_lse = 0;
-    s.slope = 0;
+    s.slope = s.cap = 0;
     s.is_paged = s.is_scaled = s.split = 0;
     for (int32_t i = 0; i < MAX_TOKENS; i++) s.k_scales[i] = s.v_scales[i] = 1.0f;
     fill(&s.q[0][0], MAX_TOKENS * MAX_SIZE, dtype, &state);
@@ -123,7 +124,8 @@ static fv_attend_params params_of(scene *s, const int32_t *query_start)
         .v_head_size = s->size,
         .scale = 1.0f,
         .window = s->window,
-        .alibi = s->slope > 0 ? FV_ALIBI_LINEAR : FV_ALIBI_NONE,
+        .soft_cap = s->cap,
+        .alibi = s->slope != 0 ? FV_ALIBI_LINEAR : FV_ALIBI_NONE,
         .alibi_slopes = &s->slope,
         .context_parallel = {.world = 1, .interleave = 1},
         .num_seqs = 1,
@@ -165,15 +167,17 @@ static void attend(fv_attend_params *params, int32_t split)
     params->scratch = NULL;
 }
 
-/* Of a row over its keys: the LSE and, in `out`, the result. */
-static double expect_row(double out[MAX_SIZE], const scene *s, int32_t token, fv_key_range keys)
+/* Of a row over its keys: the LSE and, in `out`, the result. largest: of the magnitudes of dot products. */
+static double expect_row(double out[MAX_SIZE], double *largest, const scene *s, int32_t token, fv_key_range keys)
 {
     double scores[MAX_TOKENS], max = -INFINITY, sum = 0;
     for (int32_t key = keys.first; key < keys.end; key++) {
         double dot = 0;
         for (int32_t d = 0; d < s->size; d++)
             dot += (double)fv_float_load(&s->q[token][d], s->dtype) * fv_float_load(&s->k[key][d], s->dtype);
-        scores[key] = s->slope * (double)(key - token) + dot * s->k_scales[key];
+        dot *= s->k_scales[key];
+        *largest = fmax(*largest, fabs(dot));
+        scores[key] = s->slope * (double)(key - token) + (s->cap > 0 ? s->cap * tanh(dot / s->cap) : dot);
         max = fmax(max, scores[key]);
     }
     for (int32_t d = 0; d < s->size; d++) out[d] = 0;
@@ -195,6 +199,12 @@ static double tolerance_of(const scene *s)
     return s->out_dtype == FV_DTYPE_F32 ? 0x1p-15 : 0x1p-11;
 }
 
+/* Of an LSE: some last places of what scores are made of. */
+static double lse_tolerance_of(const scene *s, double lse, double largest)
+{
+    return 1e-5 * fmax(1, fabs(lse)) + 3e-7 * (s->cap > 0 ? s->cap : largest);
+}
+
 /* Rows from num_judged on may be anything. */
 static void judge_rows(scene *s, int32_t num_judged)
 {
@@ -202,9 +212,9 @@ static void judge_rows(scene *s, int32_t num_judged)
     fv_attend_params params = params_of(s, query_start);
     attend(&params, s->split);
     for (int32_t token = 0; token < num_judged; token++) {
-        double expected[MAX_SIZE];
-        const double lse = expect_row(expected, s, token, fv_attend_row_of(&params, 0, token, 0).keys);
-        assert_true(s->without_lse || fabs(s->lse[token] - lse) <= 1e-5 * fmax(1, fabs(lse)));
+        double expected[MAX_SIZE], largest = 0;
+        const double lse = expect_row(expected, &largest, s, token, fv_attend_row_of(&params, 0, token, 0).keys);
+        assert_true(s->without_lse || fabs(s->lse[token] - lse) <= lse_tolerance_of(s, lse, largest));
         for (int32_t d = 0; d < s->size; d++) {
             const float value = fv_float_load(
                 s->out + token * params.out_token_stride + d * (int64_t)fv_dtype_bytes(s->out_dtype), s->out_dtype);
@@ -300,6 +310,53 @@ static void alibi_is_added_once(void **state)
         s->k[40][0] = fv_bf16_of_f32(3e30f);
         s->out_dtype = FV_DTYPE_BF16;
         judge(s);
+    }
+}
+
+/* With slopes as models have them, of which keys nearby weigh most, and with one that favors the first. */
+static void alibi_moves_references(void **state)
+{
+    (void)state;
+    const float slopes[] = {1.0f, 0.25f, 0x1p-8f, -0.125f};
+    for (int32_t i = 0; i < FV_ARRAY_LEN(slopes); i++) {
+        for (int32_t in_halves = 0; in_halves < 2; in_halves++) {
+            scene *s = scene_in(in_halves ? FV_DTYPE_F16 : FV_DTYPE_BF16, MAX_TOKENS);
+            s->slope = slopes[i];
+            judge(s);
+            s->out_dtype = s->dtype;
+            s->window = 300;
+            judge(s);
+        }
+    }
+}
+
+/* References are of the first keys, which later rows do not weigh. */
+static void weights_far_below_references_are_right(void **state)
+{
+    (void)state;
+    for (int32_t in_halves = 0; in_halves < 2; in_halves++) {
+        scene *s = scene_in(in_halves ? FV_DTYPE_F16 : FV_DTYPE_BF16, MAX_TOKENS);
+        s->slope = 1.0f;
+        fv_float_store(&s->k[3][0], 150.0f, s->dtype);
+        judge(s);
+    }
+}
+
+static void scores_are_capped(void **state)
+{
+    (void)state;
+    const float caps[] = {0.5f, 5.0f, 50.0f, 200.0f}; /* the last is too large for weights against references */
+    for (int32_t i = 0; i < FV_ARRAY_LEN(caps); i++) {
+        for (int32_t in_halves = 0; in_halves < 2; in_halves++) {
+            scene *s = scene_in(in_halves ? FV_DTYPE_F16 : FV_DTYPE_BF16, ODD_TOKENS);
+            s->cap = caps[i];
+            judge(s);
+            s->out_dtype = s->dtype;
+            s->window = 270;
+            s->slope = 0.0625f;
+            fv_float_store(&s->k[40][0], 30.0f, s->dtype);
+            judge(s);
+        }
     }
 }
 
@@ -585,6 +642,9 @@ int main(void)
         cmocka_unit_test(heads_have_all_sizes),
         cmocka_unit_test(blocks_whose_scores_grow_are_done_again),
         cmocka_unit_test(alibi_is_added_once),
+        cmocka_unit_test(alibi_moves_references),
+        cmocka_unit_test(weights_far_below_references_are_right),
+        cmocka_unit_test(scores_are_capped),
         cmocka_unit_test(rows_see_few_keys),
         cmocka_unit_test(windows_begin_at_a_border),
         cmocka_unit_test(numbers_out_of_sight_stay_there),

@@ -1,4 +1,4 @@
-/* The order of products for 8 strips or more (of few keys 16, in pieces 4) with plain scores: prefill.
+/* The order of products for 8 strips or more (of few keys 16, in pieces 4): prefill.
  *
  * What bounds it is the way from L2 to L1, so each of the two phases of a block of keys keeps what it reads again
  * small:
@@ -33,8 +33,12 @@
  * Where keys have scales of their own, dot products are multiplied by a vector of them in place of one number, and weights,
  * in fp32 as well, when they are summed.
  *
- * Its parts are headers of this file alone: key_tiles.h, pair_work.h, pair_step.h, half_step.h, weight_sums.h,
- * pair_weights.h. Their functions are static without `inline`, which would have GCC take more of them into each other, and
+ * A soft cap or ALiBi goes into a step's scores in L1, before they are weighed (row_scores.h). With ALiBi a reference is what the
+ * row's maximum will have become where keys are alike; where they are not, and all weights are far below it, another kernel
+ * does the item.
+ *
+ * Its parts are headers of this file alone: key_tiles.h, pair_work.h, pair_step.h, half_step.h, row_scores.h,
+ * weight_sums.h, pair_weights.h. Their functions are static without `inline`, which would have GCC take more of them into each other, and
  * the hottest out of its loop.
  */
 #include "kernels/cpu/amx/attend_many_tiles.h"
@@ -51,6 +55,8 @@ enum {
 
 #define MIN_FACTOR 0x1p-80f
 #define MAX_FACTOR 0x1p6f
+#define LEAST_SUM 0x1p-40f
+#define MAX_CAP 0x1p7f /* a hidden score times it is no infinity */
 
 /* --- sums --------------------------------------------------------------------------------------------------------- */
 
@@ -223,9 +229,10 @@ static void find_scales(fv_many_item *many)
     many->has_odd_scales = 0;
     for (int32_t key = 0; key < item->block_keys; key++) {
         const int32_t is_there = key < fv_key_block_steps(&many->keys->block) * FV_STEP_KEYS;
-        k_factors[key] = many->scale.dot * (item->k_scales && is_there ? item->k_scales[key] : 1.0f);
+        const float factor = many->scale.dot * (item->k_scales && is_there ? item->k_scales[key] : 1.0f);
+        k_factors[key] = many->prepares ? many->multiple : factor;
         v_scales[key] = item->v_scales && is_there ? item->v_scales[key] : 1.0f;
-        many->has_odd_scales |= !(k_factors[key] >= MIN_FACTOR && k_factors[key] <= MAX_FACTOR);
+        many->has_odd_scales |= !(factor >= MIN_FACTOR && factor <= MAX_FACTOR);
     }
     many->k_factors = k_factors;
     many->v_scales = v_scales;
@@ -320,8 +327,24 @@ static void fit_sums(const fv_tile_item *item, const fv_tile_strip *strip)
     }
 }
 
-/* Out of line: taken into its caller it makes all of that slower, by 7% at 256 tokens (GCC 12). */
-static __attribute__((noinline)) void finish(const fv_many_item *many)
+/* Sums of weights that are all far below their row's reference have lost too much. With ALiBi that can be, for the key that gave the
+ * reference may weigh next to nothing; without it weighs 1. */
+static int32_t sums_are_near_references(const fv_tile_item *item)
+{
+    if (item->job->params->alibi == FV_ALIBI_NONE) return 1;
+    for (int32_t i = 0; i < item->num_strips; i++) {
+        const fv_tile_strip *strip = &item->scratch.strips[i];
+        const fv_lanes divisors = divisors_of(item, strip);
+        for (int32_t row = 0; row < FV_TILE_STRIP_ROWS; row++)
+            if (divisors[row] < LEAST_SUM && strip->rows.max[row] != -INFINITY) return 0;
+    }
+    return 1;
+}
+
+/* Returns 0 where another kernel has to do the item.
+ *
+ * Out of line: taken into its caller it makes all of that slower, by 7% at 256 tokens (GCC 12). */
+static __attribute__((noinline)) int32_t finish(const fv_many_item *many)
 {
     const fv_tile_item *item = many->item;
     for (int32_t i = 0; i < item->num_strips; i++) {
@@ -329,14 +352,16 @@ static __attribute__((noinline)) void finish(const fv_many_item *many)
         if (many->is_fine) fv_row_sums_gather(item, strip);
         if (!strip->has_sums) fv_strip_zero_sums(strip, item->job->params->v_head_size); /* its rows saw no key */
     }
+    if (!sums_are_near_references(item)) return 0;
     if (!ends_plainly(item->job)) {
         for (int32_t i = 0; i < item->num_strips && item->pieces == 1; i++) fit_sums(item, &item->scratch.strips[i]);
         fv_strips_finish(item);
-        return;
+        return 1;
     }
     const int32_t streams = streams_output(item->job) && own_size(item) == item->job->params->v_head_size;
     for (int32_t i = 0; i < item->num_strips; i++) finish_strip(item, &item->scratch.strips[i], streams);
     if (streams) fv_words_stream_end();
+    return 1;
 }
 
 /* Rows of the query heads of a KV head, of queries or output: those of `num_tokens` tokens from `first` on. */
@@ -413,7 +438,8 @@ int32_t FV_ISA_SYMBOL(fv_many_tiles_serve)(const fv_attend_job *job, int32_t num
     if (params->head_size > FV_MADE_MAX_SIZE || params->v_head_size > FV_MADE_MAX_SIZE) return 0;
     for (int32_t head = 0; head < job->item->num_kv_heads; head++) {
         const fv_score_scale scale = fv_attend_score_scale(job, job->item->first_kv_head + head);
-        if (!fv_scores_are_plain(params, scale) || scale.dot < MIN_FACTOR || scale.dot > MAX_FACTOR) return 0;
+        if (!(scale.dot >= MIN_FACTOR && scale.dot <= MAX_FACTOR)) return 0;
+        if (scale.cap > 0 && !(scale.cap >= MIN_FACTOR && scale.cap <= MAX_CAP)) return 0;
     }
     return 1;
 }
@@ -435,11 +461,14 @@ int32_t FV_ISA_SYMBOL(fv_attend_many_tiles)(fv_tile_item *item)
     fv_key_tiles_begin(&keys);
     fv_key_tiles_end(item, &keys);
     fv_key_tiles_begin(&next);
+    const fv_score_scale scale = fv_attend_score_scale(item->job, item->first_head);
     fv_many_item many = {
         .item = item,
         .keys = &keys,
         .next_keys = &next,
-        .scale = fv_attend_score_scale(item->job, item->first_head),
+        .scale = scale,
+        .multiple = fv_score_multiple(scale),
+        .prepares = !fv_score_form_is_plain(item->job->params),
         .is_fine = item->pieces > 1 || item->job->has_k_scales || item->job->has_v_scales || item->job->params->lse ||
                    !ends_plainly(item->job),
         .scores = item->scratch.scores + 2 * item->block_keys * FV_TILE_STRIP_ROWS,
@@ -463,6 +492,5 @@ int32_t FV_ISA_SYMBOL(fv_attend_many_tiles)(fv_tile_item *item)
         next = after;
         fv_key_tiles_begin(&next);
     }
-    finish(&many);
-    return 1;
+    return finish(&many);
 }

@@ -24,7 +24,7 @@
  * eight keys, for a core looks no further ahead. Lines of the next block are asked for between, in the order in which
  * they lie.
  *
- * Many strips with plain scores take the order of attend_many_tiles.c, few of large values that of
+ * Many strips take the order of attend_many_tiles.c, few of large values that of
  * attend_shared_tiles.c. fp16 comes in two pieces of bf16 (half_pieces.h): sixteen products of scores and twelve of sums
  * where four are above. Where its strips are many, tiles of keys and values are kept from item to item (made_keys.h). */
 #include "kernels/cpu/amx/attend_tiles.h"

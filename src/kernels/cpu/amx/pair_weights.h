@@ -4,6 +4,7 @@
 #define FV_KERNELS_CPU_AMX_PAIR_WEIGHTS_H
 
 #include "kernels/cpu/amx/pair_step.h"
+#include "kernels/cpu/amx/row_scores.h"
 #include "kernels/cpu/amx/weigher.h"
 #include "kernels/cpu/amx/weight_sums.h"
 
@@ -13,70 +14,7 @@
 /* In pieces, of weights of a block that were summed in one lane. */
 #define FV_MAX_WEIGHT_SUM 0x1p10f
 
-/* Up to here references keep eight bits behind the point when they go into exponents in fixed point. */
-#define FV_MAX_REFERENCE 16000.0f
-
-/* What hides a score: no row's maximum, weight 0, and no infinity in between. */
-#define FV_HIDDEN_SCORE -0x1p120f
-
 /* --- references --------------------------------------------------------------------------------------------------- */
-
-/* To 2^-8, which exponents in fixed point take in as it is. */
-static fv_lanes fv_rounded_reference(fv_lanes max) { return (max + FV_FIXED_ZERO) - FV_FIXED_ZERO; }
-
-/* A strip's scores of a step as [key][row]. */
-static void fv_step_turn_scores(float *to, const float *scores)
-{
-    const char *rows[FV_TILE_ROWS];
-    for (int32_t half = 0; half < 2; half++) {
-        for (int32_t i = 0; i < FV_TILE_ROWS; i++)
-            rows[i] = (const char *)(scores + half * FV_HALF_SCORES + i * FV_TILE_COLUMNS);
-        fv_lanes_store_transposed((char *)(to + half * FV_HALF_SCORES), rows);
-    }
-}
-
-/* The keys that a tree mask lets a row see. */
-static fv_lane_ints fv_row_tree_seen(const fv_row_strip *rows, const fv_attend_job *job, int32_t row, fv_lane_ints keys)
-{
-    fv_lane_ints seen = {0};
-    for (int32_t i = 0; i < FV_TILE_COLUMNS; i++) {
-        const int64_t position = fv_key_position(&job->params->context_parallel, keys[i]);
-        seen[i] = -fv_tree_sees(rows->tree[row], position - job->context);
-    }
-    return seen;
-}
-
-/* Hides the keys of a step, from number first_key on, from the rows that do not see them. */
-static void fv_step_hide_keys(const fv_row_strip *rows, const fv_attend_job *job, float *scores, int32_t first_key)
-{
-    const int32_t in_tree = first_key + FV_STEP_KEYS > fv_attend_tree_first(job);
-    fv_lane_ints key;
-    for (int32_t i = 0; i < FV_TILE_COLUMNS; i++) key[i] = first_key + i;
-    for (int32_t half = 0; half < 2; half++, key += FV_TILE_COLUMNS) {
-        for (int32_t row = 0; row < FV_TILE_STRIP_ROWS; row++) {
-            float *at = scores + half * FV_HALF_SCORES + row * FV_TILE_COLUMNS;
-            fv_lane_ints seen = (key >= rows->first[row]) & (key < rows->end[row]);
-            if (in_tree) seen &= fv_row_tree_seen(rows, job, row, key);
-            fv_lanes_store(at, fv_lanes_select(seen, fv_lanes_load(at), fv_lanes_splat(FV_HIDDEN_SCORE)));
-        }
-    }
-}
-
-/* The references of a strip's rows: of those that have none, the maximum of the step; in_pieces as it is, so that a row of one
- * key has a weight near 1. 0: some row sees no key there, or an overflow is near. */
-static int32_t fv_step_find_reference(fv_row_strip *rows, const float *scores, fv_lanes factor, const float *k_factors,
-                                      int32_t in_pieces)
-{
-    if (fv_strip_has_reference(rows)) return 1;
-    float by_key[FV_STEP_SCORES];
-    fv_step_turn_scores(by_key, scores);
-    for (int32_t key = 0; key < FV_STEP_KEYS && k_factors; key++) {
-        float *at = by_key + key * FV_TILE_STRIP_ROWS;
-        fv_lanes_store(at, fv_lanes_load(at) * k_factors[key]);
-    }
-    const fv_lanes top = fv_max_of_keys(by_key, 0, FV_STEP_KEYS), max = k_factors ? top : top * factor;
-    return fv_strip_take_reference(rows, top, in_pieces ? max : fv_rounded_reference(max));
-}
 
 /* Sums of a strip to the maxima that have just moved. */
 static void fv_strip_rescale_all(const fv_tile_item *item, const fv_tile_strip *strip)
@@ -102,23 +40,26 @@ static int32_t fv_strip_fit_references(const fv_tile_item *item, fv_tile_strip *
 
 /* --- as scores come ----------------------------------------------------------------------------------------------- */
 
-/* Scores of a step are there: hides those that their rows do not see, and readies the weigher. 0: no weights. */
+/* Scores of a step are there: readies them and the weigher. 0: no weights. */
 static int32_t fv_step_begin_weights(const fv_many_item *many, fv_pair_step *at)
 {
     fv_pair_work *work = at->work;
     if (!work || work->is_exact) return 0;
+    const fv_attend_job *job = many->item->job;
     const int32_t first = at->step * FV_STEP_KEYS, local = many->keys->block.first_key + first;
+    const float *k_scales = many->item->k_scales ? many->item->k_scales + first : NULL;
+    const float *k_factors = many->k_factors ? many->k_factors + first : NULL;
     for (int32_t i = 0; i < 2; i++) {
         fv_row_strip *rows = &work->pair.strips[i]->rows;
         float *scores = many->scores + i * FV_STEP_SCORES;
         const int32_t is_edge = local < rows->all.first || local + FV_STEP_KEYS > rows->all.end;
-        if (is_edge || !fv_strip_has_reference(rows)) fv_step_store_scores(many, at);
-        if (is_edge) fv_step_hide_keys(rows, many->item->job, scores, local);
+        if (many->prepares || is_edge || !fv_strip_has_reference(rows)) fv_step_store_scores(many, at);
+        if (many->prepares) fv_row_scores_prepare(many, rows, scores, local, k_scales);
+        if (is_edge) fv_row_scores_hide(rows, job, scores, local);
         if (at->step > work->pair.first_step) continue;
         fv_row_weigher *weigh = &work->weigh[i];
         if (many->is_fine) memset(weigh->fine_sums, 0, sizeof(weigh->fine_sums));
-        const float *k_factors = many->k_factors ? many->k_factors + first : NULL;
-        if (!fv_step_find_reference(rows, scores, fv_lanes_splat(many->scale.dot), k_factors, many->item->pieces > 1) ||
+        if (!fv_row_scores_refer(many, rows, scores, local, k_factors) ||
             (!many->is_fine && !fv_strip_fit_references(many->item, work->pair.strips[i])))
             work->is_exact = 1;
         fv_lanes_store(weigh->base, fv_lanes_splat(many->is_fine ? 0 : FV_FIXED_ONE) - fv_lanes_load(rows->max));
@@ -162,7 +103,7 @@ static void fv_pair_score_block(const fv_many_item *many, fv_pair_work *work)
         fv_step_score(many, &at, &none);
         fv_step_store_scores(many, &at);
         for (int32_t i = 0; i < pair->num; i++)
-            fv_step_turn_scores(pair->scores[i] + step * FV_STEP_SCORES, many->scores + i * FV_STEP_SCORES);
+            fv_row_scores_turn(pair->scores[i] + step * FV_STEP_SCORES, many->scores + i * FV_STEP_SCORES);
     }
 }
 

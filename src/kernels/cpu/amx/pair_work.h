@@ -33,10 +33,12 @@ typedef struct fv_many_item {
     const fv_key_tiles *keys;
     fv_key_tiles *next_keys;
     fv_score_scale scale;
-    int32_t is_fine; /* sums of weights leave the item, or divide it: exponentials and sums in fp32 */
+    float multiple;   /* what scores are multiples of when they are weighed */
+    int32_t prepares; /* soft caps or ALiBi make them that (row_scores.h) */
+    int32_t is_fine;  /* sums of weights leave the item, or divide it: exponentials and sums in fp32 */
     int32_t has_huge_queries;
-    /* Where keys have scales of their own, [block_keys] of the block at hand: what dot products are multiplied by, and
-     * weights once they are summed. NULL: they have none. */
+    /* Where keys have scales of their own, [block_keys] of the block at hand: what scores are multiplied by when they are
+     * weighed, and weights once they are summed. NULL: they have none. */
     const float *k_factors, *v_scales;
     int32_t has_odd_scales; /* some key's is so far from 1 that weights need the block's maxima */
     float *scores; /* of a pair and a step: [2][2][16 rows][16 keys]; weights have been made of them when those of the
@@ -88,7 +90,7 @@ static void fv_step_store_scores(const fv_many_item *many, fv_pair_step *last)
 
 /* --- weights --------------------------------------------------------------------------------------------------- */
 
-/* What a step's dot products are multiplied by, and its weights: one number, or one for each of its keys. */
+/* What a step's scores are multiplied by, and its weights: one number, or one for each of its keys. */
 typedef struct fv_key_factors {
     fv_lanes factor;
     const float *k_factors, *v_scales; /* [32] */
@@ -97,7 +99,7 @@ typedef struct fv_key_factors {
 
 FV_ALWAYS_INLINE fv_key_factors fv_key_factors_at(const fv_many_item *many, int32_t step, const int32_t is_scaled)
 {
-    fv_key_factors factors = {.factor = fv_lanes_splat(many->scale.dot), .is_scaled = is_scaled};
+    fv_key_factors factors = {.factor = fv_lanes_splat(many->multiple), .is_scaled = is_scaled};
     if (!is_scaled) return factors;
     factors.k_factors = many->k_factors + step * FV_STEP_KEYS;
     factors.v_scales = many->v_scales + step * FV_STEP_KEYS;

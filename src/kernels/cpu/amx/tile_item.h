@@ -16,7 +16,7 @@ enum {
     FV_FEW_TILE_ROWS = 32,     /* of a KV head, up to here values are read where they lie: attend_few_tiles.c */
     FV_TILE_FEW_KEYS = 32,     /* of a block, one strip: near to the order in which rows lie, and soon begun */
     FV_TILE_MANY_KEYS = 256,   /* many strips: the sums pass once for eight products */
-    FV_TILE_MANY_STRIPS = 8,   /* from here on plain scores take attend_many_tiles.c */
+    FV_TILE_MANY_STRIPS = 8,   /* from here on items take attend_many_tiles.c */
     FV_TILE_PIECED_STRIPS = 4, /* the same in pieces */
     FV_TILE_COPY_STRIPS = 16,  /* from here on others have K copied to tiles */
     FV_TILE_GROUP_PAIRS = 2,   /* of strips that meet each step of keys together, where there are many */

@@ -99,18 +99,21 @@ static inline fv_score_form fv_score_form_of(const fv_row_strip *rows, const fv_
     };
 }
 
+/* What scores are multiples of then: the cap, if there is one. */
+static inline float fv_score_multiple(fv_score_scale scale) { return scale.cap > 0 ? scale.cap : scale.dot; }
+
 /* 1: dot products are that already, but for scales of keys. */
 static inline int32_t fv_score_form_is_plain(const fv_attend_params *params)
 {
     return !(params->soft_cap > 0) && params->alibi == FV_ALIBI_NONE;
 }
 
-/* What ALiBi adds for a key at a position. */
-FV_ALWAYS_INLINE fv_lanes fv_lanes_alibi(const fv_score_form *form, int32_t position)
+/* What ALiBi adds at distances of keys from queries. */
+FV_ALWAYS_INLINE fv_lanes fv_lanes_alibi(fv_lanes slopes, fv_lane_ints distances, fv_alibi alibi)
 {
-    const fv_lanes distances = __builtin_convertvector(position - form->positions, fv_lanes);
-    if (form->alibi == FV_ALIBI_LINEAR) return form->slopes * distances;
-    return -form->slopes * fv_lanes_sqrt(fv_lanes_max(-distances, fv_lanes_splat(0.0f)));
+    const fv_lanes steps = __builtin_convertvector(distances, fv_lanes);
+    if (alibi == FV_ALIBI_LINEAR) return slopes * steps;
+    return -slopes * fv_lanes_sqrt(fv_lanes_max(-steps, fv_lanes_splat(0.0f)));
 }
 
 /* 16 dot products with a key of the sequence: times its scale, with a soft cap the part of the cap that the score is, and with
@@ -120,8 +123,10 @@ FV_ALWAYS_INLINE void fv_score_prepare(float *scores, fv_lanes k_scale, const fv
 {
     fv_lanes score = fv_lanes_load(scores) * k_scale;
     if (form->is_capped) score = fv_lanes_tanh(score * form->dot_factors);
-    if (form->alibi != FV_ALIBI_NONE)
-        score += fv_lanes_alibi(form, (int32_t)fv_key_position(&job->params->context_parallel, local_key));
+    if (form->alibi != FV_ALIBI_NONE) {
+        const int32_t position = (int32_t)fv_key_position(&job->params->context_parallel, local_key);
+        score += fv_lanes_alibi(form->slopes, position - form->positions, form->alibi);
+    }
     fv_lanes_store(scores, score);
 }
 
@@ -132,7 +137,7 @@ static inline fv_score_scale fv_scores_prepare(float *scores, const fv_row_strip
                                                const float *k_scales, fv_score_scale scale)
 {
     if (!k_scales && fv_score_form_is_plain(job->params)) return scale;
-    const fv_score_scale multiple = scale.cap > 0 ? (fv_score_scale){.dot = scale.cap} : scale;
+    const fv_score_scale multiple = {.dot = fv_score_multiple(scale)};
     const fv_score_form form = fv_score_form_of(rows, job->params, fv_lanes_splat(scale.dot),
                                                 fv_lanes_splat(multiple.dot));
     for (int32_t key = first_step * FV_STEP_KEYS; key < end_step * FV_STEP_KEYS; key++)
