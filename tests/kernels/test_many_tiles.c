@@ -31,9 +31,11 @@ typedef struct scene {
     fv_dtype dtype; /* of q, k and v */
     fv_dtype out_dtype;
     int32_t without_lse;
-    int32_t split;     /* tokens from there on are an item of their own */
-    float slope;       /* of ALiBi; 0: none */
-    float cap;         /* of scores; 0: none */
+    int32_t split; /* tokens from there on are an item of their own */
+    float slope;   /* of ALiBi; 0: none */
+    float cap;     /* of scores; 0: none */
+    float sink;
+    int32_t has_sink;
     int32_t is_paged;  /* keys and values are read from `view`, a cache of e4m3 */
     int32_t is_scaled; /* those of the cache have scales of their own */
     float k_scales[MAX_TOKENS], v_scales[MAX_TOKENS];
@@ -63,6 +65,7 @@ static scene *scene_in(fv_dtype dtype, int32_t num_tokens)
     s.dtype = s.out_dtype = dtype;
     s.without_lse = 0;
     s.slope = s.cap = 0;
+    s.has_sink = 0;
     s.is_paged = s.is_scaled = s.split = 0;
     for (int32_t i = 0; i < MAX_TOKENS; i++) s.k_scales[i] = s.v_scales[i] = 1.0f;
     fill(&s.q[0][0], MAX_TOKENS * MAX_SIZE, dtype, &state);
@@ -127,6 +130,7 @@ static fv_attend_params params_of(scene *s, const int32_t *query_start)
         .soft_cap = s->cap,
         .alibi = s->slope != 0 ? FV_ALIBI_LINEAR : FV_ALIBI_NONE,
         .alibi_slopes = &s->slope,
+        .sinks = s->has_sink ? &s->sink : NULL,
         .context_parallel = {.world = 1, .interleave = 1},
         .num_seqs = 1,
         .query_start = query_start,
@@ -180,6 +184,8 @@ static double expect_row(double out[MAX_SIZE], double *largest, const scene *s, 
         scores[key] = s->slope * (double)(key - token) + (s->cap > 0 ? s->cap * tanh(dot / s->cap) : dot);
         max = fmax(max, scores[key]);
     }
+    if (s->has_sink) max = fmax(max, s->sink);
+    sum = s->has_sink ? exp(s->sink - max) : 0;
     for (int32_t d = 0; d < s->size; d++) out[d] = 0;
     for (int32_t key = keys.first; key < keys.end; key++) {
         const double weight = exp(scores[key] - max);
@@ -358,6 +364,32 @@ static void scores_are_capped(void **state)
             judge(s);
         }
     }
+}
+
+/* That weigh as nothing, as some keys and as all of them, and one that is no number. */
+static void sinks_are_in_the_denominator(void **state)
+{
+    (void)state;
+    const float sinks[] = {-INFINITY, -30.0f, 2.0f, 9.0f, 300.0f};
+    for (int32_t i = 0; i < FV_ARRAY_LEN(sinks); i++) {
+        for (int32_t in_halves = 0; in_halves < 2; in_halves++) {
+            scene *s = scene_in(in_halves ? FV_DTYPE_F16 : FV_DTYPE_BF16, ODD_TOKENS);
+            s->has_sink = 1;
+            s->sink = sinks[i];
+            judge(s);
+            s->out_dtype = s->dtype;
+            s->window = 200;
+            judge(s);
+        }
+    }
+    scene *s = scene_of(ODD_TOKENS);
+    s->has_sink = 1;
+    s->sink = NAN;
+    const int32_t query_start[2] = {0, s->num_tokens};
+    fv_attend_params params = params_of(s, query_start);
+    attend(&params, 0);
+    for (int32_t token = 0; token < s->num_tokens; token++)
+        assert_true(isnan(fv_float_load(s->out + token * params.out_token_stride, s->out_dtype)));
 }
 
 static void rows_see_few_keys(void **state)
@@ -645,6 +677,7 @@ int main(void)
         cmocka_unit_test(alibi_moves_references),
         cmocka_unit_test(weights_far_below_references_are_right),
         cmocka_unit_test(scores_are_capped),
+        cmocka_unit_test(sinks_are_in_the_denominator),
         cmocka_unit_test(rows_see_few_keys),
         cmocka_unit_test(windows_begin_at_a_border),
         cmocka_unit_test(numbers_out_of_sight_stay_there),

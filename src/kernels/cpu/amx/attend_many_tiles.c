@@ -244,7 +244,7 @@ static void find_scales(fv_many_item *many)
 static int32_t ends_plainly(const fv_attend_job *job)
 {
     const fv_dtype out_dtype = job->params->out_dtype;
-    return job->item->partial < 0 && !job->params->sinks && (out_dtype == FV_DTYPE_BF16 || out_dtype == FV_DTYPE_F16);
+    return job->item->partial < 0 && (out_dtype == FV_DTYPE_BF16 || out_dtype == FV_DTYPE_F16);
 }
 
 /* 1: the output of the item's sequence is more than caches keep until it is read, in whole lines. */
@@ -270,6 +270,32 @@ static fv_lanes divisors_of(const fv_tile_item *item, const fv_tile_strip *strip
     return fv_parts_gather(fv_weight_sums_of(item, strip));
 }
 
+/* What a strip's rows are divided by in the end. */
+typedef struct row_ends {
+    fv_lanes max, sum; /* of the weights in fp32, with the sink */
+    fv_lanes divisors; /* of sums of values */
+} row_ends;
+
+/* The sinks of a strip's rows in base 2. */
+static fv_lanes sinks_of(const fv_tile_item *item, const fv_row_strip *rows)
+{
+    const fv_attend_job *job = item->job;
+    const float *sinks = job->params->sinks + item->first_head * job->group;
+    fv_lanes of_rows;
+    for (int32_t i = 0; i < FV_TILE_STRIP_ROWS; i++) of_rows[i] = sinks[(rows->first_row + i) % job->group] * FV_LOG2E;
+    return of_rows;
+}
+
+static row_ends row_ends_of(const fv_tile_item *item, const fv_tile_strip *strip)
+{
+    const fv_lanes sum = fv_lanes_load(strip->rows.sum), divisors = divisors_of(item, strip);
+    const fv_lanes max = fv_lanes_select(sum == sum, fv_lanes_load(strip->rows.max), sum); /* NaN: not without keys */
+    if (!item->job->params->sinks) return (row_ends){max, sum, divisors};
+    const fv_lanes sink = sinks_of(item, &strip->rows), top = fv_lanes_max(sink, max);
+    const fv_lanes shrink = fv_lanes_exp2(max - top), weight = fv_lanes_exp2(sink - top);
+    return (row_ends){fv_lanes_select(max == -INFINITY, max, top), sum * shrink + weight, divisors + weight / shrink};
+}
+
 /* Rows of a strip. */
 static void finish_strip(const fv_tile_item *item, const fv_tile_strip *strip, int32_t streams)
 {
@@ -277,11 +303,10 @@ static void finish_strip(const fv_tile_item *item, const fv_tile_strip *strip, i
     const fv_attend_params *params = job->params;
     const int32_t is_padded = own_size(item) < params->v_head_size;
     const float v_scale = fv_head_scale_of(job->v_head_scale, params->num_kv_scales, item->first_head);
-    const fv_lanes sum = fv_lanes_load(strip->rows.sum);
-    const fv_lanes max = fv_lanes_select(sum == sum, fv_lanes_load(strip->rows.max), sum); /* NaN: not without keys */
-    const fv_lanes divisors = divisors_of(item, strip);
+    const row_ends ends = row_ends_of(item, strip);
     float factors[FV_TILE_STRIP_ROWS];
-    for (int32_t i = 0; i < FV_TILE_STRIP_ROWS; i++) factors[i] = max[i] == -INFINITY ? 0.0f : v_scale / divisors[i];
+    for (int32_t i = 0; i < FV_TILE_STRIP_ROWS; i++)
+        factors[i] = ends.max[i] == -INFINITY ? 0.0f : v_scale / ends.divisors[i];
     const int32_t num_rows = fv_min_i32(FV_TILE_STRIP_ROWS, job->num_rows - strip->rows.first_row);
     const int32_t first_head = item->first_head * job->group, end_head = first_head + job->group;
     int64_t out_row = job->batch_token + strip->rows.first_row / job->group - params->out_first_token;
@@ -308,7 +333,7 @@ static void finish_strip(const fv_tile_item *item, const fv_tile_strip *strip, i
         if (is_padded) memcpy(own, out, (size_t)own_size(item) * FV_BF16_BYTES);
         if (!params->lse) continue;
         char *lse = (char *)params->lse + out_row * params->lse_token_stride + head * params->lse_head_stride;
-        *(float *)(void *)lse = max[i] == -INFINITY ? -INFINITY : max[i] * FV_LN2 + logf(sum[i]);
+        *(float *)(void *)lse = ends.max[i] == -INFINITY ? -INFINITY : ends.max[i] * FV_LN2 + logf(ends.sum[i]);
     }
 }
 
