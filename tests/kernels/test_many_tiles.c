@@ -13,6 +13,7 @@
 
 #include "core/float.h"
 #include "kernels/cpu_tables.h"
+#include "kvcache/kv_address.h"
 #include "reference/attend_row.h"
 
 /* Tokens of one head: each is a row. */
@@ -23,6 +24,7 @@ enum {
     ODD_TOKENS = 300,          /* 19 strips, the last one of 12 rows; two blocks of keys: the last rows outlive one */
     EVEN_TOKENS = 320,
     MAX_TOKENS = 600,
+    BLOCK_SIZE = 608, /* whole tiles of keys */
     MAX_SIZE = 256,
 };
 
@@ -40,7 +42,7 @@ typedef struct scene {
     int32_t is_scaled; /* those of the cache have scales of their own */
     float k_scales[MAX_TOKENS], v_scales[MAX_TOKENS];
     fv_kv_view view;
-    uint8_t cache[2 * MAX_TOKENS * MAX_SIZE];
+    uint8_t cache[2 * BLOCK_SIZE * MAX_SIZE * sizeof(uint16_t)];
     uint16_t q[MAX_TOKENS][MAX_SIZE], k[MAX_TOKENS][MAX_SIZE], v[MAX_TOKENS][MAX_SIZE];
     char out[MAX_TOKENS * MAX_SIZE * sizeof(float)];
     float lse[MAX_TOKENS];
@@ -79,24 +81,24 @@ static scene *scene_of(int32_t num_tokens) { return scene_in(FV_DTYPE_BF16, num_
 static scene *half_scene_of(int32_t num_tokens) { return scene_in(FV_DTYPE_F16, num_tokens); }
 
 /* Keys and values to what is near to them in a cache of one block. */
-static void put_in_cache(scene *s)
+static void put_in(scene *s, fv_kv_layout layout, fv_dtype dtype)
 {
     s->is_paged = 1;
     s->view.struct_size = sizeof(s->view);
-    assert_int_equal(
-        fv_kv_view_init(&s->view, s->cache, FV_KV_LAYOUT_2_NB_BS_H_D, FV_DTYPE_F8_E4M3, 1, MAX_TOKENS, 1, s->size),
-        FV_OK);
+    assert_int_equal(fv_kv_view_init(&s->view, s->cache, layout, dtype, 1, BLOCK_SIZE, 1, s->size), FV_OK);
     for (int32_t i = 0; i < s->num_tokens * s->size; i++) {
         const int32_t key = i / s->size, d = i % s->size;
         uint16_t *const numbers[2] = {&s->k[key][d], &s->v[key][d]};
         const fv_kv_plane *planes[2] = {&s->view.k, &s->view.v};
         for (int32_t p = 0; p < 2; p++) {
-            char *at = (char *)planes[p]->data + key * planes[p]->slot_stride + d;
-            fv_float_store(at, fv_float_load(numbers[p], s->dtype), FV_DTYPE_F8_E4M3);
-            fv_float_store(numbers[p], fv_float_load(at, FV_DTYPE_F8_E4M3), s->dtype);
+            char *at = (char *)planes[p]->data + fv_kv_offset(planes[p], 0, 0, key, d);
+            fv_float_store(at, fv_float_load(numbers[p], s->dtype), dtype);
+            fv_float_store(numbers[p], fv_float_load(at, dtype), s->dtype);
         }
     }
 }
+
+static void put_in_cache(scene *s) { put_in(s, FV_KV_LAYOUT_2_NB_BS_H_D, FV_DTYPE_F8_E4M3); }
 
 static fv_attend_params params_of(scene *s, const int32_t *query_start)
 {
@@ -614,6 +616,21 @@ static void keys_have_scales(void **state)
     }
 }
 
+/* Pieces of 16 bytes: few rows, two strips and more, and many; rows of no whole parts; queries of either format. */
+static void keys_lie_in_pieces(void **state)
+{
+    (void)state;
+    static const fv_kv_layout layouts[] = {FV_KV_LAYOUT_X_PACKED, FV_KV_LAYOUT_SHUFFLED};
+    static const fv_dtype dtypes[] = {FV_DTYPE_BF16, FV_DTYPE_F16};
+    const int32_t nums_of_tokens[] = {14, 30, 70, ODD_TOKENS}, sizes[] = {48, 80, 128};
+    for (int32_t i = 0; i < 2 * 2 * 2 * FV_ARRAY_LEN(nums_of_tokens) * FV_ARRAY_LEN(sizes); i++) {
+        scene *s = scene_in(dtypes[i % 2], nums_of_tokens[i / 8 % 4]);
+        s->size = sizes[i / 32];
+        put_in(s, layouts[i / 2 % 2], i / 4 % 2 ? FV_DTYPE_F8_E4M3 : s->dtype);
+        judge(s);
+    }
+}
+
 static void halves_have_windows_and_slopes(void **state)
 {
     (void)state;
@@ -687,6 +704,7 @@ int main(void)
         cmocka_unit_test(halves_have_heads_of_all_sizes),
         cmocka_unit_test(halves_meet_bytes),
         cmocka_unit_test(keys_have_scales),
+        cmocka_unit_test(keys_lie_in_pieces),
         cmocka_unit_test(halves_have_windows_and_slopes),
         cmocka_unit_test(halves_reach_their_ends),
         cmocka_unit_test(halves_out_of_sight_stay_there),

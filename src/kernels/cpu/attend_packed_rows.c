@@ -16,11 +16,11 @@
  * blocks are a power of two apart, and whole tiles ahead would drive one another out. */
 #include "kernels/cpu/attend_packed_rows.h"
 
+#include "kernels/cpu/piece_rows.h"
 #include "kernels/cpu/prefetch_stream.h"
 #include "kernels/cpu/row_group.h"
 
 enum {
-    PIECE_BYTES = 16,
     TILE_KEYS = 64,      /* of a tile, which starts at a multiple of it */
     GROUP_KEYS = 8,      /* keys of one block whose pieces lie side by side */
     MAX_STEP = 16,       /* outputs of a step */
@@ -95,14 +95,8 @@ size_t FV_ISA_SYMBOL(fv_attend_packed_scratch)(const fv_attend_params *params)
 
 int32_t FV_ISA_SYMBOL(fv_attend_packed_serves)(const fv_attend_params *params)
 {
-    const fv_kv_view *cache = &params->cache;
-    const int64_t bytes = (int64_t)fv_dtype_bytes(cache->dtype);
-    if (params->dense.k || (bytes != 1 && bytes != 2)) return 0;
-    const int32_t x = (int32_t)(PIECE_BYTES / bytes);
-    const fv_kv_plane *k = &cache->k, *v = &cache->v;
-    return cache->block_size % x == 0 && params->head_size % x == 0 && k->slot_chunk <= 0 &&
-           k->slot_stride == PIECE_BYTES && k->element_chunk == x && k->element_stride == bytes &&
-           v->slot_stride == bytes && (v->slot_chunk <= 0 || v->slot_chunk % x == 0) && v->element_chunk <= 0;
+    if (params->dense.k || !fv_cache_is_in_pieces(&params->cache)) return 0;
+    return params->head_size * (int64_t)fv_dtype_bytes(params->cache.dtype) % FV_PIECE_BYTES == 0;
 }
 
 /* --- factors ------------------------------------------------------------------------------------------- */
@@ -182,13 +176,13 @@ FV_ALWAYS_INLINE void pack_weights(float *factors, const float *weights, int32_t
 
 /* --- the product ----------------------------------------------------------------------------------------- */
 
-typedef uint32_t piece_bits __attribute__((vector_size(PIECE_BYTES)));
+typedef uint32_t piece_bits __attribute__((vector_size(FV_PIECE_BYTES)));
 
 /* One piece for two outputs `stride` apart (bf16), or for one. */
 FV_ALWAYS_INLINE fv_f32x16 load_piece(const char *at, int64_t stride, const fv_dtype dtype)
 {
     if (dtype == FV_DTYPE_F16) return (fv_f32x16){.a = fv_load8_f16(at)};
-    if (!is_paired(dtype) || stride == PIECE_BYTES) return fv_load16(at, dtype);
+    if (!is_paired(dtype) || stride == FV_PIECE_BYTES) return fv_load16(at, dtype);
     piece_bits low, high;
     memcpy(&low, at, sizeof(low));
     memcpy(&high, at + stride, sizeof(high));
@@ -289,15 +283,15 @@ FV_ALWAYS_INLINE void dot(float *scores, const float *q, const packed_tile *tile
 {
     const int32_t step = step_outputs(num_rows, dtype);
     for (int32_t key = first / step * step; key < end; key += step) {
-        const char *low = tile->k[key / GROUP_KEYS] + key % GROUP_KEYS * PIECE_BYTES;
+        const char *low = tile->k[key / GROUP_KEYS] + key % GROUP_KEYS * FV_PIECE_BYTES;
         const char *high = tile->k[key / GROUP_KEYS + 1];
-        const char *next = take_ahead(ahead, num_pieces * step * PIECE_BYTES);
+        const char *next = take_ahead(ahead, num_pieces * step * FV_PIECE_BYTES);
         fv_f32x8 acc[FV_LANES];
         FV_UNROLL
         for (int32_t i = 0; i < FV_LANES; i++) acc[i] = fv_splat(0.0f);
         for (int32_t p = 0; p < num_pieces; p++) {
-            fv_prefetch_bytes(next + p * step * PIECE_BYTES, step * PIECE_BYTES);
-            add_piece(acc, low + p * chunk_stride, high + p * chunk_stride, PIECE_BYTES,
+            fv_prefetch_bytes(next + p * step * FV_PIECE_BYTES, step * FV_PIECE_BYTES);
+            add_piece(acc, low + p * chunk_stride, high + p * chunk_stride, FV_PIECE_BYTES,
                       q + p * factor_stride(num_rows, dtype), num_rows, dtype, 0);
         }
         fv_f32x8 reduced[2];
@@ -311,7 +305,7 @@ FV_ALWAYS_INLINE void add_pieces(fv_f32x8 *acc, const char *const *v, int64_t lo
                                  const float *weights, int32_t first, int32_t end, const char *next,
                                  const int32_t num_rows, const fv_dtype dtype, const int32_t masked)
 {
-    const int32_t step_bytes = step_outputs(num_rows, dtype) * PIECE_BYTES;
+    const int32_t step_bytes = step_outputs(num_rows, dtype) * FV_PIECE_BYTES;
     for (int32_t p = first; p < end; p++) {
         fv_prefetch_bytes(next + p * step_bytes, step_bytes);
         add_piece(acc, v[p] + low, v[p] + high, stride, weights + p * factor_stride(num_rows, dtype), num_rows, dtype,
@@ -329,8 +323,8 @@ FV_ALWAYS_INLINE void accumulate(float *sums, const float *weights, const float 
     for (int32_t d = 0; d < v_head_size; d += step) {
         const int64_t low = d * stride;
         const int64_t high = d + 8 < v_head_size ? low + 8 * stride : low; /* past the end: anything */
-        const char *next = take_ahead(ahead, (range.end - range.first) * step * PIECE_BYTES) -
-                           range.first * step * PIECE_BYTES;
+        const char *next = take_ahead(ahead, (range.end - range.first) * step * FV_PIECE_BYTES) -
+                           range.first * step * FV_PIECE_BYTES;
         fv_f32x8 acc[FV_LANES];
         FV_UNROLL
         for (int32_t i = 0; i < FV_LANES; i++) acc[i] = fv_splat(0.0f);
@@ -377,8 +371,8 @@ typedef struct packed_kernels {
                                            const packed_tile *tile, area_cursor *ahead, int64_t stride,         \
                                            piece_range range, int32_t v_head_size)                              \
     {                                                                                                           \
-        if (stride == PIECE_BYTES)                                                                              \
-            accumulate(sums, weights, rescale, tile, ahead, PIECE_BYTES, range, v_head_size, ROWS, DTYPE);      \
+        if (stride == FV_PIECE_BYTES)                                                                           \
+            accumulate(sums, weights, rescale, tile, ahead, FV_PIECE_BYTES, range, v_head_size, ROWS, DTYPE);   \
         else                                                                                                    \
             accumulate(sums, weights, rescale, tile, ahead, stride, range, v_head_size, ROWS, DTYPE);           \
     }
@@ -485,14 +479,14 @@ static void find_tile(packed_tile *tile, const packed_item *packed, int32_t kv_h
         const int64_t block = job->table[(tile->first_key + key) / cache->block_size];
         const char *k_at = (const char *)k->data + fv_kv_row_offset(k, block, kv_head, slot);
         const char *v_at = (const char *)v->data + fv_kv_row_offset(v, block, kv_head, 0);
-        for (int32_t i = 0; i < num; i += GROUP_KEYS) tile->k[(key + i) / GROUP_KEYS] = k_at + i * PIECE_BYTES;
+        for (int32_t i = 0; i < num; i += GROUP_KEYS) tile->k[(key + i) / GROUP_KEYS] = k_at + i * FV_PIECE_BYTES;
         for (int32_t i = 0; i < num; i += x) tile->v[(key + i) / x] = v_at + fv_kv_slot_offset(v, slot + i);
         tile->k_areas[tile->num_areas] = area_of(k_at, job->params->head_size / x, k->element_chunk_stride,
-                                                 (int64_t)num * PIECE_BYTES);
+                                                 (int64_t)num * FV_PIECE_BYTES);
         tile->v_areas[tile->num_areas++] =
-            v->element_stride == PIECE_BYTES
-                ? area_of(tile->v[key / x], num / x, v->slot_chunk_stride, job->params->v_head_size * PIECE_BYTES)
-                : area_of(tile->v[key / x], job->params->v_head_size, v->element_stride, num / x * PIECE_BYTES);
+            v->element_stride == FV_PIECE_BYTES
+                ? area_of(tile->v[key / x], num / x, v->slot_chunk_stride, job->params->v_head_size * FV_PIECE_BYTES)
+                : area_of(tile->v[key / x], job->params->v_head_size, v->element_stride, num / x * FV_PIECE_BYTES);
         key += num;
     }
     /* A step may reach over 16 keys. */
@@ -601,7 +595,7 @@ void FV_ISA_SYMBOL(fv_attend_packed_rows)(const fv_attend_job *job, void *memory
         .scratch = packed_scratch_of(params, job->num_rows, memory),
         .num_groups = (job->num_rows + num_rows - 1) / num_rows,
         .num_rows = num_rows,
-        .x = PIECE_BYTES / (int32_t)fv_dtype_bytes(params->cache.dtype),
+        .x = FV_PIECE_BYTES / (int32_t)fv_dtype_bytes(params->cache.dtype),
         .first_tile = job->keys.first / TILE_KEYS,
         .end_tile = (int32_t)fv_ceil_div(job->keys.end, TILE_KEYS),
         .kernels = &kernels_of[params->cache.dtype][num_rows],

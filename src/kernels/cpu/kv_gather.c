@@ -1,11 +1,15 @@
-/* kv_gather: cached keys and values to dense rows, scales applied; runs of rows in parallel. */
+/* kv_gather: cached keys and values to dense rows, scales applied; runs of rows in parallel. Of a cache in pieces of 16 bytes the
+ * rows of 16 keys are made at once (piece_rows.h). */
 #include "core/executor.h"
 #include "kernels/cpu/kernels.h"
 #include "kernels/cpu/kv_row.h"
+#include "kernels/cpu/piece_rows.h"
 #include "kvcache/latent_entry.h"
 
 #define ROWS_PER_TASK 8
-#define PIECE 64 /* elements gathered at a time from a row that is not dense */
+#define ROWS_PER_PIECE_TASK 64
+#define MAX_PIECE_ROW 1024 /* bytes of a row that is made beside others */
+#define PIECE 64           /* elements gathered at a time from a row that is not dense */
 
 /* to = from * scale */
 static void convert(char *to, fv_dtype dtype, const char *from, fv_dtype src_dtype, float scale, int32_t num_elements)
@@ -103,15 +107,32 @@ static void gather_latent(const fv_kv_gather_params *params, int64_t row, int64_
 
 /* --- rows ---------------------------------------------------------------------------------------------- */
 
+/* Where a row comes from. */
+typedef struct row_source {
+    int64_t key, block, slot;
+    int32_t in_seq, left; /* rows of its sequence before it, and from it on */
+} row_source;
+
+static row_source row_source_of(const fv_kv_gather_params *params, int32_t row)
+{
+    const int32_t seq = fv_kv_gather_seq(params, row), block_size = params->cache.block_size;
+    const int64_t key = params->key_start[seq] + row - params->out_start[seq];
+    return (row_source){
+        .key = key,
+        .block = params->block_table[seq * params->block_table_stride + key / block_size],
+        .slot = key % block_size,
+        .in_seq = row - params->out_start[seq],
+        .left = params->out_start[seq + 1] - row,
+    };
+}
+
 static void gather_key(const fv_kv_gather_params *params, int32_t row)
 {
     const fv_kv_view *cache = &params->cache;
-    const int32_t seq = fv_kv_gather_seq(params, row);
-    const int32_t key = params->key_start[seq] + row - params->out_start[seq];
-    const int64_t block = params->block_table[seq * params->block_table_stride + key / cache->block_size];
-    const int64_t slot = key % cache->block_size;
+    const row_source from = row_source_of(params, row);
+    const int64_t block = from.block, slot = from.slot;
     if (fv_kv_layout_is_latent(cache->layout)) {
-        gather_latent(params, row, key, block, slot);
+        gather_latent(params, row, from.key, block, slot);
         return;
     }
     for (int32_t head = 0; head < cache->num_kv_heads; head++) {
@@ -132,6 +153,98 @@ static void gather_key(const fv_kv_gather_params *params, int32_t row)
     }
 }
 
+/* Rows of one plane and head, row_stride bytes apart, of 16 keys from a source on. */
+typedef struct piece_plane {
+    const fv_kv_plane *plane;
+    const fv_scale_plane *scales;
+    char *to;
+    int64_t row_stride;
+    float head_scale;
+    int32_t head, size, is_value;
+} piece_plane;
+
+static void gather_pieces(const fv_kv_gather_params *params, const piece_plane *of, const row_source *from)
+{
+    const fv_kv_view *cache = &params->cache;
+    const int64_t bytes = (int64_t)fv_dtype_bytes(cache->dtype),
+                  raw_bytes = fv_round_up(of->size * bytes, FV_PART_BYTES);
+    char raw[FV_PIECE_KEYS * MAX_PIECE_ROW] __attribute__((aligned(FV_CACHE_LINE)));
+    const fv_row_target target = {raw, raw_bytes, FV_PART_BYTES};
+    const char *data = (const char *)of->plane->data;
+    const char *const pieces[2] = {
+        data + fv_kv_row_offset(of->plane, from->block, of->head, from->slot),
+        data + fv_kv_row_offset(of->plane, from->block, of->head, from->slot + FV_PIECE_KEYS / 2),
+    };
+    if (of->is_value)
+        fv_value_pieces_to_rows(&target, pieces, of->plane->element_stride, of->size, bytes);
+    else
+        fv_key_pieces_to_rows(&target, pieces[0], of->plane->element_chunk_stride,
+                              (int32_t)(of->size * bytes / FV_PIECE_BYTES));
+    const fv_kv_plane dense = {.element_stride = bytes};
+    for (int32_t i = 0; i < FV_PIECE_KEYS; i++) {
+        const float scale = of->head_scale * fv_scale_at(of->scales, from->block, from->slot + i, of->head);
+        gather_row(of->to + i * of->row_stride, params->dst_dtype, raw + i * raw_bytes, &dense, cache->dtype, scale,
+                   of->size);
+    }
+}
+
+/* 16 rows, from a multiple of 16 keys on. */
+static void gather_sixteen(const fv_kv_gather_params *params, int32_t row, const row_source *from)
+{
+    const fv_kv_view *cache = &params->cache;
+    for (int32_t head = 0; head < cache->num_kv_heads; head++) {
+        const piece_plane k = {
+            .plane = &cache->k,
+            .scales = &cache->k_scales,
+            .to = (char *)params->k + row * params->k_token_stride + head * params->k_head_stride,
+            .row_stride = params->k_token_stride,
+            .head_scale = fv_head_scale_of(params->k_scale, params->num_kv_scales, head),
+            .head = head,
+            .size = cache->head_size,
+        };
+        const piece_plane v = {
+            .plane = &cache->v,
+            .scales = &cache->v_scales,
+            .to = (char *)params->v + row * params->v_token_stride + head * params->v_head_stride,
+            .row_stride = params->v_token_stride,
+            .head_scale = fv_head_scale_of(params->v_scale, params->num_kv_scales, head),
+            .head = head,
+            .size = cache->v_head_size,
+            .is_value = 1,
+        };
+        if (params->k) gather_pieces(params, &k, from);
+        if (params->v) gather_pieces(params, &v, from);
+    }
+}
+
+/* Sixteen rows that belong together are done by the task that has their first. */
+static void gather_pieces_task(void *user, int64_t index, int32_t worker)
+{
+    (void)worker;
+    const fv_kv_gather_params *params = user;
+    const int32_t first = (int32_t)index * ROWS_PER_PIECE_TASK;
+    const int32_t end = (int32_t)fv_min_i64((index + 1) * ROWS_PER_PIECE_TASK, params->num_rows);
+    for (int32_t row = first; row < end; row++) {
+        const row_source from = row_source_of(params, row);
+        const int32_t among = (int32_t)(from.key % FV_PIECE_KEYS);
+        const int32_t are_together = from.in_seq >= among && from.left >= FV_PIECE_KEYS - among;
+        if (!are_together)
+            gather_key(params, row);
+        else if (among == 0)
+            gather_sixteen(params, row, &from);
+        if (are_together) row += FV_PIECE_KEYS - among - 1;
+    }
+}
+
+static int32_t has_piece_rows(const fv_kv_gather_params *params)
+{
+    const fv_kv_view *cache = &params->cache;
+    const int64_t bytes = (int64_t)fv_dtype_bytes(cache->dtype);
+    if (fv_kv_layout_is_latent(cache->layout) || !fv_cache_is_in_pieces(cache)) return 0;
+    return cache->block_size % FV_PIECE_KEYS == 0 && cache->head_size * bytes % FV_PIECE_BYTES == 0 &&
+           fv_max_i32(cache->head_size, cache->v_head_size) * bytes <= MAX_PIECE_ROW;
+}
+
 static void gather_task(void *user, int64_t index, int32_t worker)
 {
     (void)worker;
@@ -142,6 +255,8 @@ static void gather_task(void *user, int64_t index, int32_t worker)
 
 fv_status FV_ISA_SYMBOL(fv_kv_gather)(const fv_launch *launch, const fv_kv_gather_params *params)
 {
-    fv_executor_run(launch->executor, fv_ceil_div(params->num_rows, ROWS_PER_TASK), gather_task, (void *)params);
+    const int32_t in_pieces = has_piece_rows(params), rows = in_pieces ? ROWS_PER_PIECE_TASK : ROWS_PER_TASK;
+    fv_executor_run(launch->executor, fv_ceil_div(params->num_rows, rows), in_pieces ? gather_pieces_task : gather_task,
+                    (void *)params);
     return FV_OK;
 }

@@ -1,7 +1,7 @@
 /* attend_paged and attend_dense with tiles: attend_tiles.c and, up to 32 rows, attend_few_tiles.c. What tiles do not
  * serve, queries of other dtypes than bf16 and fp16, head sizes that are not multiples of 8, goes to the level below,
- * avx512; so do one and two rows, up to 4 over pages that are not multiples of 16 keys, up to 12 of fp16, and few rows over
- * caches in pieces.
+ * avx512; so do one and two rows, up to 4 over pages that are not multiples of 16 keys and over pieces of 16-bit numbers, up to
+ * 12 of fp16, and few rows over caches whose keys are strided otherwise.
  *
  * A Q block of 512 rows makes the pairs of V, once for a block of keys, a small part of the products. */
 #include "kernels/cpu/amx/item_loop.h"
@@ -37,11 +37,13 @@ static size_t dense_scratch(const fv_attend_params *params) { return fv_item_loo
 static const char *paged_why_not(const fv_problem *problem) { return fv_item_loop_why_not(problem, PAGED_BASE); }
 static const char *dense_why_not(const fv_problem *problem) { return fv_item_loop_why_not(problem, DENSE_BASE); }
 
-/* Are rows of the cache side by side? What lies in pieces goes to the base, which deals out nothing. */
+/* Are rows of the cache side by side, or in pieces that become rows? What is strided otherwise goes to the base, which deals out
+ * nothing. */
 static int32_t layout_has_rows(fv_kv_layout layout)
 {
     return layout == FV_KV_LAYOUT_NB_2_BS_H_D || layout == FV_KV_LAYOUT_2_NB_BS_H_D ||
-           layout == FV_KV_LAYOUT_PACKED_NHD || layout == FV_KV_LAYOUT_PACKED_HND;
+           layout == FV_KV_LAYOUT_PACKED_NHD || layout == FV_KV_LAYOUT_PACKED_HND || layout == FV_KV_LAYOUT_X_PACKED ||
+           layout == FV_KV_LAYOUT_SHUFFLED;
 }
 
 /* As fv_item_loop_tiles and fv_few_tiles_serve have it, of all items. */
@@ -56,8 +58,11 @@ static int32_t paged_deals_keys(const fv_problem *problem)
 {
     const int32_t group = problem->mha.num_heads / problem->mha.num_kv_heads;
     if (!few_tiles_serve(problem) || problem->window || problem->context_parallel.world > 1) return 0;
+    const int32_t has_piece_words = problem->kv_dtype == FV_DTYPE_BF16 &&
+                                    (problem->kv_layout == FV_KV_LAYOUT_X_PACKED ||
+                                     problem->kv_layout == FV_KV_LAYOUT_SHUFFLED);
     const int32_t is_slow = problem->kv_scaling == FV_KV_SCALING_PER_TOKEN_HEAD || problem->kv_dtype == FV_DTYPE_I8 ||
-                            fv_heads_are_padded(problem->mha.head_size, problem->mha.v_head_size);
+                            has_piece_words || fv_heads_are_padded(problem->mha.head_size, problem->mha.v_head_size);
     const int32_t least_rows = is_slow ? FV_TILE_LEAST_COPIED_ROWS : FV_TILE_LEAST_ROWS;
     return group >= least_rows && problem->mha.num_kv_heads <= FV_TILE_MAX_HEADS;
 }

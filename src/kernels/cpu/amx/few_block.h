@@ -77,6 +77,7 @@ static inline void fv_tile_copy_values(char *to, const fv_tile_item *item, const
 {
     const int64_t row_bytes = (int64_t)item->job->params->v_head_size * FV_BF16_BYTES;
     const fv_key_source *source = fv_tile_source(item->job, block, first);
+    if (fv_tile_gather_values(&(fv_row_target){to, row_bytes, FV_TILE_ROW_BYTES}, item, block, head, first)) return;
     if (source && source->v_in_place &&
         fv_rows_to_bf16(to, row_bytes, FV_TILE_ROW_BYTES, block->v_rows + first, FV_TILE_ROWS,
                         head * source->v.head_stride, item->natural.params->v_head_size, source->stored))

@@ -108,15 +108,27 @@ static inline fv_half_row fv_half_key(const fv_tile_item *item, const fv_key_blo
     return own;
 }
 
+/* Keys first to first + 15. */
+static inline void fv_half_find_keys(fv_half_row rows[FV_TILE_ROWS], const fv_tile_item *item,
+                                     const fv_key_block *block, int32_t kv_head, int32_t first)
+{
+    const int32_t there = fv_tile_gather_key_rows(item, block, kv_head, first);
+    for (int32_t i = 0; i < FV_TILE_ROWS; i++)
+        rows[i] = there ? (fv_half_row){fv_tile_key_row(item, i), item->job->cache.stored != FV_DTYPE_F16}
+                        : fv_half_key(item, block, kv_head, first + i, i);
+}
+
 /* Keys of the block for one head, to A tiles. Returns 1 if some are infinite or NaN. */
 static inline int32_t fv_half_copy_keys(const fv_tile_item *item, const fv_key_block *block, int32_t kv_head)
 {
     const int32_t size = item->natural.params->head_size;
     const int64_t piece_bytes = fv_query_piece_bytes(item);
     fv_words top = {0};
+    fv_half_row rows[FV_TILE_ROWS];
     for (int32_t key = 0; key < fv_key_block_steps(block) * FV_STEP_KEYS; key++) {
+        if (key % FV_TILE_ROWS == 0) fv_half_find_keys(rows, item, block, kv_head, key);
         char *tile = item->scratch.k_copies + 2 * piece_bytes * (key / FV_TILE_ROWS);
-        const fv_half_row row = fv_half_key(item, block, kv_head, key, 0);
+        const fv_half_row row = rows[key % FV_TILE_ROWS];
         char *to = tile + key % FV_TILE_ROWS * FV_TILE_ROW_BYTES;
         for (int32_t d = 0; d < size; d += FV_TILE_DEPTH, to += FV_TILE_BYTES) {
             const fv_word_pieces pieces = fv_half_row_pieces(&row, d, size - d, &top);
@@ -129,15 +141,16 @@ static inline int32_t fv_half_copy_keys(const fv_tile_item *item, const fv_key_b
 
 /* --- values ------------------------------------------------------------------------------------------------------ */
 
-/* A value of the block; `copy`: 0 or 1, where it is not to be read as it lies. */
+/* A value of the block; `there`: which of its step's have rows (fv_tile_gather_value_rows). */
 static inline fv_half_row fv_half_value(const fv_tile_item *item, const fv_key_block *block, int32_t kv_head,
-                                        int32_t key, int32_t copy)
+                                        int32_t key, int32_t there)
 {
     if (key < block->first || key >= block->end) return (fv_half_row){0};
+    char *buffer = fv_tile_value_row(item, key % FV_STEP_KEYS);
+    if (fv_value_is_there(there, key)) return (fv_half_row){buffer, item->job->cache.stored != FV_DTYPE_F16};
     const int32_t size = item->natural.params->v_head_size;
     const fv_key_source *source = fv_attend_source_of(item->job, block->first_key + key);
     const char *row = block->v_rows[key] + kv_head * source->v.head_stride;
-    char *buffer = item->scratch.v_copies + (int64_t)copy * item->job->params->v_head_size * FV_BF16_BYTES;
     return fv_half_row_of(buffer, row, &source->v, size, source->stored, source->v_in_place, item->scratch.gathered);
 }
 
@@ -159,13 +172,15 @@ static inline int32_t fv_half_pair_values(fv_tile_item *item, const fv_key_block
     const int32_t size = item->natural.params->v_head_size, padded = item->job->params->v_head_size;
     const int64_t piece_bytes = fv_pairs_piece_bytes(item);
     fv_words top = {0};
+    int32_t there = 0;
     for (int32_t key = block->first / FV_STEP_KEYS * FV_STEP_KEYS; key < fv_key_block_steps(block) * FV_STEP_KEYS;
          key += 2) {
         const int32_t step = key / FV_STEP_KEYS, pair = key % FV_STEP_KEYS / 2;
         char *to = item->scratch.pairs + (int64_t)step * FV_STEP_KEYS * padded * FV_BF16_BYTES +
                    pair * FV_TILE_ROW_BYTES;
         fv_half_row rows[2];
-        for (int32_t i = 0; i < 2; i++) rows[i] = fv_half_value(item, block, kv_head, key + i, i);
+        if (pair == 0) there = fv_tile_gather_value_rows(item, block, kv_head, step);
+        for (int32_t i = 0; i < 2; i++) rows[i] = fv_half_value(item, block, kv_head, key + i, there);
         for (int32_t d = 0; d < padded; d += FV_TILE_DEPTH, to += 2 * FV_TILE_BYTES)
             fv_half_store_pairs(to, piece_bytes, item->kv_pieces, rows, d, size - d, &top);
         fv_tile_call_ahead(item);

@@ -23,6 +23,7 @@ typedef struct fv_key_tiles {
     char *v;                          /* [pieces][Dv / 32][block_keys / 32][2] B tiles */
     const char *rows[FV_TILE_ROWS];   /* of the 16 keys at hand, from the elements of their next tile on */
     fv_half_row halves[FV_TILE_ROWS]; /* in place of them in pieces: from the first element on */
+    int32_t values_there;             /* fv_tile_gather_value_rows, of the step at hand */
     int32_t first_step;
     int32_t next, num_k_tiles, end;
     int32_t not_finite; /* some value is infinite or NaN, in pieces some key, too */
@@ -66,11 +67,15 @@ static void fv_key_tiles_aim(fv_tile_item *item, const fv_key_tiles *keys, int32
 /* Tile `t` of K; they come in order. */
 static void fv_key_tiles_make_keys(const fv_tile_item *item, fv_key_tiles *keys, int32_t t)
 {
-    const int32_t depth = item->job->params->head_size / FV_TILE_DEPTH;
+    const int32_t depth = item->job->params->head_size / FV_TILE_DEPTH, first = t / depth * FV_TILE_ROWS;
+    const int32_t begins = t % depth == 0;
+    const int32_t there = begins && fv_tile_gather_key_rows(item, &keys->block, item->first_head, first);
     for (int32_t i = 0; i < FV_TILE_ROWS; i++) {
-        keys->rows[i] = t % depth == 0
-                            ? fv_tile_find_key(item, &keys->block, item->first_head, t / depth * FV_TILE_ROWS + i, i)
-                            : keys->rows[i] + FV_TILE_ROW_BYTES;
+        if (!begins)
+            keys->rows[i] += FV_TILE_ROW_BYTES;
+        else
+            keys->rows[i] = there ? fv_tile_key_row(item, i)
+                                  : fv_tile_find_key(item, &keys->block, item->first_head, first + i, i);
         keys->top = fv_words_max(keys->top, fv_words_magnitudes(keys->rows[i]));
     }
     fv_lanes_store_transposed(keys->k + (int64_t)t * FV_TILE_BYTES, keys->rows);
@@ -81,12 +86,18 @@ static void fv_key_tiles_make_half_keys(const fv_tile_item *item, fv_key_tiles *
 {
     const int32_t depth = item->job->params->head_size / FV_TILE_DEPTH, first = t / depth * FV_TILE_ROWS;
     const int32_t d = t % depth * FV_TILE_DEPTH;
-    for (int32_t i = 0; i < FV_TILE_ROWS && d == 0; i++)
-        keys->halves[i] = fv_half_key(item, &keys->block, item->first_head, first + i, i);
+    if (d == 0) fv_half_find_keys(keys->halves, item, &keys->block, item->first_head, first);
     char *to = keys->k + (int64_t)(t / depth * item->pieces * depth + t % depth) * FV_TILE_BYTES;
     fv_half_tile(to, fv_query_piece_bytes(item), item->kv_pieces, keys->halves, d, item->natural.params->head_size - d,
                  &keys->top);
     keys->not_finite |= !fv_words_all_below(keys->top, FV_HALF_INFINITY);
+}
+
+static const char *fv_key_tiles_find_value(const fv_tile_item *item, const fv_key_tiles *keys, int32_t key)
+{
+    const int32_t in_step = key % FV_STEP_KEYS;
+    if (fv_value_is_there(keys->values_there, key)) return fv_tile_value_row(item, in_step);
+    return fv_tile_find_value(item, &keys->block, item->first_head, key, in_step);
 }
 
 /* Pair `row` of a step: two keys whose weights lie side by side. Returns 1 if some value is infinite or NaN. */
@@ -95,8 +106,8 @@ static int32_t fv_key_tiles_make_values(const fv_tile_item *item, const fv_key_t
     const int32_t size = item->job->params->v_head_size;
     const int64_t slice_bytes = (int64_t)item->block_keys * FV_SLICE_COLUMNS * FV_BF16_BYTES;
     const int32_t first = step * FV_STEP_KEYS + fv_words_packed_key(row);
-    const char *even = fv_tile_find_value(item, &keys->block, item->first_head, first, 0);
-    const char *odd = fv_tile_find_value(item, &keys->block, item->first_head, first + 1, 1);
+    const char *even = fv_key_tiles_find_value(item, keys, first),
+               *odd = fv_key_tiles_find_value(item, keys, first + 1);
     char *to = keys->v + step * FV_SLICE_STEP_BYTES + row * FV_TILE_ROW_BYTES;
     int32_t not_finite = 0;
     for (int32_t d = 0; d < size * FV_BF16_BYTES; d += FV_SLICE_COLUMNS * FV_BF16_BYTES, to += slice_bytes) {
@@ -117,7 +128,8 @@ static int32_t fv_key_tiles_make_half_values(const fv_tile_item *item, const fv_
     fv_words top = {0};
     fv_half_row rows[2];
     for (int32_t i = 0; i < 2; i++)
-        rows[i] = fv_half_value(item, &keys->block, item->first_head, step * FV_STEP_KEYS + row + i * FV_TILE_ROWS, i);
+        rows[i] = fv_half_value(item, &keys->block, item->first_head, step * FV_STEP_KEYS + row + i * FV_TILE_ROWS,
+                                keys->values_there);
     for (int32_t d = 0; d < size; d += FV_SLICE_COLUMNS, to += slice_bytes)
         fv_half_store_pairs(to, piece_bytes, item->kv_pieces, rows, d, size - d, &top);
     return !fv_words_all_below(top, FV_HALF_INFINITY);
@@ -137,6 +149,7 @@ static void fv_key_tiles_make_next(const fv_tile_item *item, fv_key_tiles *keys)
         return;
     }
     const int32_t step = keys->first_step + pair / FV_TILE_ROWS, row = pair % FV_TILE_ROWS;
+    if (row == 0) keys->values_there = fv_tile_gather_value_rows(item, &keys->block, item->first_head, step);
     if (item->pieces > 1)
         keys->not_finite |= fv_key_tiles_make_half_values(item, keys, step, row);
     else

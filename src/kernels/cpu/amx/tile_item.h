@@ -6,7 +6,9 @@
 #include "kernels/cpu/amla_scale.h"
 #include "kernels/cpu/amx/byte_rows.h"
 #include "kernels/cpu/amx/tile.h"
+#include "kernels/cpu/attend_packed_rows.h"
 #include "kernels/cpu/lanes.h"
+#include "kernels/cpu/piece_rows.h"
 #include "kernels/cpu/prefetch_stream.h"
 #include "kernels/cpu/row_strip.h"
 
@@ -63,6 +65,8 @@ typedef struct fv_tile_scratch {
     char *head_copies;       /* of two heads in turn: K as k_copies or rows of V; attend_few_tiles.c */
     char *v_copies;          /* [FV_STEP_KEYS][Dv] */
     char *key_rows;          /* [16][D] keys that had to be converted */
+    char *piece_rows;        /* the same of keys or values as they are stored, in bytes */
+    const char **pages;      /* [2][block_keys / 16]: those of a block, where keys lie in pieces */
     char *gathered;          /* [max(D, Dv)] */
     char *zeros;             /* [max(D, Dv)] */
     float *row;              /* [Dv] */
@@ -90,6 +94,8 @@ typedef struct fv_tile_item {
     int32_t pieces;     /* fv_tile_pieces */
     int32_t kv_pieces;  /* the same of keys and values: 1 where all are of a byte, so that low pieces are zeros */
     int32_t keeps_keys; /* in pieces: tiles are those that the worker keeps */
+    int32_t
+        has_piece_rows; /* keys and values of the cache lie in pieces of 16 bytes (piece_rows.h), in pages of whole tiles */
     fv_rescaling rescaling;
     fv_prefetch_stream ahead;
     int32_t ahead_portions; /* of FV_AHEAD_BYTES, at each site */
@@ -116,6 +122,12 @@ static inline int32_t fv_heads_are_padded(int32_t head_size, int32_t v_head_size
     return head_size % FV_TILE_DEPTH != 0 || v_head_size % FV_TILE_DEPTH != 0;
 }
 
+/* 1: 16 keys of a page and their values are made rows at a time. */
+static inline int32_t fv_cache_has_piece_rows(const fv_attend_params *params)
+{
+    return params->cache.block_size % FV_TILE_ROWS == 0 && FV_BASE_SYMBOL(fv_attend_packed_serves)(params);
+}
+
 /* Sets what the item is of. Where its heads are no whole tiles the job becomes one of padded heads, whose rows are copied. */
 static inline void fv_tile_item_begin(fv_tile_item *item, const fv_attend_job *job)
 {
@@ -125,6 +137,7 @@ static inline void fv_tile_item_begin(fv_tile_item *item, const fv_attend_job *j
     const fv_attend_params *params = job->params;
     item->pieces = fv_tile_pieces(params);
     item->kv_pieces = params->dense.k || fv_dtype_bytes(params->cache.dtype) > 1 ? item->pieces : 1;
+    item->has_piece_rows = fv_cache_has_piece_rows(params);
     if (!fv_heads_are_padded(params->head_size, params->v_head_size)) return;
     item->padded = *params;
     item->padded.head_size = fv_tile_size(params->head_size);
@@ -213,6 +226,9 @@ static inline fv_tile_scratch fv_tile_scratch_of(const fv_attend_params *params,
                                           copied_keys * (k_bytes > v_bytes ? k_bytes : v_bytes));
     scratch.v_copies = fv_scratch_take(memory, &scratch.bytes, FV_STEP_KEYS * v_bytes);
     scratch.key_rows = fv_scratch_take(memory, &scratch.bytes, FV_TILE_ROWS * k_bytes);
+    scratch.piece_rows = fv_scratch_take(memory, &scratch.bytes,
+                                         FV_TILE_ROWS * (k_bytes > v_bytes ? k_bytes : v_bytes));
+    scratch.pages = fv_scratch_take(memory, &scratch.bytes, 2 * keys / FV_TILE_ROWS * sizeof(char *));
     scratch.gathered = fv_scratch_take(memory, &scratch.bytes, k_bytes > v_bytes ? k_bytes : v_bytes);
     scratch.zeros = fv_scratch_take(memory, &scratch.bytes, k_bytes > v_bytes ? k_bytes : v_bytes);
     scratch.row = fv_scratch_take(memory, &scratch.bytes, v_size * sizeof(float));
@@ -339,6 +355,84 @@ static inline void fv_tile_convert(char *to, const char *row, const fv_kv_plane 
         fv_store_u16(to + d * FV_BF16_BYTES, (fv_u32x8)fv_load8(row + d * bytes, dtype) >> 16);
 }
 
+/* 16 rows of a cache in pieces to 16-bit words: bf16, or fp16 as they are. raw: where they are in piece_rows, if of a byte. */
+static inline int32_t fv_piece_rows_to_words(const fv_row_target *target, const char *raw, int32_t size,
+                                             fv_dtype stored)
+{
+    const char *rows[FV_TILE_ROWS];
+    for (int32_t i = 0; i < FV_TILE_ROWS; i++) rows[i] = raw + (int64_t)i * size;
+    return fv_rows_to_bf16(target->to, target->row_stride, target->part_stride, rows, FV_TILE_ROWS, 0, size, stored);
+}
+
+/* Keys first to first + 15 of a cache in pieces so. 0: they are not, or not all of the item. */
+static inline int32_t fv_tile_gather_keys(const fv_row_target *target, const fv_tile_item *item,
+                                          const fv_key_block *block, int32_t kv_head, int32_t first)
+{
+    const fv_key_source *source = item->has_piece_rows ? fv_tile_source(item->job, block, first) : NULL;
+    if (!source) return 0;
+    const int32_t size = item->natural.params->head_size, bytes = (int32_t)fv_dtype_bytes(source->stored);
+    const char *pieces = block->k_rows[first] + kv_head * source->k.head_stride;
+    const fv_row_target raw = {item->scratch.piece_rows, size, FV_TILE_ROW_BYTES};
+    if (bytes == 1 && size % FV_TILE_ROW_BYTES != 0) return 0;
+    fv_key_pieces_to_rows(bytes == 1 ? &raw : target, pieces, source->k.element_chunk_stride,
+                          size * bytes / FV_PIECE_BYTES);
+    return bytes > 1 || fv_piece_rows_to_words(target, raw.to, size, source->stored);
+}
+
+/* The same of values. */
+static inline int32_t fv_tile_gather_values(const fv_row_target *target, const fv_tile_item *item,
+                                            const fv_key_block *block, int32_t kv_head, int32_t first)
+{
+    const fv_key_source *source = item->has_piece_rows ? fv_tile_source(item->job, block, first) : NULL;
+    if (!source) return 0;
+    const int32_t size = item->natural.params->v_head_size, bytes = (int32_t)fv_dtype_bytes(source->stored);
+    const int64_t of_head = kv_head * source->v.head_stride;
+    const char *const pieces[2] = {block->v_rows[first] + of_head, block->v_rows[first + FV_TILE_ROWS / 2] + of_head};
+    const fv_row_target raw = {item->scratch.piece_rows, size, FV_TILE_ROW_BYTES};
+    if (bytes == 1 && size % FV_TILE_ROW_BYTES != 0) return 0;
+    fv_value_pieces_to_rows(bytes == 1 ? &raw : target, pieces, source->v.element_stride, size, bytes);
+    return bytes > 1 || fv_piece_rows_to_words(target, raw.to, size, source->stored);
+}
+
+/* Row `row` of 16 that a copy has. */
+static inline char *fv_tile_key_row(const fv_tile_item *item, int32_t row)
+{
+    return item->scratch.key_rows + (int64_t)row * item->job->params->head_size * FV_BF16_BYTES;
+}
+
+static inline char *fv_tile_value_row(const fv_tile_item *item, int32_t row)
+{
+    return item->scratch.v_copies + (int64_t)row * item->job->params->v_head_size * FV_BF16_BYTES;
+}
+
+/* Keys first to first + 15 in pieces to rows 0 to 15 of key_rows. */
+static inline int32_t fv_tile_gather_key_rows(const fv_tile_item *item, const fv_key_block *block, int32_t kv_head,
+                                              int32_t first)
+{
+    const int64_t row_bytes = (int64_t)item->job->params->head_size * FV_BF16_BYTES;
+    return fv_tile_gather_keys(&(fv_row_target){fv_tile_key_row(item, 0), row_bytes, FV_TILE_ROW_BYTES}, item, block,
+                               kv_head, first);
+}
+
+/* Values in pieces of a step to the rows of v_copies. Returns which are there: bits 0 and 1, of 16 each. */
+static inline int32_t fv_tile_gather_value_rows(const fv_tile_item *item, const fv_key_block *block, int32_t kv_head,
+                                                int32_t step)
+{
+    const int64_t row_bytes = (int64_t)item->job->params->v_head_size * FV_BF16_BYTES;
+    int32_t there = 0;
+    for (int32_t t = 0; t < 2; t++) {
+        const fv_row_target target = {fv_tile_value_row(item, t * FV_TILE_ROWS), row_bytes, FV_TILE_ROW_BYTES};
+        there |= fv_tile_gather_values(&target, item, block, kv_head, step * FV_STEP_KEYS + t * FV_TILE_ROWS) << t;
+    }
+    return there;
+}
+
+/* Is the value of a key of the step among them? */
+static inline int32_t fv_value_is_there(int32_t there, int32_t key)
+{
+    return there >> (key % FV_STEP_KEYS / FV_TILE_ROWS) & 1;
+}
+
 /* Element 0 of a key of the block, as bf16: where it lies, or a copy, row `copy` of key_rows; zeros outside of the item. */
 static inline const char *fv_tile_find_key(const fv_tile_item *item, const fv_key_block *block, int32_t kv_head,
                                            int32_t key, int32_t copy)
@@ -349,7 +443,7 @@ static inline const char *fv_tile_find_key(const fv_tile_item *item, const fv_ke
     const char *row = block->k_rows[key] + kv_head * source->k.head_stride;
     if (fv_tile_reads_key(item, source)) return row;
 
-    char *to = item->scratch.key_rows + (int64_t)copy * job->params->head_size * FV_BF16_BYTES;
+    char *to = fv_tile_key_row(item, copy);
     char *gathered = item->scratch.gathered;
     const int32_t size = item->natural.params->head_size, own_size = size - source->shared_size;
     fv_tile_convert(to, row, &source->k, own_size, source->stored, gathered);
@@ -368,6 +462,8 @@ static inline void fv_tile_copy(char *to, const fv_tile_item *item, const fv_key
 {
     const int32_t size = item->natural.params->head_size, depth = item->job->params->head_size / FV_TILE_DEPTH;
     const fv_key_source *source = fv_tile_source(item->job, block, first);
+    if (fv_tile_gather_keys(&(fv_row_target){to, FV_TILE_ROW_BYTES, FV_TILE_BYTES}, item, block, kv_head, first))
+        return;
     if (source && source->k_in_place && source->shared_size == 0 &&
         fv_rows_to_bf16(to, FV_TILE_ROW_BYTES, FV_TILE_BYTES, block->k_rows + first, FV_TILE_ROWS,
                         kv_head * source->k.head_stride, size, source->stored))
@@ -450,7 +546,7 @@ static inline const char *fv_tile_find_value(const fv_tile_item *item, const fv_
     const char *row = block->v_rows[key] + kv_head * source->v.head_stride;
     if (fv_tile_reads_value(item, source)) return row;
     const int32_t size = item->natural.params->v_head_size, padded = job->params->v_head_size;
-    char *to = item->scratch.v_copies + (int64_t)copy * padded * FV_BF16_BYTES;
+    char *to = fv_tile_value_row(item, copy);
     fv_tile_convert(to, row, &source->v, size, source->stored, item->scratch.gathered);
     fv_tile_pad(to, size, padded);
     return to;
@@ -463,8 +559,11 @@ static inline int32_t fv_tile_pair_values(fv_tile_item *item, const fv_key_block
     int32_t not_finite = 0;
     for (int32_t step = block->first / FV_STEP_KEYS; step < fv_key_block_steps(block); step++) {
         const char *rows[FV_STEP_KEYS];
+        const int32_t there = fv_tile_gather_value_rows(item, block, kv_head, step);
         for (int32_t i = 0; i < FV_STEP_KEYS; i++)
-            rows[i] = fv_tile_find_value(item, block, kv_head, step * FV_STEP_KEYS + i, i);
+            rows[i] = fv_value_is_there(there, i)
+                          ? fv_tile_value_row(item, i)
+                          : fv_tile_find_value(item, block, kv_head, step * FV_STEP_KEYS + i, i);
         char *to = item->scratch.pairs + (int64_t)step * FV_STEP_KEYS * size * FV_BF16_BYTES;
         for (int32_t i = 0; i < FV_STEP_KEYS; i += 2, to += FV_TILE_ROW_BYTES) {
             for (int32_t d = 0; d < size; d += 32) {
@@ -500,12 +599,43 @@ FV_ALWAYS_INLINE fv_step_keys fv_step_keys_of(const fv_tile_scratch *scratch, in
     return keys;
 }
 
+/* The same of a cache in pieces: pages that begin in the block, head by head. */
+static inline void fv_tile_aim_at_pages(fv_tile_item *item, const fv_key_block *block, int32_t num_sites)
+{
+    const fv_attend_params *params = item->natural.params;
+    const int32_t page = params->cache.block_size, most = item->block_keys / FV_TILE_ROWS;
+    const char **k_pages = item->scratch.pages, **v_pages = k_pages + most;
+    int32_t num = 0;
+    for (int32_t key = (int32_t)fv_round_up(block->first_key + block->first, page) - block->first_key; key < block->end;
+         key += page) {
+        k_pages[num] = block->k_rows[key];
+        v_pages[num++] = block->v_rows[key];
+    }
+    if (num == 0) return;
+    const fv_prefetch_rows of = {
+        .rows = {k_pages, v_pages},
+        .num_planes = 2,
+        .num_heads = item->num_heads,
+        .offset = item->first_head * params->cache.k.head_stride,
+        .head_stride = params->cache.k.head_stride,
+        .row_bytes = (int64_t)page * params->head_size * (int64_t)fv_dtype_bytes(params->cache.dtype),
+        .end = num,
+    };
+    item->ahead_portions = (int32_t)fv_ceil_div(2 * num * item->num_heads * of.row_bytes,
+                                                (int64_t)num_sites * FV_AHEAD_BYTES);
+    fv_prefetch_aim(&item->ahead, &of, fv_tile_tracks(item), FV_AHEAD_BYTES);
+}
+
 /* Aims at the memory of a block and sets how much each of num_sites calls asks for. */
 static inline void fv_tile_aim_ahead(fv_tile_item *item, const fv_key_block *block, int32_t num_sites)
 {
     fv_prefetch_aim_at_nothing(&item->ahead, item->scratch.zeros);
     item->ahead_portions = 0;
     if (block->first >= block->end) return;
+    if (item->has_piece_rows) {
+        fv_tile_aim_at_pages(item, block, num_sites);
+        return;
+    }
     const fv_key_source *source = fv_attend_source_of(item->job, block->first_key + block->first);
     const int32_t end = fv_attend_source_end(item->job, block->first_key + block->first,
                                              block->first_key + block->end) -
