@@ -6,6 +6,7 @@
  *
  * Keys and values of all heads seldom fit into the second-level cache, and blocks lie anywhere: the rows of the next
  * tile are prefetched a few lines at a time during the first product. */
+#include "kernels/cpu/piece_rows.h"
 #include "kernels/cpu/row_strip.h"
 
 /* Elements of Q^T that stay in L1 while the keys of a tile pass: 12 KB, with vectors of 16 lanes 24. */
@@ -23,6 +24,7 @@ typedef struct many_scratch {
     const char **rows;
     const char **next_rows[2]; /* [tile] keys, values of the next tile */
     float *copy;               /* one row */
+    char *piece_rows;          /* 16 rows as they are stored, of a cache in pieces */
     size_t bytes;
 } many_scratch;
 
@@ -35,6 +37,13 @@ typedef struct many_tile {
     const float *v_scales;
     fv_strip_ahead *ahead; /* the next tile */
 } many_tile;
+
+/* Bytes of a row of a cache in pieces, in whole parts. */
+static int64_t piece_row_bytes(const fv_attend_params *params)
+{
+    const int64_t widest = fv_max_i32(params->head_size, params->v_head_size);
+    return fv_round_up(widest * (int64_t)sizeof(uint16_t), FV_PART_BYTES);
+}
 
 static many_scratch many_scratch_of(const fv_attend_params *params, int32_t num_rows, void *memory)
 {
@@ -57,6 +66,7 @@ static many_scratch many_scratch_of(const fv_attend_params *params, int32_t num_
     for (int32_t plane = 0; plane < 2; plane++)
         scratch.next_rows[plane] = fv_scratch_take(memory, &scratch.bytes, tile * sizeof(char *));
     scratch.copy = fv_scratch_take(memory, &scratch.bytes, widest * sizeof(float));
+    scratch.piece_rows = fv_scratch_take(memory, &scratch.bytes, (size_t)(FV_PIECE_KEYS * piece_row_bytes(params)));
     return scratch;
 }
 
@@ -147,6 +157,31 @@ static void load_rows(const char **rows, const fv_attend_job *job, const fv_kv_p
     for (int32_t key = first; key < end; key++) rows[key] += kv_head * plane->head_stride;
 }
 
+/* 1: the 16 keys from `key` on, below `end`, lie in pieces of one page. */
+static int32_t are_piece_keys(const fv_attend_job *job, const fv_key_source *source, const many_tile *tile, int32_t key,
+                              int32_t end)
+{
+    if (source != &job->cache || !fv_cache_has_piece_rows(&job->params->cache)) return 0;
+    return (tile->first_key + key) % FV_PIECE_KEYS == 0 && key + FV_PIECE_KEYS <= end;
+}
+
+/* Makes rows of them. */
+static void make_piece_rows(const many_scratch *scratch, const fv_attend_job *job, const fv_kv_plane *plane,
+                            int32_t key, int32_t size, int32_t is_value)
+{
+    const fv_attend_params *params = job->params;
+    const int64_t row_bytes = piece_row_bytes(params), bytes = (int64_t)fv_dtype_bytes(params->cache.dtype);
+    const fv_row_target target = {scratch->piece_rows, row_bytes, FV_PART_BYTES};
+    const char **rows = scratch->rows + key;
+    const char *const pieces[2] = {rows[0], rows[FV_PIECE_KEYS / 2]};
+    if (is_value)
+        fv_value_pieces_to_rows(&target, pieces, plane->element_stride, size, bytes);
+    else
+        fv_key_pieces_to_rows(&target, pieces[0], plane->element_chunk_stride,
+                              (int32_t)(size * bytes / FV_PIECE_BYTES));
+    for (int32_t i = 0; i < FV_PIECE_KEYS; i++) rows[i] = scratch->piece_rows + i * row_bytes;
+}
+
 static void load_keys(const many_scratch *scratch, const many_tile *tile, const fv_attend_job *job, int32_t kv_head,
                       int32_t first, int32_t end)
 {
@@ -156,6 +191,13 @@ static void load_keys(const many_scratch *scratch, const many_tile *tile, const 
     load_rows(scratch->rows, job, &source->k, kv_head, tile, first, end);
     if (!source->k_in_place) {
         for (int32_t key = first; key < end; key++) {
+            if (are_piece_keys(job, source, tile, key, end)) {
+                make_piece_rows(scratch, job, &source->k, key, head_size, 0);
+                convert_keys(scratch->keys, scratch->rows, key, key + FV_PIECE_KEYS, head_size, head_size,
+                             source->dtype);
+                key += FV_PIECE_KEYS - 1;
+                continue;
+            }
             fv_attend_copy_key(scratch->copy, scratch->rows[key], job, source, tile->first_key + key);
             scratch->rows[key] = (const char *)scratch->copy;
             convert_keys(scratch->keys, scratch->rows, key, key + 1, head_size, head_size, source->dtype);
@@ -179,6 +221,13 @@ static void load_values(const many_scratch *scratch, many_tile *tile, const fv_a
         return;
     }
     for (int32_t key = first; key < end; key++) {
+        if (are_piece_keys(job, source, tile, key, end)) {
+            make_piece_rows(scratch, job, &source->v, key, size, 1);
+            tile->not_finite |= convert_values(scratch->values, scratch->rows, key, key + FV_PIECE_KEYS, tile_keys,
+                                               size, source->dtype);
+            key += FV_PIECE_KEYS - 1;
+            continue;
+        }
         fv_attend_copy_row(scratch->copy, scratch->rows[key], job, source, &source->v, size);
         scratch->rows[key] = (const char *)scratch->copy;
         tile->not_finite |= convert_values(scratch->values, scratch->rows, key, key + 1, tile_keys, size,

@@ -240,8 +240,7 @@ static int32_t has_piece_rows(const fv_kv_gather_params *params)
 {
     const fv_kv_view *cache = &params->cache;
     const int64_t bytes = (int64_t)fv_dtype_bytes(cache->dtype);
-    if (fv_kv_layout_is_latent(cache->layout) || !fv_cache_is_in_pieces(cache)) return 0;
-    return cache->block_size % FV_PIECE_KEYS == 0 && cache->head_size * bytes % FV_PIECE_BYTES == 0 &&
+    return !fv_kv_layout_is_latent(cache->layout) && fv_cache_has_piece_rows(cache) &&
            fv_max_i32(cache->head_size, cache->v_head_size) * bytes <= MAX_PIECE_ROW;
 }
 

@@ -30,6 +30,14 @@ static inline int32_t fv_cache_is_in_pieces(const fv_kv_view *cache)
            (v->slot_chunk <= 0 || v->slot_chunk % x == 0) && v->element_chunk <= 0;
 }
 
+/* 1: rows of 16 keys of a page can be made at once. */
+static inline int32_t fv_cache_has_piece_rows(const fv_kv_view *cache)
+{
+    const int64_t bytes = (int64_t)fv_dtype_bytes(cache->dtype);
+    return cache->block_size % FV_PIECE_KEYS == 0 && fv_cache_is_in_pieces(cache) &&
+           cache->head_size * bytes % FV_PIECE_BYTES == 0;
+}
+
 /* Where 16 rows go. */
 typedef struct fv_row_target {
     char *to;
@@ -201,10 +209,11 @@ static inline void fv_key_pieces_to_rows(const fv_row_target *target, const char
     }
 }
 
-static inline void fv_value_pieces_to_rows(const fv_row_target *target, const char *const pieces[2], int64_t stride,
-                                           int32_t num, int64_t element_bytes)
+/* element_bytes: known when it is compiled. */
+FV_ALWAYS_INLINE void fv_value_pieces_to_rows_as(const fv_row_target *target, const char *const pieces[2],
+                                                 int64_t stride, int32_t num, const int32_t element_bytes)
 {
-    const int32_t of_part = (int32_t)(FV_PART_BYTES / element_bytes), x = (int32_t)(FV_PIECE_BYTES / element_bytes);
+    const int32_t of_part = FV_PART_BYTES / element_bytes, x = FV_PIECE_BYTES / element_bytes;
     for (int32_t d = 0; d < fv_round_up(num, of_part); d++) {
         char *to = target->to + d / of_part * target->part_stride + d % of_part * element_bytes;
         for (int32_t key = 0; key < FV_PIECE_KEYS; key++, to += target->row_stride) {
@@ -214,6 +223,15 @@ static inline void fv_value_pieces_to_rows(const fv_row_target *target, const ch
                 memset(to, 0, (size_t)element_bytes);
         }
     }
+}
+
+static inline void fv_value_pieces_to_rows(const fv_row_target *target, const char *const pieces[2], int64_t stride,
+                                           int32_t num, int64_t element_bytes)
+{
+    if (element_bytes == 1)
+        fv_value_pieces_to_rows_as(target, pieces, stride, num, 1);
+    else
+        fv_value_pieces_to_rows_as(target, pieces, stride, num, 2);
 }
 
 #endif

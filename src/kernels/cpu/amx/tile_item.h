@@ -6,7 +6,6 @@
 #include "kernels/cpu/amla_scale.h"
 #include "kernels/cpu/amx/byte_rows.h"
 #include "kernels/cpu/amx/tile.h"
-#include "kernels/cpu/attend_packed_rows.h"
 #include "kernels/cpu/lanes.h"
 #include "kernels/cpu/piece_rows.h"
 #include "kernels/cpu/prefetch_stream.h"
@@ -123,9 +122,9 @@ static inline int32_t fv_heads_are_padded(int32_t head_size, int32_t v_head_size
 }
 
 /* 1: 16 keys of a page and their values are made rows at a time. */
-static inline int32_t fv_cache_has_piece_rows(const fv_attend_params *params)
+static inline int32_t fv_has_piece_rows(const fv_attend_params *params)
 {
-    return params->cache.block_size % FV_TILE_ROWS == 0 && FV_BASE_SYMBOL(fv_attend_packed_serves)(params);
+    return !params->dense.k && fv_cache_has_piece_rows(&params->cache);
 }
 
 /* Sets what the item is of. Where its heads are no whole tiles the job becomes one of padded heads, whose rows are copied. */
@@ -137,7 +136,7 @@ static inline void fv_tile_item_begin(fv_tile_item *item, const fv_attend_job *j
     const fv_attend_params *params = job->params;
     item->pieces = fv_tile_pieces(params);
     item->kv_pieces = params->dense.k || fv_dtype_bytes(params->cache.dtype) > 1 ? item->pieces : 1;
-    item->has_piece_rows = fv_cache_has_piece_rows(params);
+    item->has_piece_rows = fv_has_piece_rows(params);
     if (!fv_heads_are_padded(params->head_size, params->v_head_size)) return;
     item->padded = *params;
     item->padded.head_size = fv_tile_size(params->head_size);
