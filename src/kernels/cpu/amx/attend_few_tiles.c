@@ -36,6 +36,7 @@ typedef struct few_item {
     int32_t index;          /* of its share */
     fv_step_run run;        /* steps of 32 keys that are the item's, and not begun */
     int32_t in_tiles;       /* fv_cache_is_in_tiles */
+    int32_t num_blocks;     /* found so far */
     fv_few_block blocks[3]; /* of the unit before, at hand, and the next one */
     few_unit units[2];
 } few_item;
@@ -357,6 +358,7 @@ static void find_next_block(few_item *few, int32_t turn)
         fv_few_block_find(&few->tile, block, few->run.first++ * FV_STEP_KEYS, turn, few->in_tiles);
     else
         *block = (fv_few_block){0};
+    block->number = few->num_blocks++;
 }
 
 /* The first block, all of which is asked for at once. */
@@ -368,6 +370,7 @@ static void begin_keys(few_item *few)
     const fv_key_range *own = &item->job->keys;
     few->run = (fv_step_run){own->first / FV_STEP_KEYS, (int32_t)fv_ceil_div(own->end, FV_STEP_KEYS)};
     if (few->shares) few->run.end = few->run.first; /* to be taken */
+    few->num_blocks = 0;
     find_next_block(few, 0);
     fv_tile_aim_ahead(item, &few->blocks[0].keys, 1);
     fv_tile_call_ahead(item);

@@ -138,13 +138,32 @@ static int64_t slice_bytes_of(const fv_tile_item *item)
     return (int64_t)item->block_keys * COLUMNS * FV_BF16_BYTES + FV_TILE_SLICE_PAD;
 }
 
-static void find_values(shared_item *shared, const fv_key_block *keys)
+/* Rows of the block, read where they lie. */
+static void find_rows(shared_item *shared, const fv_key_block *keys)
 {
     const fv_tile_item *item = shared->item;
     const int64_t head = item->first_head * item->job->cache.v.head_stride;
     for (int32_t key = 0; key < fv_key_block_steps(keys) * FV_STEP_KEYS; key++) {
         const int32_t is_inside = key >= keys->first && key < keys->end;
         shared->values[key] = is_inside ? keys->v_rows[key] + head : item->scratch.zeros;
+    }
+    fv_tile_find_strides(item, keys);
+    fv_tile_find_keys(item, keys, item->first_head);
+}
+
+/* Copies of them as bf16, in which both keys and values are read: latents of a byte an element. */
+static void convert_rows(shared_item *shared, const fv_key_block *keys)
+{
+    const fv_tile_item *item = shared->item;
+    const fv_tile_scratch *scratch = &item->scratch;
+    const int64_t row_bytes = (int64_t)item->job->params->head_size * FV_BF16_BYTES;
+    for (int32_t t = 0; t < 2 * fv_key_block_steps(keys); t++) {
+        const int32_t first = t * FV_TILE_ROWS;
+        char *rows = scratch->k_copies + first * row_bytes;
+        fv_tile_convert_rows(rows, item, keys, item->first_head, first);
+        for (int32_t i = 0; i < FV_TILE_ROWS; i++) shared->values[first + i] = rows + i * row_bytes;
+        scratch->k_tiles[t] = rows;
+        scratch->k_strides[t] = row_bytes;
     }
 }
 
@@ -650,9 +669,10 @@ static pair_work pair_work_of(const shared_item *shared, int32_t p, const fv_key
 static int32_t begin_block(shared_item *shared, const fv_key_block *keys)
 {
     const fv_tile_item *item = shared->item;
-    fv_tile_find_strides(item, keys);
-    fv_tile_find_keys(item, keys, item->first_head);
-    find_values(shared, keys);
+    if (fv_tile_reads_value(item, &item->job->cache))
+        find_rows(shared, keys);
+    else
+        convert_rows(shared, keys);
     for (int32_t p = 0; p < shared->num_pairs; p++) shared->works[p] = pair_work_of(shared, p, keys);
     shared->pairs.looks = !fv_strips_all_seen(item, item->scratch.strips, keys);
     weigh_block(shared, keys);

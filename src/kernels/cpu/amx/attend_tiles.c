@@ -424,9 +424,11 @@ int32_t FV_ISA_SYMBOL(fv_attend_tiles)(const fv_attend_job *job, void *memory, f
     item.k_scales = item.v_scales = NULL;
     item.num_strips = fv_num_strips(job->num_rows);
     item.block_keys = is_few ? FV_TILE_FEW_KEYS : FV_TILE_MANY_KEYS;
-    const int32_t in_place = job->keys.end <= job->dense_from && fv_tile_reads_value(&item, &job->cache);
-    const int32_t has_scales = job->has_k_scales || job->has_v_scales;
-    const int32_t shared = in_place && !has_scales ? FV_ISA_SYMBOL(fv_shared_strips)(job->params, item.num_strips) : 0;
+    const int32_t in_rows = fv_tile_reads_value(&item, &job->cache) || item.converts_latents;
+    const int32_t has_scales = job->has_k_scales || job->has_v_scales, is_cached = job->keys.end <= job->dense_from;
+    const int32_t shared = in_rows && is_cached && !has_scales
+                               ? FV_ISA_SYMBOL(fv_shared_strips)(job->params, item.num_strips)
+                               : 0;
     const int32_t many = !shared && FV_ISA_SYMBOL(fv_many_tiles_serve)(job, item.num_strips, rescaling);
     int32_t is_done = 1;
     fv_tiles_configure(&item.tiles, FV_TILE_ROWS);

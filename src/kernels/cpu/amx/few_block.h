@@ -16,6 +16,7 @@ typedef struct fv_row_tile {
 typedef struct fv_few_block {
     fv_key_block keys;
     fv_row_tile k[2], v[2];
+    int32_t number; /* of those that the item meets */
 } fv_few_block;
 
 static inline int32_t fv_few_block_is_copied(const fv_few_block *block)
@@ -86,32 +87,50 @@ static inline void fv_tile_copy_values(char *to, const fv_tile_item *item, const
         memcpy(to + i * row_bytes, fv_tile_find_value(item, block, head, first + i, 0), (size_t)row_bytes);
 }
 
-/* Memory for the copies of a head's tiles: while its products meet them, those of the next head are made elsewhere, for a tile
- * that is loaded behind the stores of its rows waits for them. */
-static inline char *fv_few_head_copies(const fv_tile_item *item, int32_t head)
+/* Memory for the copies of a head's tiles: while its products meet them, those of the next head, or of the next block of latents,
+ * are made elsewhere, for a tile that is loaded behind the stores of its rows waits for them. */
+static inline char *fv_few_head_copies(const fv_tile_item *item, const fv_few_block *block, int32_t head)
 {
     const fv_attend_params *params = item->job->params;
     const int64_t row_bytes = (int64_t)fv_max_i32(params->head_size, params->v_head_size) * FV_BF16_BYTES;
-    return item->scratch.head_copies + head % 2 * FV_STEP_KEYS * row_bytes;
+    const int32_t turn = item->converts_latents ? block->number : head;
+    return item->scratch.head_copies + turn % 2 * FV_STEP_KEYS * row_bytes;
 }
 
 /* Those of K, before fv_few_block_keys. */
 static inline void fv_few_block_copy_keys(const fv_tile_item *item, const fv_few_block *block, int32_t head)
 {
     const int64_t tile_bytes = (int64_t)FV_TILE_ROWS * item->job->params->head_size * FV_BF16_BYTES;
-    for (int32_t t = 0; t < 2; t++)
-        if (block->k[t].stride == 0)
-            fv_tile_copy(fv_few_head_copies(item, head) + t * tile_bytes, item, &block->keys, head, t * FV_TILE_ROWS);
+    for (int32_t t = 0; t < 2; t++) {
+        char *to = fv_few_head_copies(item, block, head) + t * tile_bytes;
+        if (item->converts_latents)
+            fv_tile_convert_rows(to, item, &block->keys, head, t * FV_TILE_ROWS);
+        else if (block->k[t].stride == 0)
+            fv_tile_copy(to, item, &block->keys, head, t * FV_TILE_ROWS);
+    }
 }
 
-/* And those of V. */
+/* And those of V, but where they are K's. */
 static inline void fv_few_block_copy_values(const fv_tile_item *item, const fv_few_block *block, int32_t head)
 {
     const int64_t tile_bytes = (int64_t)FV_TILE_ROWS * item->job->params->v_head_size * FV_BF16_BYTES;
+    if (item->converts_latents) return;
     for (int32_t t = 0; t < 2; t++)
         if (block->v[t].stride == 0)
-            fv_tile_copy_values(fv_few_head_copies(item, head) + t * tile_bytes, item, &block->keys, head,
+            fv_tile_copy_values(fv_few_head_copies(item, block, head) + t * tile_bytes, item, &block->keys, head,
                                 t * FV_TILE_ROWS);
+}
+
+/* Converted latents, which are keys and values. */
+static inline fv_step_keys fv_few_block_latents(const fv_tile_item *item, const fv_few_block *block, int32_t head)
+{
+    const int64_t row_bytes = (int64_t)item->job->params->head_size * FV_BF16_BYTES;
+    const char *rows = fv_few_head_copies(item, block, head);
+    return (fv_step_keys){
+        .tiles = {rows, rows + FV_TILE_ROWS * row_bytes},
+        .strides = {row_bytes, row_bytes},
+        .depths = {FV_TILE_ROW_BYTES, FV_TILE_ROW_BYTES},
+    };
 }
 
 /* A head's tiles of rows, or their copies. */
@@ -124,9 +143,10 @@ static inline fv_step_keys fv_few_block_keys(const fv_tile_item *item, const fv_
         const int32_t is_copied = tile->stride == 0;
         keys.strides[t] = is_copied ? FV_TILE_ROW_BYTES : tile->stride;
         keys.depths[t] = is_copied ? FV_TILE_BYTES : FV_TILE_ROW_BYTES;
-        keys.tiles[t] = is_copied ? fv_few_head_copies(item, head) + t * FV_TILE_ROWS * row_bytes
+        keys.tiles[t] = is_copied ? fv_few_head_copies(item, block, head) + t * FV_TILE_ROWS * row_bytes
                                   : tile->first + head * tile->head_stride;
     }
+    if (item->converts_latents) return fv_few_block_latents(item, block, head);
     return keys;
 }
 
@@ -139,9 +159,10 @@ static inline fv_step_keys fv_few_block_values(const fv_tile_item *item, const f
         const int32_t is_copied = tile->stride == 0;
         values.depths[t] = FV_TILE_ROW_BYTES;
         values.strides[t] = is_copied ? row_bytes : tile->stride;
-        values.tiles[t] = is_copied ? fv_few_head_copies(item, head) + t * FV_TILE_ROWS * row_bytes
+        values.tiles[t] = is_copied ? fv_few_head_copies(item, block, head) + t * FV_TILE_ROWS * row_bytes
                                     : tile->first + head * tile->head_stride;
     }
+    if (item->converts_latents) return fv_few_block_latents(item, block, head);
     return values;
 }
 

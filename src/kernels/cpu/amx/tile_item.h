@@ -95,6 +95,7 @@ typedef struct fv_tile_item {
     int32_t keeps_keys; /* in pieces: tiles are those that the worker keeps */
     int32_t
         has_piece_rows; /* keys and values of the cache lie in pieces of 16 bytes (piece_rows.h), in pages of whole tiles */
+    int32_t converts_latents; /* fv_converts_latents */
     fv_rescaling rescaling;
     fv_prefetch_stream ahead;
     int32_t ahead_portions; /* of FV_AHEAD_BYTES, at each site */
@@ -127,6 +128,16 @@ static inline int32_t fv_has_piece_rows(const fv_attend_params *params)
     return !params->dense.k && fv_cache_has_piece_rows(&params->cache);
 }
 
+/* 1: keys are of a byte an element, and values the first of their elements, so that rows of bf16 serve for both. */
+static inline int32_t fv_converts_latents(const fv_attend_job *job)
+{
+    const fv_attend_params *params = job->params;
+    const fv_key_source *cache = &job->cache;
+    return fv_tile_pieces(params) == 1 && !fv_heads_are_padded(params->head_size, params->v_head_size) &&
+           fv_dtype_bytes(cache->stored) == 1 && cache->k_in_place && cache->k.data == cache->v.data &&
+           cache->k.slot_stride == cache->v.slot_stride && !params->dense.k;
+}
+
 /* Sets what the item is of. Where its heads are no whole tiles the job becomes one of padded heads, whose rows are copied. */
 static inline void fv_tile_item_begin(fv_tile_item *item, const fv_attend_job *job)
 {
@@ -137,6 +148,7 @@ static inline void fv_tile_item_begin(fv_tile_item *item, const fv_attend_job *j
     item->pieces = fv_tile_pieces(params);
     item->kv_pieces = params->dense.k || fv_dtype_bytes(params->cache.dtype) > 1 ? item->pieces : 1;
     item->has_piece_rows = fv_has_piece_rows(params);
+    item->converts_latents = fv_converts_latents(job);
     if (!fv_heads_are_padded(params->head_size, params->v_head_size)) return;
     item->padded = *params;
     item->padded.head_size = fv_tile_size(params->head_size);
@@ -472,6 +484,20 @@ static inline void fv_tile_copy(char *to, const fv_tile_item *item, const fv_key
         for (int32_t d = 0; d < depth; d++)
             fv_lanes_store(to + d * FV_TILE_BYTES, fv_lanes_load(row + d * FV_TILE_ROW_BYTES));
     }
+}
+
+/* To rows of bf16. */
+static inline void fv_tile_convert_rows(char *to, const fv_tile_item *item, const fv_key_block *block, int32_t kv_head,
+                                        int32_t first)
+{
+    const int32_t size = item->job->params->head_size;
+    const int64_t row_bytes = (int64_t)size * FV_BF16_BYTES;
+    const fv_key_source *source = fv_tile_source(item->job, block, first);
+    if (source && fv_rows_to_bf16(to, row_bytes, FV_TILE_ROW_BYTES, block->k_rows + first, FV_TILE_ROWS,
+                                  kv_head * source->k.head_stride, size, source->stored))
+        return;
+    for (int32_t i = 0; i < FV_TILE_ROWS; i++)
+        memcpy(to + i * row_bytes, fv_tile_find_key(item, block, kv_head, first + i, 0), (size_t)row_bytes);
 }
 
 /* The tiles of K of one head. */
