@@ -31,7 +31,7 @@
  * keys are like all others.
  *
  * Where keys have scales of their own, dot products are multiplied by a vector of them in place of one number, and weights,
- * in fp32 as well, when they are summed.
+ * in fp32 as well, once they are summed.
  *
  * A soft cap or ALiBi goes into a step's scores in L1, before they are weighed (row_scores.h). With ALiBi a reference is what the
  * row's maximum will have become where keys are alike; where they are not, and all weights are far below it, another kernel

@@ -3,7 +3,7 @@
 #ifndef FV_KERNELS_CPU_AMX_FEW_BLOCK_H
 #define FV_KERNELS_CPU_AMX_FEW_BLOCK_H
 
-#include "kernels/cpu/amx/tile_item.h"
+#include "kernels/cpu/amx/key_block.h"
 
 /* 16 rows of keys or values, of KV head 0. */
 typedef struct fv_row_tile {

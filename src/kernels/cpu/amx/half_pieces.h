@@ -9,7 +9,7 @@
 #ifndef FV_KERNELS_CPU_AMX_HALF_PIECES_H
 #define FV_KERNELS_CPU_AMX_HALF_PIECES_H
 
-#include "kernels/cpu/amx/tile_item.h"
+#include "kernels/cpu/amx/key_block.h"
 
 /* As words, above all magnitudes of numbers, of fp16 and of a byte as bf16. */
 #define FV_HALF_INFINITY 0x7c00
