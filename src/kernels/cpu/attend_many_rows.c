@@ -174,11 +174,7 @@ static void make_piece_rows(const many_scratch *scratch, const fv_attend_job *jo
     const fv_row_target target = {scratch->piece_rows, row_bytes, FV_PART_BYTES};
     const char **rows = scratch->rows + key;
     const char *const pieces[2] = {rows[0], rows[FV_PIECE_KEYS / 2]};
-    if (is_value)
-        fv_value_pieces_to_rows(&target, pieces, plane->element_stride, size, bytes);
-    else
-        fv_key_pieces_to_rows(&target, pieces[0], plane->element_chunk_stride,
-                              (int32_t)(size * bytes / FV_PIECE_BYTES));
+    fv_pieces_to_rows(&target, plane, pieces, size, bytes, is_value);
     for (int32_t i = 0; i < FV_PIECE_KEYS; i++) rows[i] = scratch->piece_rows + i * row_bytes;
 }
 

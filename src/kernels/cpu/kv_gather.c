@@ -166,8 +166,8 @@ typedef struct piece_plane {
 static void gather_pieces(const fv_kv_gather_params *params, const piece_plane *of, const row_source *from)
 {
     const fv_kv_view *cache = &params->cache;
-    const int64_t bytes = (int64_t)fv_dtype_bytes(cache->dtype),
-                  raw_bytes = fv_round_up(of->size * bytes, FV_PART_BYTES);
+    const int64_t bytes = (int64_t)fv_dtype_bytes(cache->dtype);
+    const int64_t raw_bytes = fv_round_up(of->size * bytes, FV_PART_BYTES);
     char raw[FV_PIECE_KEYS * MAX_PIECE_ROW] __attribute__((aligned(FV_CACHE_LINE)));
     const fv_row_target target = {raw, raw_bytes, FV_PART_BYTES};
     const char *data = (const char *)of->plane->data;
@@ -175,11 +175,7 @@ static void gather_pieces(const fv_kv_gather_params *params, const piece_plane *
         data + fv_kv_row_offset(of->plane, from->block, of->head, from->slot),
         data + fv_kv_row_offset(of->plane, from->block, of->head, from->slot + FV_PIECE_KEYS / 2),
     };
-    if (of->is_value)
-        fv_value_pieces_to_rows(&target, pieces, of->plane->element_stride, of->size, bytes);
-    else
-        fv_key_pieces_to_rows(&target, pieces[0], of->plane->element_chunk_stride,
-                              (int32_t)(of->size * bytes / FV_PIECE_BYTES));
+    fv_pieces_to_rows(&target, of->plane, pieces, of->size, bytes, of->is_value);
     const fv_kv_plane dense = {.element_stride = bytes};
     for (int32_t i = 0; i < FV_PIECE_KEYS; i++) {
         const float scale = of->head_scale * fv_scale_at(of->scales, from->block, from->slot + i, of->head);

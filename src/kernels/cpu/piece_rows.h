@@ -236,4 +236,15 @@ static inline void fv_value_pieces_to_rows(const fv_row_target *target, const ch
 
 #endif
 
+/* Rows of `size` elements of K, or is_value of V: pieces[0] is the first of the first key, pieces[1] of the ninth. */
+static inline void fv_pieces_to_rows(const fv_row_target *target, const fv_kv_plane *plane, const char *const pieces[2],
+                                     int32_t size, int64_t element_bytes, int32_t is_value)
+{
+    if (is_value)
+        fv_value_pieces_to_rows(target, pieces, plane->element_stride, size, element_bytes);
+    else
+        fv_key_pieces_to_rows(target, pieces[0], plane->element_chunk_stride,
+                              (int32_t)(size * element_bytes / FV_PIECE_BYTES));
+}
+
 #endif

@@ -38,8 +38,8 @@
  * does the item.
  *
  * Its parts are headers of this file alone: key_tiles.h, pair_work.h, pair_step.h, half_step.h, row_scores.h,
- * weight_sums.h, pair_weights.h. Their functions are static without `inline`, which would have GCC take more of them into each other, and
- * the hottest out of its loop.
+ * weight_sums.h, pair_weights.h. Their functions are static without `inline`, which would have GCC take more of them into
+ * each other, and the hottest out of its loop.
  */
 #include "kernels/cpu/amx/attend_many_tiles.h"
 
@@ -55,8 +55,8 @@ enum {
 
 #define MIN_FACTOR 0x1p-80f
 #define MAX_FACTOR 0x1p6f
-#define LEAST_SUM 0x1p-40f
-#define MAX_CAP 0x1p7f /* a hidden score times it is no infinity */
+#define LEAST_SUM 0x1p-40f /* of weights with ALiBi, whose least is 2^-100 */
+#define MAX_CAP 0x1p7f     /* a hidden score times it is no infinity */
 
 /* --- sums --------------------------------------------------------------------------------------------------------- */
 

@@ -37,13 +37,17 @@ static size_t dense_scratch(const fv_attend_params *params) { return fv_item_loo
 static const char *paged_why_not(const fv_problem *problem) { return fv_item_loop_why_not(problem, PAGED_BASE); }
 static const char *dense_why_not(const fv_problem *problem) { return fv_item_loop_why_not(problem, DENSE_BASE); }
 
+static int32_t layout_has_pieces(fv_kv_layout layout)
+{
+    return layout == FV_KV_LAYOUT_X_PACKED || layout == FV_KV_LAYOUT_SHUFFLED;
+}
+
 /* Are rows of the cache side by side, or in pieces that become rows? What is strided otherwise goes to the base, which deals out
  * nothing. */
 static int32_t layout_has_rows(fv_kv_layout layout)
 {
     return layout == FV_KV_LAYOUT_NB_2_BS_H_D || layout == FV_KV_LAYOUT_2_NB_BS_H_D ||
-           layout == FV_KV_LAYOUT_PACKED_NHD || layout == FV_KV_LAYOUT_PACKED_HND || layout == FV_KV_LAYOUT_X_PACKED ||
-           layout == FV_KV_LAYOUT_SHUFFLED;
+           layout == FV_KV_LAYOUT_PACKED_NHD || layout == FV_KV_LAYOUT_PACKED_HND || layout_has_pieces(layout);
 }
 
 /* As fv_item_loop_tiles and fv_few_tiles_serve have it, of all items. */
@@ -58,9 +62,7 @@ static int32_t paged_deals_keys(const fv_problem *problem)
 {
     const int32_t group = problem->mha.num_heads / problem->mha.num_kv_heads;
     if (!few_tiles_serve(problem) || problem->window || problem->context_parallel.world > 1) return 0;
-    const int32_t has_piece_words = problem->kv_dtype == FV_DTYPE_BF16 &&
-                                    (problem->kv_layout == FV_KV_LAYOUT_X_PACKED ||
-                                     problem->kv_layout == FV_KV_LAYOUT_SHUFFLED);
+    const int32_t has_piece_words = problem->kv_dtype == FV_DTYPE_BF16 && layout_has_pieces(problem->kv_layout);
     const int32_t is_slow = problem->kv_scaling == FV_KV_SCALING_PER_TOKEN_HEAD || problem->kv_dtype == FV_DTYPE_I8 ||
                             has_piece_words || fv_heads_are_padded(problem->mha.head_size, problem->mha.v_head_size);
     const int32_t least_rows = is_slow ? FV_TILE_LEAST_COPIED_ROWS : FV_TILE_LEAST_ROWS;

@@ -78,7 +78,7 @@ static inline void fv_tile_copy_values(char *to, const fv_tile_item *item, const
 {
     const int64_t row_bytes = (int64_t)item->job->params->v_head_size * FV_BF16_BYTES;
     const fv_key_source *source = fv_tile_source(item->job, block, first);
-    if (fv_tile_gather_values(&(fv_row_target){to, row_bytes, FV_TILE_ROW_BYTES}, item, block, head, first)) return;
+    if (fv_tile_gather(&(fv_row_target){to, row_bytes, FV_TILE_ROW_BYTES}, item, block, head, first, 1)) return;
     if (source && source->v_in_place &&
         fv_rows_to_bf16(to, row_bytes, FV_TILE_ROW_BYTES, block->v_rows + first, FV_TILE_ROWS,
                         head * source->v.head_stride, item->natural.params->v_head_size, source->stored))
@@ -137,6 +137,7 @@ static inline fv_step_keys fv_few_block_latents(const fv_tile_item *item, const 
 static inline fv_step_keys fv_few_block_keys(const fv_tile_item *item, const fv_few_block *block, int32_t head)
 {
     const int64_t row_bytes = (int64_t)item->job->params->head_size * FV_BF16_BYTES;
+    if (item->converts_latents) return fv_few_block_latents(item, block, head);
     fv_step_keys keys;
     for (int32_t t = 0; t < 2; t++) {
         const fv_row_tile *tile = &block->k[t];
@@ -146,13 +147,13 @@ static inline fv_step_keys fv_few_block_keys(const fv_tile_item *item, const fv_
         keys.tiles[t] = is_copied ? fv_few_head_copies(item, block, head) + t * FV_TILE_ROWS * row_bytes
                                   : tile->first + head * tile->head_stride;
     }
-    if (item->converts_latents) return fv_few_block_latents(item, block, head);
     return keys;
 }
 
 static inline fv_step_keys fv_few_block_values(const fv_tile_item *item, const fv_few_block *block, int32_t head)
 {
     const int64_t row_bytes = (int64_t)item->job->params->v_head_size * FV_BF16_BYTES;
+    if (item->converts_latents) return fv_few_block_latents(item, block, head);
     fv_step_keys values;
     for (int32_t t = 0; t < 2; t++) {
         const fv_row_tile *tile = &block->v[t];
@@ -162,7 +163,6 @@ static inline fv_step_keys fv_few_block_values(const fv_tile_item *item, const f
         values.tiles[t] = is_copied ? fv_few_head_copies(item, block, head) + t * FV_TILE_ROWS * row_bytes
                                     : tile->first + head * tile->head_stride;
     }
-    if (item->converts_latents) return fv_few_block_latents(item, block, head);
     return values;
 }
 

@@ -126,33 +126,22 @@ static inline int32_t fv_piece_rows_to_words(const fv_row_target *target, const 
     return fv_rows_to_bf16(target->to, target->row_stride, target->part_stride, rows, FV_TILE_ROWS, 0, size, stored);
 }
 
-/* Keys first to first + 15 of a cache in pieces so. 0: they are not, or not all of the item. */
-static inline int32_t fv_tile_gather_keys(const fv_row_target *target, const fv_tile_item *item,
-                                          const fv_key_block *block, int32_t kv_head, int32_t first)
+/* Keys first to first + 15 of a cache in pieces so, or is_value their values. 0: they are not, or not all of the item. */
+static inline int32_t fv_tile_gather(const fv_row_target *target, const fv_tile_item *item, const fv_key_block *block,
+                                     int32_t kv_head, int32_t first, int32_t is_value)
 {
     const fv_key_source *source = item->has_piece_rows ? fv_tile_source(item->job, block, first) : NULL;
     if (!source) return 0;
-    const int32_t size = item->natural.params->head_size, bytes = (int32_t)fv_dtype_bytes(source->stored);
-    const char *pieces = block->k_rows[first] + kv_head * source->k.head_stride;
+    const fv_attend_params *params = item->natural.params;
+    const int32_t size = is_value ? params->v_head_size : params->head_size;
+    const int64_t bytes = (int64_t)fv_dtype_bytes(source->stored);
+    const fv_kv_plane *plane = is_value ? &source->v : &source->k;
+    const char *const *rows = (is_value ? block->v_rows : block->k_rows) + first;
+    const int64_t of_head = kv_head * plane->head_stride;
+    const char *const pieces[2] = {rows[0] + of_head, rows[FV_PIECE_KEYS / 2] + of_head};
     const fv_row_target raw = {item->scratch.piece_rows, size, FV_TILE_ROW_BYTES};
     if (bytes == 1 && size % FV_TILE_ROW_BYTES != 0) return 0;
-    fv_key_pieces_to_rows(bytes == 1 ? &raw : target, pieces, source->k.element_chunk_stride,
-                          size * bytes / FV_PIECE_BYTES);
-    return bytes > 1 || fv_piece_rows_to_words(target, raw.to, size, source->stored);
-}
-
-/* The same of values. */
-static inline int32_t fv_tile_gather_values(const fv_row_target *target, const fv_tile_item *item,
-                                            const fv_key_block *block, int32_t kv_head, int32_t first)
-{
-    const fv_key_source *source = item->has_piece_rows ? fv_tile_source(item->job, block, first) : NULL;
-    if (!source) return 0;
-    const int32_t size = item->natural.params->v_head_size, bytes = (int32_t)fv_dtype_bytes(source->stored);
-    const int64_t of_head = kv_head * source->v.head_stride;
-    const char *const pieces[2] = {block->v_rows[first] + of_head, block->v_rows[first + FV_TILE_ROWS / 2] + of_head};
-    const fv_row_target raw = {item->scratch.piece_rows, size, FV_TILE_ROW_BYTES};
-    if (bytes == 1 && size % FV_TILE_ROW_BYTES != 0) return 0;
-    fv_value_pieces_to_rows(bytes == 1 ? &raw : target, pieces, source->v.element_stride, size, bytes);
+    fv_pieces_to_rows(bytes == 1 ? &raw : target, plane, pieces, size, bytes, is_value);
     return bytes > 1 || fv_piece_rows_to_words(target, raw.to, size, source->stored);
 }
 
@@ -172,8 +161,8 @@ static inline int32_t fv_tile_gather_key_rows(const fv_tile_item *item, const fv
                                               int32_t first)
 {
     const int64_t row_bytes = (int64_t)item->job->params->head_size * FV_BF16_BYTES;
-    return fv_tile_gather_keys(&(fv_row_target){fv_tile_key_row(item, 0), row_bytes, FV_TILE_ROW_BYTES}, item, block,
-                               kv_head, first);
+    const fv_row_target target = {fv_tile_key_row(item, 0), row_bytes, FV_TILE_ROW_BYTES};
+    return fv_tile_gather(&target, item, block, kv_head, first, 0);
 }
 
 /* Values in pieces of a step to the rows of v_copies. Returns which are there: bits 0 and 1, of 16 each. */
@@ -184,7 +173,7 @@ static inline int32_t fv_tile_gather_value_rows(const fv_tile_item *item, const 
     int32_t there = 0;
     for (int32_t t = 0; t < 2; t++) {
         const fv_row_target target = {fv_tile_value_row(item, t * FV_TILE_ROWS), row_bytes, FV_TILE_ROW_BYTES};
-        there |= fv_tile_gather_values(&target, item, block, kv_head, step * FV_STEP_KEYS + t * FV_TILE_ROWS) << t;
+        there |= fv_tile_gather(&target, item, block, kv_head, step * FV_STEP_KEYS + t * FV_TILE_ROWS, 1) << t;
     }
     return there;
 }
@@ -311,8 +300,7 @@ static inline void fv_tile_copy(char *to, const fv_tile_item *item, const fv_key
 {
     const int32_t size = item->natural.params->head_size, depth = item->job->params->head_size / FV_TILE_DEPTH;
     const fv_key_source *source = fv_tile_source(item->job, block, first);
-    if (fv_tile_gather_keys(&(fv_row_target){to, FV_TILE_ROW_BYTES, FV_TILE_BYTES}, item, block, kv_head, first))
-        return;
+    if (fv_tile_gather(&(fv_row_target){to, FV_TILE_ROW_BYTES, FV_TILE_BYTES}, item, block, kv_head, first, 0)) return;
     if (source && source->k_in_place && source->shared_size == 0 &&
         fv_rows_to_bf16(to, FV_TILE_ROW_BYTES, FV_TILE_BYTES, block->k_rows + first, FV_TILE_ROWS,
                         kv_head * source->k.head_stride, size, source->stored))
