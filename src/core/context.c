@@ -72,16 +72,16 @@ static fv_status choose_isa(fv_isa *isa, const char *asked)
     return FV_OK;
 }
 
-static fv_status choose_ahead_tracks(int32_t *tracks)
+/* A number of the environment takes the place of *value. */
+static fv_status take_variable(int32_t *value, const char *name, int32_t least, int32_t most)
 {
-    const char *text = getenv("FOVEA_AHEAD_TRACKS");
-    *tracks = fv_cpu_ahead_tracks();
+    const char *text = getenv(name);
     if (!text || !*text) return FV_OK;
     char *end;
     const long asked = strtol(text, &end, 10);
-    if (*end || asked < 1 || asked > FV_MAX_AHEAD_TRACKS)
-        return fv_fail(FV_ERR_INVALID, "FOVEA_AHEAD_TRACKS is '%s'; accepted: 1 to %d", text, FV_MAX_AHEAD_TRACKS);
-    *tracks = (int32_t)asked;
+    if (*end || asked < least || asked > most)
+        return fv_fail(FV_ERR_INVALID, "%s is '%s'; accepted: %d to %d", name, text, least, most);
+    *value = (int32_t)asked;
     return FV_OK;
 }
 
@@ -153,9 +153,10 @@ fv_status fv_context_create(fv_context **out, const fv_context_options *options)
     fv_status status = check_options(options);
     if (status != FV_OK) return status;
     fv_isa isa;
-    int32_t ahead_tracks;
+    int32_t ahead_tracks = fv_cpu_ahead_tracks(), ahead_is_near = fv_cpu_ahead_is_near();
     status = choose_isa(&isa, options->isa);
-    if (status == FV_OK) status = choose_ahead_tracks(&ahead_tracks);
+    if (status == FV_OK) status = take_variable(&ahead_tracks, "FOVEA_AHEAD_TRACKS", 1, FV_MAX_AHEAD_TRACKS);
+    if (status == FV_OK) status = take_variable(&ahead_is_near, "FOVEA_AHEAD_NEAR", 0, 1);
     if (status != FV_OK) return status;
 
     const fv_allocator plain = {default_alloc, default_free, NULL};
@@ -167,6 +168,7 @@ fv_status fv_context_create(fv_context **out, const fv_context_options *options)
                             .log_user = options->log_user,
                             .isa = isa,
                             .ahead_tracks = ahead_tracks,
+                            .ahead_is_near = ahead_is_near,
                             .no_plugins = options->no_plugins,
                             .next_serial = first_serial()};
 

@@ -98,6 +98,19 @@ int32_t fv_cpu_ahead_tracks(void)
 #endif
 }
 
+int32_t fv_cpu_ahead_is_near(void)
+{
+#if defined(__x86_64__)
+    __builtin_cpu_init();
+    uint32_t a = 0, b = 0, c = 0, d = 0;
+    if (!__builtin_cpu_is("amd") || !__get_cpuid(1, &a, &b, &c, &d)) return 0;
+    const uint32_t family = (a >> 8 & 0xf) + (a >> 20 & 0xff);
+    return family >= 0x1a;
+#else
+    return 0;
+#endif
+}
+
 int32_t fv_cpu_count(void)
 {
     cpu_set_t allowed;

@@ -32,6 +32,10 @@ int32_t fv_cpu_count(void);
  * cores, elsewhere 1, the order of memory. */
 int32_t fv_cpu_ahead_tracks(void);
 
+/* 1: in the order of memory, lines are best asked for into the first-level cache: AMD's cores from Zen 5 on; 0: into the
+ * second-level one. */
+int32_t fv_cpu_ahead_is_near(void);
+
 /* Writes the CPU's model name, "unknown CPU" where it cannot be found out. */
 void fv_cpu_model(char *model, size_t model_bytes);
 

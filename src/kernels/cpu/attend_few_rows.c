@@ -18,7 +18,7 @@
  * nothing by pairs, int8 of fewer than 4 rows. */
 #if defined(__AVX2__)
 #define FV_FEW_HAS_3_ROWS 1
-#define FV_FEW_HAS_TRACKS 1
+#define FV_FEW_HAS_ORDERS 1
 #endif
 #if defined(FV_HAS_PAIRS)
 #define FV_PREFETCH_ASKS 3
@@ -37,7 +37,11 @@ static const fv_few_kernels kernels_of[][5] = FV_FEW_KERNEL_TABLE;
 #endif
 #include "kernels/cpu/few_tile.h"
 
-#define TILE_BYTES (64 * 1024) /* of K and V, all heads */
+#if defined(__AVX512BW__)
+#define TILE_BYTES (128 * 1024) /* of K and V, all heads */
+#else
+#define TILE_BYTES (64 * 1024)
+#endif
 
 typedef struct few_scratch {
     fv_row_group *groups; /* [heads][num_groups] */
@@ -119,7 +123,8 @@ static void attend_tile_head(void *user, fv_few_tile *tile, int32_t head)
         .weight_factor = factor,
     };
     const float dot_factor = fv_few_take_factor(&span.scale, factor);
-    const int32_t in_tracks = tile->rows.ahead->in_tracks;
+    const fv_prefetch_order order = tile->rows.ahead->order;
+    const int32_t in_tracks = order == FV_PREFETCH_IN_TRACKS;
     fv_prefetch_stream nothing;
     fv_key_rows rows = tile->rows;
     if (in_tracks) fv_prefetch_aim_at_nothing(&nothing, scratch->q);
@@ -139,12 +144,12 @@ static void attend_tile_head(void *user, fv_few_tile *tile, int32_t head)
         span.is_edge = some_masked || first % num_keys != 0 || end % num_keys != 0;
 
         float rescale[FV_LANES];
-        kernels->dot[in_tracks](scratch->scores, scratch->q + first_row * fv_few_padded(params->head_size), &rows,
-                                first, end, params->head_size);
+        kernels->dot[order](scratch->scores, scratch->q + first_row * fv_few_padded(params->head_size), &rows, first,
+                            end, params->head_size);
         if (dot_factor != 1.0f) fv_few_grow_dots(scratch->scores, dot_factor, first, end, num_rows);
         const int32_t max_grew = kernels->softmax(group, scratch->scores, rescale, &span);
         if (in_tracks && some_masked) rows.ahead = &nothing;
-        const fv_few_accumulate_fn add = some_masked ? kernels->accumulate_masked : kernels->accumulate[in_tracks];
+        const fv_few_accumulate_fn add = some_masked ? kernels->accumulate_masked : kernels->accumulate[order];
         add(scratch->sums + first_row * fv_few_padded(params->v_head_size), scratch->scores, max_grew ? rescale : NULL,
             &rows, first, end, params->v_head_size);
         if (in_tracks) rows.ahead = &nothing; /* one of a head's groups asks for as much as it reads */

@@ -13,7 +13,7 @@
 #include "kernels/cpu/attend_one_strip.h"
 
 #if FV_HAS_ONE_STRIP
-#define FV_FEW_HAS_TRACKS 1
+#define FV_FEW_HAS_ORDERS 1
 #include "kernels/cpu/few_tile.h"
 #include "kernels/cpu/row_strip.h"
 

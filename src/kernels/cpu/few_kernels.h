@@ -3,17 +3,17 @@
  *
  * Whoever includes this defines, always inline,
  *
- *   fv_few_dot(scores, q, rows, first, end, head_size, num_rows, dtype, in_tracks)
- *   fv_few_accumulate(sums, weights, rescale, rows, first, end, v_head_size, num_rows, dtype, masked, in_tracks) */
+ *   fv_few_dot(scores, q, rows, first, end, head_size, num_rows, dtype, order)
+ *   fv_few_accumulate(sums, weights, rescale, rows, first, end, v_head_size, num_rows, dtype, masked, order) */
 #ifndef FV_KERNELS_CPU_FEW_KERNELS_H
 #define FV_KERNELS_CPU_FEW_KERNELS_H
 
 #include "kernels/cpu/prefetch_stream.h"
 #include "kernels/cpu/row_group.h"
 
-/* 1: there are forms that ask for lines in tracks (prefetch_stream.h); 0: streams are in order. */
-#ifndef FV_FEW_HAS_TRACKS
-#define FV_FEW_HAS_TRACKS 0
+/* 1: there is a form for each order in which lines are asked for (prefetch_stream.h); 0: streams are in order. */
+#ifndef FV_FEW_HAS_ORDERS
+#define FV_FEW_HAS_ORDERS 0
 #endif
 
 /* 1: there is a form of its own for 3 rows (three query heads for each KV head, one token); 0: they are served as 4. */
@@ -115,10 +115,11 @@ static inline void fv_few_grow_dots(float *scores, float factor, int32_t first, 
 /* A portion to be asked for bit by bit; of a stream in tracks there is none. */
 FV_ALWAYS_INLINE fv_prefetch_portion fv_few_portion(fv_prefetch_cursor *cursor, int64_t bytes)
 {
-    return FV_FEW_ASKS_BY_LINE || cursor->in_tracks ? cursor->last : fv_prefetch_step(cursor, bytes);
+    return FV_FEW_ASKS_BY_LINE || cursor->order == FV_PREFETCH_IN_TRACKS ? cursor->last
+                                                                         : fv_prefetch_step(cursor, bytes);
 }
 
-/* Asks for some bytes of it, `asks` times in all, or for as many lines, once. */
+/* Asks for some bytes of it, in order `asks` times in all, or for as many lines, once. */
 FV_ALWAYS_INLINE void fv_few_ask(fv_prefetch_cursor *cursor, fv_prefetch_portion portion, int64_t offset,
                                  const int64_t bytes, const int32_t asks)
 {
@@ -127,7 +128,10 @@ FV_ALWAYS_INLINE void fv_few_ask(fv_prefetch_cursor *cursor, fv_prefetch_portion
         for (int64_t i = 0; i < bytes; i += FV_CACHE_LINE) fv_prefetch_line(cursor);
         return;
     }
-    if (!cursor->in_tracks) {
+    if (cursor->order == FV_PREFETCH_NEAR) {
+        FV_UNROLL
+        for (int32_t i = 0; i < FV_PREFETCH_NEAR_ASKS; i++) fv_prefetch_near(portion.at[i] + offset, bytes);
+    } else if (cursor->order == FV_PREFETCH_IN_ORDER) {
         fv_prefetch_part(portion, offset, bytes, asks);
     } else if (cursor->stream->num_tracks > 0) {
         FV_UNROLL
@@ -145,39 +149,48 @@ typedef void (*fv_few_dot_fn)(float *scores, const float *q, const fv_key_rows *
                               int32_t head_size);
 
 typedef struct fv_few_kernels {
-    fv_few_dot_fn dot[2]; /* whose stream is in order, in tracks */
+    fv_few_dot_fn dot[FV_PREFETCH_NUM_ORDERS];
     int32_t (*softmax)(fv_row_group *group, float *scores, float rescale[FV_LANES], const fv_softmax_span *span);
-    fv_few_accumulate_fn accumulate[2];
-    fv_few_accumulate_fn accumulate_masked; /* which asks for nothing in tracks */
+    fv_few_accumulate_fn accumulate[FV_PREFETCH_NUM_ORDERS];
+    fv_few_accumulate_fn accumulate_masked; /* of a stream in order */
 } fv_few_kernels;
 
-#define FV_FEW_DEFINE_DOT(NAME, DTYPE, ROWS, IN_TRACKS)                                                   \
-    static void dot_##NAME##_##ROWS##_##IN_TRACKS(float *scores, const float *q, const fv_key_rows *rows, \
-                                                  int32_t first, int32_t end, int32_t head_size)          \
-    {                                                                                                     \
-        fv_few_dot(scores, q, rows, first, end, head_size, ROWS, DTYPE, IN_TRACKS);                       \
+#define FV_FEW_DEFINE_DOT(NAME, DTYPE, ROWS, ORDER)                                                                  \
+    static void dot_##NAME##_##ROWS##_##ORDER(float *scores, const float *q, const fv_key_rows *rows, int32_t first, \
+                                              int32_t end, int32_t head_size)                                        \
+    {                                                                                                                \
+        fv_few_dot(scores, q, rows, first, end, head_size, ROWS, DTYPE, FV_PREFETCH_##ORDER);                        \
     }
-#define FV_FEW_DEFINE_ACCUMULATE(NAME, DTYPE, ROWS, FORM, MASKED, IN_TRACKS)                                      \
-    static void accumulate_##NAME##_##ROWS##_##FORM(float *sums, const float *weights, const float *rescale,      \
-                                                    const fv_key_rows *rows, int32_t first, int32_t end,          \
-                                                    int32_t v_head_size)                                          \
-    {                                                                                                             \
-        fv_few_accumulate(sums, weights, rescale, rows, first, end, v_head_size, ROWS, DTYPE, MASKED, IN_TRACKS); \
+#define FV_FEW_DEFINE_ACCUMULATE(NAME, DTYPE, ROWS, FORM, MASKED, ORDER)                                     \
+    static void accumulate_##NAME##_##ROWS##_##FORM(float *sums, const float *weights, const float *rescale, \
+                                                    const fv_key_rows *rows, int32_t first, int32_t end,     \
+                                                    int32_t v_head_size)                                     \
+    {                                                                                                        \
+        fv_few_accumulate(sums, weights, rescale, rows, first, end, v_head_size, ROWS, DTYPE, MASKED,        \
+                          FV_PREFETCH_##ORDER);                                                              \
     }
-#if FV_FEW_HAS_TRACKS
-#define FV_FEW_DEFINE_IN_TRACKS(NAME, DTYPE, ROWS) \
-    FV_FEW_DEFINE_DOT(NAME, DTYPE, ROWS, 1)        \
-    FV_FEW_DEFINE_ACCUMULATE(NAME, DTYPE, ROWS, 1, 0, 1)
-#define FV_FEW_IN_TRACKS 1
+#define FV_FEW_DEFINE_ORDER(NAME, DTYPE, ROWS, ORDER) \
+    FV_FEW_DEFINE_DOT(NAME, DTYPE, ROWS, ORDER)       \
+    FV_FEW_DEFINE_ACCUMULATE(NAME, DTYPE, ROWS, ORDER, 0, ORDER)
+#if FV_FEW_HAS_ORDERS
+#define FV_FEW_DEFINE_ORDERS(NAME, DTYPE, ROWS)       \
+    FV_FEW_DEFINE_ORDER(NAME, DTYPE, ROWS, IN_ORDER)  \
+    FV_FEW_DEFINE_ORDER(NAME, DTYPE, ROWS, IN_TRACKS) \
+    FV_FEW_DEFINE_ORDER(NAME, DTYPE, ROWS, NEAR)
+#define FV_FEW_ORDERS_OF(FN, NAME, ROWS)                                                               \
+    {                                                                                                  \
+        FN##_##NAME##_##ROWS##_IN_ORDER, FN##_##NAME##_##ROWS##_IN_TRACKS, FN##_##NAME##_##ROWS##_NEAR \
+    }
 #else
-#define FV_FEW_DEFINE_IN_TRACKS(NAME, DTYPE, ROWS)
-#define FV_FEW_IN_TRACKS 0
+#define FV_FEW_DEFINE_ORDERS(NAME, DTYPE, ROWS) FV_FEW_DEFINE_ORDER(NAME, DTYPE, ROWS, IN_ORDER)
+#define FV_FEW_ORDERS_OF(FN, NAME, ROWS) \
+    {                                    \
+        FN##_##NAME##_##ROWS##_IN_ORDER  \
+    }
 #endif
-#define FV_FEW_DEFINE_KERNELS(NAME, DTYPE, ROWS)              \
-    FV_FEW_DEFINE_DOT(NAME, DTYPE, ROWS, 0)                   \
-    FV_FEW_DEFINE_ACCUMULATE(NAME, DTYPE, ROWS, 0, 0, 0)      \
-    FV_FEW_DEFINE_ACCUMULATE(NAME, DTYPE, ROWS, masked, 1, 0) \
-    FV_FEW_DEFINE_IN_TRACKS(NAME, DTYPE, ROWS)
+#define FV_FEW_DEFINE_KERNELS(NAME, DTYPE, ROWS) \
+    FV_FEW_DEFINE_ORDERS(NAME, DTYPE, ROWS)      \
+    FV_FEW_DEFINE_ACCUMULATE(NAME, DTYPE, ROWS, masked, 1, IN_ORDER)
 #define FV_FEW_DEFINE_SOFTMAX(ROWS)                                                            \
     static int32_t softmax_##ROWS(fv_row_group *group, float *scores, float rescale[FV_LANES], \
                                   const fv_softmax_span *span)                                 \
@@ -213,13 +226,10 @@ typedef struct fv_few_kernels {
     FV_FEW_DEFINE_DTYPE(f32, FV_DTYPE_F32) \
     FV_FEW_DEFINE_DTYPE(f16, FV_DTYPE_F16)
 
-#define FV_FEW_PASTED(NAME, ROWS, FORM) NAME##_##ROWS##_##FORM
-#define FV_FEW_FORM_OF(NAME, ROWS, FORM) FV_FEW_PASTED(NAME, ROWS, FORM)
-#define FV_FEW_KERNELS_OF(NAME, ROWS, LANES)                                                             \
-    {                                                                                                    \
-        {dot_##NAME##_##ROWS##_0, FV_FEW_FORM_OF(dot_##NAME, ROWS, FV_FEW_IN_TRACKS)}, softmax_##LANES,  \
-            {accumulate_##NAME##_##ROWS##_0, FV_FEW_FORM_OF(accumulate_##NAME, ROWS, FV_FEW_IN_TRACKS)}, \
-            accumulate_##NAME##_##ROWS##_masked                                                          \
+#define FV_FEW_KERNELS_OF(NAME, ROWS, LANES)                                                          \
+    {                                                                                                 \
+        FV_FEW_ORDERS_OF(dot, NAME, ROWS), softmax_##LANES, FV_FEW_ORDERS_OF(accumulate, NAME, ROWS), \
+            accumulate_##NAME##_##ROWS##_masked                                                       \
     }
 #define FV_FEW_KERNELS_OF_DTYPE(NAME)                                             \
     {                                                                             \

@@ -57,11 +57,11 @@ static inline void fv_few_pack_query(float *q, const float *natural, int32_t row
 /* Scores of the keys [first, end), and of those that share a vector with them. */
 FV_ALWAYS_INLINE void fv_few_dot(float *scores, const float *q, const fv_key_rows *rows, int32_t first, int32_t end,
                                  int32_t head_size, const int32_t num_rows, const fv_dtype dtype,
-                                 const int32_t in_tracks)
+                                 const fv_prefetch_order order)
 {
     const int32_t num_keys = num_rows >= 3 ? 4 : 8, num_units = fv_few_units_of_line(dtype);
     const int32_t element_bytes = (int32_t)fv_few_element_bytes(dtype);
-    fv_prefetch_cursor cursor = fv_prefetch_begin(rows->ahead, in_tracks);
+    fv_prefetch_cursor cursor = fv_prefetch_begin(rows->ahead, order);
     for (int32_t key = first / num_keys * num_keys; key < end; key += num_keys) {
         const char *k[FV_LANES];
         fv_lanes sums[16];
@@ -168,11 +168,11 @@ FV_ALWAYS_INLINE void fv_few_add_pair(fv_lanes *acc, const char *even, const cha
 FV_ALWAYS_INLINE void fv_few_accumulate_units(float *sums, const uint32_t *pairs, const fv_key_rows *rows,
                                               int32_t first, int32_t end, int64_t from, const int32_t num_units,
                                               const int32_t num_rows, const fv_dtype dtype, const int32_t masked,
-                                              const int32_t in_tracks)
+                                              const fv_prefetch_order order)
 {
     const int64_t offset = rows->v_offset + from;
     const int64_t key_bytes = num_units * FV_FEW_UNIT * fv_few_element_bytes(dtype);
-    fv_prefetch_cursor cursor = fv_prefetch_begin(rows->ahead, in_tracks);
+    fv_prefetch_cursor cursor = fv_prefetch_begin(rows->ahead, order);
     const fv_prefetch_portion ahead = fv_few_portion(&cursor, (end - first) * key_bytes);
     const char *const *v = rows->v;
     fv_lanes acc[16];
@@ -200,7 +200,7 @@ FV_ALWAYS_INLINE void fv_few_accumulate_units(float *sums, const uint32_t *pairs
 FV_ALWAYS_INLINE void fv_few_accumulate(float *sums, const float *weights, const float *rescale,
                                         const fv_key_rows *rows, int32_t first, int32_t end, int32_t v_head_size,
                                         const int32_t num_rows, const fv_dtype dtype, const int32_t masked,
-                                        const int32_t in_tracks)
+                                        const fv_prefetch_order order)
 {
     const int64_t bytes = fv_few_element_bytes(dtype);
     const int32_t num_scores = fv_few_scores_of_key(num_rows), num_pairs = FV_FEW_ACCUMULATE_KEYS / 2 * num_scores;
@@ -216,11 +216,11 @@ FV_ALWAYS_INLINE void fv_few_accumulate(float *sums, const float *weights, const
         float *to = sums;
         int32_t d = 0;
         for (; num_rows < 3 && d + 128 <= v_head_size; d += 128, to += 128 * num_rows)
-            fv_few_accumulate_units(to, pairs, rows, key, end_key, d * bytes, 4, num_rows, dtype, masked, in_tracks);
+            fv_few_accumulate_units(to, pairs, rows, key, end_key, d * bytes, 4, num_rows, dtype, masked, order);
         for (; d + 64 <= v_head_size; d += 64, to += 64 * num_rows)
-            fv_few_accumulate_units(to, pairs, rows, key, end_key, d * bytes, 2, num_rows, dtype, masked, in_tracks);
+            fv_few_accumulate_units(to, pairs, rows, key, end_key, d * bytes, 2, num_rows, dtype, masked, order);
         if (!fv_few_is_byte(dtype) && d < v_head_size)
-            fv_few_accumulate_units(to, pairs, rows, key, end_key, d * bytes, 1, num_rows, dtype, masked, in_tracks);
+            fv_few_accumulate_units(to, pairs, rows, key, end_key, d * bytes, 1, num_rows, dtype, masked, order);
         key = end_key;
     }
 }

@@ -131,11 +131,11 @@ FV_ALWAYS_INLINE void fv_few_store_dots(float *scores, const fv_f32x8 *sums, con
 /* Scores of the keys [first, end), and of those that share a vector with them. */
 FV_ALWAYS_INLINE void fv_few_dot(float *scores, const float *q, const fv_key_rows *rows, int32_t first, int32_t end,
                                  int32_t head_size, const int32_t num_rows, const fv_dtype dtype,
-                                 const int32_t in_tracks)
+                                 const fv_prefetch_order order)
 {
     const int32_t num_keys = num_rows == 3 ? 4 : FV_LANES / num_rows, num_sums = num_keys * num_rows;
     const int64_t bytes = fv_few_element_bytes(dtype);
-    fv_prefetch_cursor cursor = fv_prefetch_begin(rows->ahead, in_tracks);
+    fv_prefetch_cursor cursor = fv_prefetch_begin(rows->ahead, order);
     for (int32_t key = first / num_keys * num_keys; key < end; key += num_keys) {
         const char *k[FV_LANES];
         fv_f32x8 sums[FV_FEW_MAX_SUMS];
@@ -223,11 +223,11 @@ FV_ALWAYS_INLINE void fv_few_add_key(fv_f32x8 *acc, const char *row, const float
 FV_ALWAYS_INLINE void fv_few_accumulate_block(float *sums, const float *weights, const fv_key_rows *rows, int32_t first,
                                               int32_t end, int64_t from, const int32_t num_vectors,
                                               const int32_t num_rows, const fv_dtype dtype, const int32_t masked,
-                                              const int32_t in_tracks)
+                                              const fv_prefetch_order order)
 {
     const int64_t offset = rows->v_offset + from;
     const int64_t key_bytes = num_vectors * FV_LANES * fv_few_element_bytes(dtype);
-    fv_prefetch_cursor cursor = fv_prefetch_begin(rows->ahead, in_tracks);
+    fv_prefetch_cursor cursor = fv_prefetch_begin(rows->ahead, order);
     const fv_prefetch_portion ahead = fv_few_portion(&cursor, (end - first) * key_bytes);
     fv_f32x8 acc[FV_FEW_MAX_SUMS];
     FV_UNROLL
@@ -273,12 +273,12 @@ FV_ALWAYS_INLINE void fv_few_accumulate_even(float *sums, const float *weights, 
 /* The blocks of 64 / R columns of full groups of keys. Returns the columns done. */
 FV_ALWAYS_INLINE int32_t fv_few_accumulate_wide(float *sums, const float *weights, const fv_key_rows *rows,
                                                 int32_t first, int32_t v_head_size, const int32_t num_rows,
-                                                const fv_dtype dtype, const int32_t in_tracks)
+                                                const fv_dtype dtype, const fv_prefetch_order order)
 {
     const int32_t width = fv_few_block_width(num_rows);
     const char *row = rows->v[first] + rows->v_offset;
     const int64_t stride = rows->v_stride;
-    fv_prefetch_cursor cursor = fv_prefetch_begin(rows->ahead, in_tracks);
+    fv_prefetch_cursor cursor = fv_prefetch_begin(rows->ahead, order);
     weights += first * fv_few_scores_of_key(num_rows);
     int32_t d = 0;
     for (; d + width <= v_head_size; d += width, row += width * fv_few_element_bytes(dtype), sums += width * num_rows) {
@@ -308,7 +308,7 @@ FV_ALWAYS_INLINE void fv_few_rescale(float *sums, const float *rescale, int32_t 
 FV_ALWAYS_INLINE void fv_few_accumulate(float *sums, const float *weights, const float *rescale,
                                         const fv_key_rows *rows, int32_t first, int32_t end, int32_t v_head_size,
                                         const int32_t num_rows, const fv_dtype dtype, const int32_t masked,
-                                        const int32_t in_tracks)
+                                        const fv_prefetch_order order)
 {
     const int64_t bytes = fv_few_element_bytes(dtype);
     const int32_t width = fv_few_block_width(num_rows);
@@ -317,18 +317,18 @@ FV_ALWAYS_INLINE void fv_few_accumulate(float *sums, const float *weights, const
         const int32_t end_key = fv_min_i32(key + FV_FEW_ACCUMULATE_KEYS, end);
         int32_t d = 0;
         if (!masked && rows->v_stride && end_key - key == FV_FEW_ACCUMULATE_KEYS)
-            d = fv_few_accumulate_wide(sums, weights, rows, key, v_head_size, num_rows, dtype, in_tracks);
+            d = fv_few_accumulate_wide(sums, weights, rows, key, v_head_size, num_rows, dtype, order);
         for (; d + width <= v_head_size; d += width) {
             fv_few_accumulate_block(sums + d * num_rows, weights, rows, key, end_key, d * bytes, width / FV_LANES,
-                                    num_rows, dtype, masked, in_tracks);
+                                    num_rows, dtype, masked, order);
         }
         for (; d + 16 <= v_head_size; d += 16) {
             fv_few_accumulate_block(sums + d * num_rows, weights, rows, key, end_key, d * bytes, 2, num_rows, dtype,
-                                    masked, in_tracks);
+                                    masked, order);
         }
         if (d < v_head_size) {
             fv_few_accumulate_block(sums + d * num_rows, weights, rows, key, end_key, d * bytes, 1, num_rows, dtype,
-                                    masked, in_tracks);
+                                    masked, order);
         }
     }
 }

@@ -235,7 +235,9 @@ static inline void fv_few_tile_aim(fv_prefetch_stream *stream, const fv_few_keys
         of.row_bytes += (num_heads - 1) * k->head_stride;
         of.num_heads = 1;
     }
-    fv_prefetch_aim(stream, &of, FV_FEW_HAS_TRACKS ? fv_max_i32(1, params->ahead_tracks) : 1, FV_CACHE_LINE);
+    fv_prefetch_aim(stream, &of, FV_FEW_HAS_ORDERS ? fv_max_i32(1, params->ahead_tracks) : 1, FV_CACHE_LINE);
+    if (FV_FEW_HAS_ORDERS && stream->order == FV_PREFETCH_IN_ORDER && params->ahead_is_near)
+        stream->order = FV_PREFETCH_NEAR;
 }
 
 /* Scales of a block lie in a few lines, of all heads; where they lie in the rows, the stream has them. */
@@ -267,7 +269,7 @@ static inline void fv_few_tile_prefetch(fv_prefetch_stream *stream, const fv_few
     fv_few_tile_prefetch_scales(keys, tile, &keys->job->params->cache.k_scales);
     fv_few_tile_prefetch_scales(keys, tile, &keys->job->params->cache.v_scales);
     fv_few_tile_aim(stream, keys, tile);
-    if (!stream->in_tracks) fv_prefetch_sparsely(stream);
+    if (stream->order == FV_PREFETCH_IN_ORDER) fv_prefetch_sparsely(stream);
 }
 
 typedef void (*fv_few_tile_fn)(void *user, fv_few_tile *tile, int32_t head);

@@ -92,12 +92,12 @@ FV_ALWAYS_INLINE void fv_few_dot_unit(fv_lanes sums[16], const float *q, const c
 /* Scores of the keys [first, end), and of those that share a vector with them. */
 FV_ALWAYS_INLINE void fv_few_dot(float *scores, const float *q, const fv_key_rows *rows, int32_t first, int32_t end,
                                  int32_t head_size, const int32_t num_rows, const fv_dtype dtype,
-                                 const int32_t in_tracks)
+                                 const fv_prefetch_order order)
 {
     const int32_t num_keys = num_rows >= 3 ? 4 : 8;
     const int64_t bytes = fv_few_element_bytes(dtype);
     const int64_t unit_bytes = FV_FEW_UNIT * num_keys * bytes;
-    fv_prefetch_cursor cursor = fv_prefetch_begin(rows->ahead, in_tracks);
+    fv_prefetch_cursor cursor = fv_prefetch_begin(rows->ahead, order);
     for (int32_t key = first / num_keys * num_keys; key < end; key += num_keys) {
         const char *k[FV_LANES];
         fv_lanes sums[16];
@@ -129,12 +129,12 @@ FV_ALWAYS_INLINE void fv_few_dot(float *scores, const float *q, const fv_key_row
 FV_ALWAYS_INLINE void fv_few_accumulate_units(float *sums, const float *weights, const fv_key_rows *rows, int32_t first,
                                               int32_t end, int64_t from, const int32_t num_units,
                                               const int32_t num_rows, const fv_dtype dtype, const int32_t masked,
-                                              const int32_t is_half, const int32_t in_tracks)
+                                              const int32_t is_half, const fv_prefetch_order order)
 {
     const int64_t offset = rows->v_offset + from;
     const int64_t bytes = fv_few_element_bytes(dtype);
     const int64_t key_bytes = num_units * (is_half ? 8 : 16) * bytes;
-    fv_prefetch_cursor cursor = fv_prefetch_begin(rows->ahead, in_tracks);
+    fv_prefetch_cursor cursor = fv_prefetch_begin(rows->ahead, order);
     const fv_prefetch_portion ahead = fv_few_portion(&cursor, (end - first) * key_bytes);
     fv_lanes acc[16];
     FV_UNROLL
@@ -171,7 +171,7 @@ FV_ALWAYS_INLINE void fv_few_accumulate_units(float *sums, const float *weights,
 FV_ALWAYS_INLINE void fv_few_accumulate(float *sums, const float *weights, const float *rescale,
                                         const fv_key_rows *rows, int32_t first, int32_t end, int32_t v_head_size,
                                         const int32_t num_rows, const fv_dtype dtype, const int32_t masked,
-                                        const int32_t in_tracks)
+                                        const fv_prefetch_order order)
 {
     const int64_t bytes = fv_few_element_bytes(dtype);
     if (rescale) fv_few_rescale(sums, rescale, v_head_size, num_rows, FV_FEW_UNIT);
@@ -180,17 +180,13 @@ FV_ALWAYS_INLINE void fv_few_accumulate(float *sums, const float *weights, const
         float *to = sums;
         int32_t d = 0;
         for (; num_rows < 3 && d + 128 <= v_head_size; d += 128, to += 128 * num_rows)
-            fv_few_accumulate_units(to, weights, rows, key, end_key, d * bytes, 8, num_rows, dtype, masked, 0,
-                                    in_tracks);
+            fv_few_accumulate_units(to, weights, rows, key, end_key, d * bytes, 8, num_rows, dtype, masked, 0, order);
         for (; d + 64 <= v_head_size; d += 64, to += 64 * num_rows)
-            fv_few_accumulate_units(to, weights, rows, key, end_key, d * bytes, 4, num_rows, dtype, masked, 0,
-                                    in_tracks);
+            fv_few_accumulate_units(to, weights, rows, key, end_key, d * bytes, 4, num_rows, dtype, masked, 0, order);
         for (; d + 16 <= v_head_size; d += 16, to += 16 * num_rows)
-            fv_few_accumulate_units(to, weights, rows, key, end_key, d * bytes, 1, num_rows, dtype, masked, 0,
-                                    in_tracks);
+            fv_few_accumulate_units(to, weights, rows, key, end_key, d * bytes, 1, num_rows, dtype, masked, 0, order);
         if (d < v_head_size)
-            fv_few_accumulate_units(to, weights, rows, key, end_key, d * bytes, 1, num_rows, dtype, masked, 1,
-                                    in_tracks);
+            fv_few_accumulate_units(to, weights, rows, key, end_key, d * bytes, 1, num_rows, dtype, masked, 1, order);
     }
 }
 

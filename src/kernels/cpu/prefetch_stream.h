@@ -2,7 +2,7 @@
  * and even: Zen drops prefetches when its miss buffers are full, and a burst of eight lines loses most of them.
  *
  * A stream is asked for in the order in which it lies, or in tracks: cut into even parts, a portion of each in turn. Zen
- * wants the order. Intel's cores get no more from lines of one page of 4 KB than three quarters of what memory gives, however
+ * wants the order, Zen 5 into the cache that is nearest. Intel's cores get no more from lines of one page of 4 KB than three quarters of what memory gives, however
  * far ahead they are asked for, and all of it from those of eight (docs/notes/cpu-avx512.md, "Tracks"). */
 #ifndef FV_KERNELS_CPU_PREFETCH_STREAM_H
 #define FV_KERNELS_CPU_PREFETCH_STREAM_H
@@ -15,10 +15,19 @@
 #ifndef FV_PREFETCH_ASKS
 #define FV_PREFETCH_ASKS 1
 #endif
+#define FV_PREFETCH_NEAR_ASKS 4
+
+/* How a stream is asked for; known when the loops that ask are compiled. */
+typedef enum fv_prefetch_order {
+    FV_PREFETCH_IN_ORDER,  /* into the second-level cache */
+    FV_PREFETCH_IN_TRACKS, /* the same, of all tracks in turn */
+    FV_PREFETCH_NEAR,      /* in order, into the first-level cache, FV_PREFETCH_NEAR_ASKS times */
+    FV_PREFETCH_NUM_ORDERS
+} fv_prefetch_order;
 
 /* A portion of a stream, then those before it. */
 typedef struct fv_prefetch_portion {
-    const char *at[FV_PREFETCH_ASKS];
+    const char *at[FV_PREFETCH_NEAR_ASKS];
 } fv_prefetch_portion;
 
 /* Rows of the keys [first, end) of up to two planes (K, V) and some heads, in the order plane, head, key. */
@@ -43,17 +52,18 @@ typedef struct fv_prefetch_stream {
     fv_prefetch_place places[FV_MAX_AHEAD_TRACKS]; /* where its next run starts */
     fv_prefetch_rows of;
     int64_t unit;             /* bytes that are asked for in a track at a time */
-    int32_t in_tracks;        /* 0: in order, one track */
+    fv_prefetch_order order;  /* but for tracks: one track */
     int32_t num_tracks;       /* that have not ended */
     int32_t turn;             /* the track that is asked for next */
     int32_t num_rounds;       /* of all tracks, until a run ends */
     fv_prefetch_portion last; /* of a stream in order */
 } fv_prefetch_stream;
 
-FV_ALWAYS_INLINE fv_prefetch_portion fv_prefetch_portion_after(fv_prefetch_portion last, const char *at)
+FV_ALWAYS_INLINE fv_prefetch_portion fv_prefetch_portion_after(fv_prefetch_portion last, const char *at,
+                                                               const int32_t asks)
 {
     FV_UNROLL
-    for (int32_t i = FV_PREFETCH_ASKS - 1; i > 0; i--) last.at[i] = last.at[i - 1];
+    for (int32_t i = asks - 1; i > 0; i--) last.at[i] = last.at[i - 1];
     last.at[0] = at;
     return last;
 }
@@ -63,8 +73,9 @@ static inline void fv_prefetch_aim_at_nothing(fv_prefetch_stream *stream, const 
 {
     stream->at[0] = stream->run_end[0] = line;
     stream->places[0].left = 0;
-    stream->in_tracks = stream->num_tracks = stream->turn = 0;
-    for (int32_t i = 0; i < FV_PREFETCH_ASKS; i++) stream->last.at[i] = line;
+    stream->order = FV_PREFETCH_IN_ORDER;
+    stream->num_tracks = stream->turn = 0;
+    for (int32_t i = 0; i < FV_PREFETCH_NEAR_ASKS; i++) stream->last.at[i] = line;
 }
 
 typedef struct fv_prefetch_run {
@@ -128,7 +139,7 @@ static inline void fv_prefetch_aim(fv_prefetch_stream *stream, const fv_prefetch
     fv_prefetch_place place = {.key = of->first};
     stream->of = *of;
     stream->unit = unit;
-    stream->in_tracks = num_tracks > 1;
+    stream->order = num_tracks > 1 ? FV_PREFETCH_IN_TRACKS : FV_PREFETCH_IN_ORDER;
     stream->num_tracks = stream->turn = 0;
     for (int32_t track = 0; track < FV_MAX_AHEAD_TRACKS; track++)
         stream->at[track] = stream->run_end[track] = of->rows[0][of->first];
@@ -148,7 +159,7 @@ static inline void fv_prefetch_aim(fv_prefetch_stream *stream, const fv_prefetch
 static inline void fv_prefetch_aim_at_bytes(fv_prefetch_stream *stream, const char *from, int64_t bytes, int64_t unit)
 {
     stream->unit = unit;
-    stream->in_tracks = 1;
+    stream->order = FV_PREFETCH_IN_TRACKS;
     stream->num_tracks = FV_MAX_AHEAD_TRACKS;
     stream->turn = 0;
     for (int32_t track = 0; track < FV_MAX_AHEAD_TRACKS; track++) {
@@ -200,24 +211,29 @@ typedef struct fv_prefetch_cursor {
     fv_prefetch_stream *stream;
     const char *at, *run_end;
     int32_t turn;
-    int32_t in_tracks; /* known when it is compiled */
+    fv_prefetch_order order; /* known when it is compiled */
     fv_prefetch_portion last;
 } fv_prefetch_cursor;
 
-FV_ALWAYS_INLINE fv_prefetch_cursor fv_prefetch_begin(fv_prefetch_stream *stream, const int32_t in_tracks)
+FV_ALWAYS_INLINE fv_prefetch_cursor fv_prefetch_begin(fv_prefetch_stream *stream, const fv_prefetch_order order)
 {
-    return (fv_prefetch_cursor){stream, stream->at[0], stream->run_end[0], stream->turn, in_tracks, stream->last};
+    return (fv_prefetch_cursor){stream, stream->at[0], stream->run_end[0], stream->turn, order, stream->last};
 }
 
 FV_ALWAYS_INLINE void fv_prefetch_end(const fv_prefetch_cursor *cursor)
 {
     fv_prefetch_stream *stream = cursor->stream;
-    if (cursor->in_tracks) {
+    if (cursor->order == FV_PREFETCH_IN_TRACKS) {
         stream->turn = cursor->turn;
     } else {
         stream->at[0] = cursor->at;
         stream->last = cursor->last;
     }
+}
+
+FV_ALWAYS_INLINE int32_t fv_prefetch_asks(const fv_prefetch_order order)
+{
+    return order == FV_PREFETCH_NEAR ? FV_PREFETCH_NEAR_ASKS : FV_PREFETCH_ASKS;
 }
 
 FV_ALWAYS_INLINE fv_prefetch_portion fv_prefetch_step(fv_prefetch_cursor *cursor, int64_t bytes)
@@ -226,9 +242,9 @@ FV_ALWAYS_INLINE fv_prefetch_portion fv_prefetch_step(fv_prefetch_cursor *cursor
         fv_prefetch_stream *stream = cursor->stream;
         fv_prefetch_end(cursor);
         fv_prefetch_next_run(stream, 0);
-        *cursor = fv_prefetch_begin(stream, 0);
+        *cursor = fv_prefetch_begin(stream, cursor->order);
     }
-    cursor->last = fv_prefetch_portion_after(cursor->last, cursor->at);
+    cursor->last = fv_prefetch_portion_after(cursor->last, cursor->at, fv_prefetch_asks(cursor->order));
     if (cursor->at < cursor->run_end) cursor->at += bytes;
     return cursor->last;
 }
@@ -246,6 +262,13 @@ FV_ALWAYS_INLINE void fv_prefetch_to_write(const char *at, const int64_t bytes)
 {
     FV_UNROLL
     for (int64_t i = 0; i < bytes; i += FV_CACHE_LINE) __builtin_prefetch(at + i, 1, 2);
+}
+
+/* Into the first-level cache. */
+FV_ALWAYS_INLINE void fv_prefetch_near(const char *at, const int64_t bytes)
+{
+    FV_UNROLL
+    for (int64_t i = 0; i < bytes; i += FV_CACHE_LINE) __builtin_prefetch(at + i, 0, 3);
 }
 
 /* The next line of the stream, whatever the length of its runs. */

@@ -29,7 +29,7 @@ static __attribute__((noinline)) void fv_strip_ahead_ask_in_tracks(fv_prefetch_s
 FV_ALWAYS_INLINE void fv_strip_ahead_ask(fv_strip_ahead *ahead, int32_t num_steps)
 {
     const int32_t num_lines = num_steps * ahead->num_lines;
-    if (num_lines > 0 && ahead->stream->in_tracks) {
+    if (num_lines > 0 && ahead->stream->order == FV_PREFETCH_IN_TRACKS) {
         fv_strip_ahead_ask_in_tracks(ahead->stream, num_lines);
         return;
     }
