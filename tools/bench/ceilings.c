@@ -32,6 +32,42 @@
 #include "bench/ceiling_loops.h"
 #endif
 
+#if defined(FV_HAVE_AVX512_BF16)
+#include <immintrin.h>
+
+#define PAIR_CHAINS 16
+
+/* The same of products of pairs of bf16. */
+__attribute__((target("avx512f,avx512bf16"))) static float compute_pairs(int32_t rounds)
+{
+    __m512 chain[PAIR_CHAINS];
+    __m512i factor = _mm512_set1_epi32(0x3f7e3f02), term = _mm512_set1_epi32(0x3b03bb01); /* sums stay small */
+    for (int32_t i = 0; i < PAIR_CHAINS; i++) chain[i] = _mm512_set1_ps((float)i);
+    for (int32_t round = 0; round < rounds; round++) {
+        __asm__ volatile("" : "+v"(factor), "+v"(term));
+        for (int32_t i = 0; i < PAIR_CHAINS; i++)
+            chain[i] = _mm512_dpbf16_ps(chain[i], (__m512bh)factor, (__m512bh)term);
+    }
+    float sum = 0;
+    for (int32_t i = 0; i < PAIR_CHAINS; i++) sum += _mm512_cvtss_f32(chain[i]);
+    return sum;
+}
+
+static void pair_task(void *user, int64_t index, int32_t worker)
+{
+    (void)user, (void)worker, (void)index;
+    volatile float sink = compute_pairs(COMPUTE_ROUNDS);
+    (void)sink;
+}
+
+/* 1: a level's kernels multiply pairs of bf16. */
+static int32_t has_pairs(fv_dtype dtype, fv_dtype kv_dtype, fv_isa isa)
+{
+    if (isa < FV_ISA_AVX512_BF16 || dtype != FV_DTYPE_BF16) return 0;
+    return kv_dtype == FV_DTYPE_BF16 || fv_dtype_bytes(kv_dtype) == 1;
+}
+#endif
+
 typedef struct loops {
     uint64_t (*read)(const char *data, int64_t bytes);
     float (*compute)(int32_t rounds);
@@ -109,6 +145,12 @@ double fv_ceiling_compute(fv_context *context, fv_dtype dtype, fv_dtype kv_dtype
         const double products = dtype != FV_DTYPE_F16 ? 1 : kv_dtype == FV_DTYPE_F16 ? HALF_PRODUCTS : BYTE_PRODUCTS;
         return fv_tile_loop(1) * TILE_ROUNDS * (double)num_tasks / products;
     }
+#if defined(FV_HAVE_AVX512_BF16)
+    if (has_pairs(dtype, kv_dtype, isa)) {
+        fv_context_parallel_for(context, num_tasks, pair_task, NULL);
+        return 2.0 * PAIR_CHAINS * COMPUTE_ROUNDS * (double)num_tasks * 32;
+    }
+#endif
     fv_context_parallel_for(context, num_tasks, compute_task, &chosen);
     return 2.0 * COMPUTE_CHAINS * COMPUTE_ROUNDS * (double)num_tasks * (chosen->vector_bytes / 4);
 }

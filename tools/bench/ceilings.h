@@ -1,6 +1,6 @@
 /* What the machine can do, measured beside the kernels: a pure read of the same pages in the same
  * order, with the widest vectors of this CPU whatever FOVEA_ISA says, and a loop of multiply-adds of a level's own
- * instructions: with those of its vectors or, for bf16 and fp16 at level amx, of tiles. Both run on the context's executor. */
+ * instructions: with those of its vectors or, for bf16 at level avx512_bf16, of pairs, for bf16 and fp16 at level amx, of tiles. Both run on the context's executor. */
 #ifndef FV_TOOLS_BENCH_CEILINGS_H
 #define FV_TOOLS_BENCH_CEILINGS_H
 
@@ -18,7 +18,7 @@ typedef struct fv_read_range {
  * Returns a sum of what was read, so that no compiler can leave the reading out. */
 uint64_t fv_ceiling_read(fv_context *context, const void *base, const fv_read_range *ranges, int64_t num_ranges);
 
-/* Multiply-adds on all workers, in fp32 or, bf16 and fp16 (in pieces, of kv_dtype) at level amx, in tiles: returns the
+/* Multiply-adds on all workers, in fp32, of pairs of bf16, or, bf16 and fp16 (in pieces, of kv_dtype) at level amx, in tiles: returns the
  * operations done (2 for each multiply-add). `isa` is one that this CPU has. */
 double fv_ceiling_compute(fv_context *context, fv_dtype dtype, fv_dtype kv_dtype, fv_isa isa);
 

@@ -396,6 +396,11 @@ int32_t FV_ISA_SYMBOL(fv_attend_few_serves)(const fv_attend_job *job, int64_t nu
 size_t FV_BASE_SYMBOL(fv_attend_few_scratch)(const fv_attend_params *params);
 void FV_BASE_SYMBOL(fv_attend_few_rows)(const fv_attend_job *job, const fv_attend_job *next, void *scratch);
 
+size_t FV_ISA_SYMBOL(fv_attend_many_scratch)(const fv_attend_params *params);
+void FV_ISA_SYMBOL(fv_attend_many_rows)(const fv_attend_job *job, void *scratch);
+
+/* 0: not by this level, whose base takes the item. */
+int32_t FV_ISA_SYMBOL(fv_attend_many_serves)(const fv_attend_job *job);
 size_t FV_BASE_SYMBOL(fv_attend_many_scratch)(const fv_attend_params *params);
 void FV_BASE_SYMBOL(fv_attend_many_rows)(const fv_attend_job *job, void *scratch);
 

@@ -1,13 +1,17 @@
 /* attend_paged for many rows: prefill, and long extensions.
  *
- * Bound by arithmetic. Each tile of keys is converted to fp32 once for a KV head and then met by all
- * rows of the item. Rows go in strips, one to a lane (row_strip.h, strip_product.h), so that nothing is transposed but
+ * Bound by arithmetic. Each tile of keys is converted once for a KV head, to fp32, at level avx512_bf16 to pairs of bf16, and
+ * then met by all rows of the item. Rows go in strips, one to a lane (row_strip.h, strip_product.h), so that nothing is transposed but
  * the queries, once for an item.
  *
  * Keys and values of all heads seldom fit into the second-level cache, and blocks lie anywhere: the rows of the next
  * tile are prefetched a few lines at a time during the first product. */
 #include "kernels/cpu/piece_rows.h"
-#include "kernels/cpu/row_strip.h"
+#if defined(FV_HAS_PAIRS)
+#include "kernels/cpu/many_pairs.h"
+#else
+#include "kernels/cpu/many_floats.h"
+#endif
 
 /* Elements of Q^T that stay in L1 while the keys of a tile pass: 12 KB, with vectors of 16 lanes 24. */
 enum { DEPTH = 128 };
@@ -45,12 +49,18 @@ static int64_t piece_row_bytes(const fv_attend_params *params)
     return fv_round_up(widest * (int64_t)sizeof(uint16_t), FV_PART_BYTES);
 }
 
+/* Columns of sums: whole panels. */
+static int32_t num_columns_of(const fv_attend_params *params)
+{
+    return (int32_t)fv_round_up(params->v_head_size, FV_STRIP_PANEL);
+}
+
 static many_scratch many_scratch_of(const fv_attend_params *params, int32_t num_rows, void *memory)
 {
     const size_t rows = (size_t)fv_round_up(num_rows, FV_STRIP_LANES);
     const size_t tile = (size_t)params->tile_keys;
     const size_t head_size = (size_t)params->head_size;
-    const size_t columns = (size_t)fv_round_up(params->v_head_size, FV_STRIP_PANEL);
+    const size_t columns = (size_t)num_columns_of(params);
     const size_t widest = head_size > columns ? head_size : columns;
     many_scratch scratch = {0};
     scratch.strips = fv_scratch_take(memory, &scratch.bytes,
@@ -75,48 +85,7 @@ size_t FV_ISA_SYMBOL(fv_attend_many_scratch)(const fv_attend_params *params)
     return many_scratch_of(params, params->block_q * (params->num_heads / params->num_kv_heads), NULL).bytes;
 }
 
-/* --- the tile in fp32 -------------------------------------------------------------------------------- */
-
-/* num_elements of each row to rows of `keys`, which are head_size apart. */
-FV_ALWAYS_INLINE void convert_keys_as(float *keys, const char *const *rows, int32_t first, int32_t end,
-                                      int32_t head_size, int32_t num_elements, const fv_dtype dtype)
-{
-    const int64_t bytes = (int64_t)fv_dtype_bytes(dtype);
-    for (int32_t key = first; key < end; key++) {
-        float *to = keys + (int64_t)key * head_size;
-        const char *from = rows[key];
-        int32_t d = 0;
-        for (; d + 16 <= num_elements; d += 16) {
-            const fv_f32x16 value = fv_load16(from + d * bytes, dtype);
-            fv_store_f32(to + d, value.a);
-            fv_store_f32(to + d + 8, value.b);
-        }
-        if (d < num_elements) fv_store_f32(to + d, fv_load8(from + d * bytes, dtype));
-    }
-}
-
-/* Returns 1 if some value is infinite or NaN. Columns past Dv become 0. */
-FV_ALWAYS_INLINE int32_t convert_values_as(float *values, const char *const *rows, int32_t first, int32_t end,
-                                           int32_t tile_keys, int32_t v_head_size, const fv_dtype dtype)
-{
-    const int64_t bytes = (int64_t)fv_dtype_bytes(dtype);
-    fv_i32x8 odd = fv_splat_i32(0);
-    for (int32_t key = first; key < end; key++) {
-        const char *from = rows[key];
-        for (int32_t d = 0; d < v_head_size; d += FV_STRIP_PANEL) {
-            float *to = values + ((int64_t)(d / FV_STRIP_PANEL) * tile_keys + key) * FV_STRIP_PANEL;
-            fv_f32x16 value = {fv_splat(0.0f), fv_splat(0.0f)};
-            if (d + FV_STRIP_PANEL <= v_head_size)
-                value = fv_load16(from + d * bytes, dtype);
-            else
-                value.a = fv_load8(from + d * bytes, dtype);
-            fv_store_f32(to, value.a);
-            fv_store_f32(to + 8, value.b);
-            odd |= (fv_i32x8)(value.a - value.a) | (fv_i32x8)(value.b - value.b);
-        }
-    }
-    return fv_any(odd);
-}
+/* --- the tile's elements -------------------------------------------------------------------------------- */
 
 #define EACH_DTYPE(CALL)                                  \
     switch (dtype) {                                      \
@@ -132,7 +101,7 @@ FV_ALWAYS_INLINE int32_t convert_values_as(float *values, const char *const *row
 static void convert_keys(float *keys, const char *const *rows, int32_t first, int32_t end, int32_t head_size,
                          int32_t num_elements, fv_dtype dtype)
 {
-#define CONVERT(DTYPE) convert_keys_as(keys, rows, first, end, head_size, num_elements, DTYPE)
+#define CONVERT(DTYPE) fv_many_convert_keys(keys, rows, first, end, head_size, num_elements, DTYPE)
     EACH_DTYPE(CONVERT)
 #undef CONVERT
 }
@@ -141,7 +110,7 @@ static int32_t convert_values(float *values, const char *const *rows, int32_t fi
                               int32_t v_head_size, fv_dtype dtype)
 {
     int32_t not_finite = 0;
-#define CONVERT(DTYPE) not_finite = convert_values_as(values, rows, first, end, tile_keys, v_head_size, DTYPE)
+#define CONVERT(DTYPE) not_finite = fv_many_convert_values(values, rows, first, end, tile_keys, v_head_size, DTYPE)
     EACH_DTYPE(CONVERT)
 #undef CONVERT
     return not_finite;
@@ -203,7 +172,8 @@ static void load_keys(const many_scratch *scratch, const many_tile *tile, const 
     convert_keys(scratch->keys, scratch->rows, first, end, head_size, own_size, source->dtype);
     if (source->shared_size == 0) return;
     load_rows(scratch->rows, job, &source->k_shared, 0, tile, first, end);
-    convert_keys(scratch->keys + own_size, scratch->rows, first, end, head_size, source->shared_size, source->dtype);
+    convert_keys(scratch->keys + own_size / FV_STRIP_NUMBERS, scratch->rows, first, end, head_size, source->shared_size,
+                 source->dtype);
 }
 
 static void load_values(const many_scratch *scratch, many_tile *tile, const fv_attend_job *job, int32_t kv_head,
@@ -234,13 +204,15 @@ static void load_values(const many_scratch *scratch, many_tile *tile, const fv_a
 static void load_tile(const many_scratch *scratch, many_tile *tile, const fv_attend_job *job, int32_t kv_head)
 {
     const fv_attend_params *params = job->params;
+    const int32_t stride = params->head_size / FV_STRIP_NUMBERS;
+    fv_many_begin_values(scratch->values, tile->first, tile->end, params->tile_keys, num_columns_of(params));
     for (int32_t first = tile->first, end; first < tile->end; first = end) {
         end = fv_attend_source_end(job, tile->first_key + first, tile->first_key + tile->end) - tile->first_key;
         load_keys(scratch, tile, job, kv_head, first, end);
         load_values(scratch, tile, job, kv_head, first, end);
     }
     for (int32_t key = tile->end; key < params->tile_keys && key < tile->end + FV_STRIP_KEYS; key++) {
-        memset(scratch->keys + (int64_t)key * params->head_size, 0, (size_t)params->head_size * sizeof(float));
+        memset(scratch->keys + (int64_t)key * stride, 0, (size_t)stride * sizeof(float));
     }
 
     const int32_t first = tile->first_key + tile->first, end = tile->first_key + tile->end;
@@ -287,39 +259,46 @@ static fv_strip_ahead aim_ahead(fv_prefetch_stream *stream, const many_scratch *
         .first = first,
         .end = end,
     };
-    return fv_strip_aim(stream, &rows, 2 * (end - first) * fv_ceil_div(rows.row_bytes, FV_CACHE_LINE),
-                        fv_strip_num_steps(job->num_rows, params->tile_keys, params->head_size, DEPTH));
+    return fv_strip_aim(
+        stream, &rows, 2 * (end - first) * fv_ceil_div(rows.row_bytes, FV_CACHE_LINE),
+        fv_strip_num_steps(job->num_rows, params->tile_keys, params->head_size / FV_STRIP_NUMBERS, DEPTH));
 }
 
 static void attend_tile_strip(const many_scratch *scratch, fv_row_strip *strip, const many_tile *tile,
                               const fv_attend_job *job, fv_score_scale scale)
 {
     const fv_attend_params *params = job->params;
-    const int32_t num_columns = (int32_t)fv_round_up(params->v_head_size, FV_STRIP_PANEL);
+    const int32_t depth = params->head_size / FV_STRIP_NUMBERS;
     fv_strip_span span = fv_row_strip_span(strip, job, tile->first_key, tile->first, tile->end);
     if (span.first >= span.end) return;
     span.k_scales = tile->k_scales;
     span.v_scales = tile->v_scales;
     span.scale = scale;
 
-    fv_strip_scores(scratch->scores, scratch->keys, params->head_size, strip->q, span.first, span.end,
-                    params->head_size, DEPTH, strip->num_vectors, tile->ahead);
+    fv_strip_scores(scratch->scores, scratch->keys, depth, strip->q, span.first, span.end, depth, DEPTH,
+                    strip->num_vectors, tile->ahead);
     fv_row_strip_softmax(strip, scratch->scores, &span);
-    const fv_strip_values values = {scratch->values, FV_STRIP_PANEL, params->tile_keys * FV_STRIP_PANEL};
-    fv_strip_accumulate(strip->sums, num_columns, scratch->scores, strip->rescale, &values, span.first, span.end,
-                        strip->num_vectors, span.is_edge && tile->not_finite);
+    fv_many_pack_weights(scratch->scores, span.first, span.end, fv_row_strip_width(strip));
+
+    const int32_t first = span.first / FV_STRIP_NUMBERS;
+    const int32_t end = (int32_t)fv_ceil_div(span.end, FV_STRIP_NUMBERS);
+    const int32_t has_others = span.is_edge || (span.first | span.end) % FV_STRIP_NUMBERS != 0;
+    const fv_strip_values values = {scratch->values, FV_STRIP_PANEL,
+                                    params->tile_keys / FV_STRIP_NUMBERS * FV_STRIP_PANEL};
+    fv_strip_accumulate(strip->sums, num_columns_of(params), scratch->scores, strip->rescale, &values, first, end,
+                        strip->num_vectors, has_others && tile->not_finite);
 }
 
 static void attend_head(const fv_attend_job *job, const many_scratch *scratch, int32_t kv_head)
 {
     const fv_attend_params *params = job->params;
-    const int32_t num_columns = (int32_t)fv_round_up(params->v_head_size, FV_STRIP_PANEL);
+    const int32_t num_columns = num_columns_of(params);
     const int32_t num_strips = (job->num_rows + FV_STRIP_ROWS - 1) / FV_STRIP_ROWS;
     for (int32_t i = 0; i < num_strips; i++) {
         fv_row_strip *strip = &scratch->strips[i];
         const int32_t first_row = i * FV_STRIP_ROWS;
         const int32_t num_rows = fv_min_i32(job->num_rows - first_row, FV_STRIP_ROWS);
-        strip->q = scratch->q + (int64_t)first_row * params->head_size;
+        strip->q = scratch->q + (int64_t)first_row * (params->head_size / FV_STRIP_NUMBERS);
         strip->sums = scratch->sums + (int64_t)first_row * num_columns;
         fv_row_strip_init(strip, job, kv_head, first_row, fv_strip_num_vectors(num_rows));
         fv_row_strip_pack_queries(strip, job, kv_head);
@@ -341,10 +320,32 @@ static void attend_head(const fv_attend_job *job, const many_scratch *scratch, i
     for (int32_t row = 0; row < job->num_rows; row++) {
         const fv_row_strip *strip = &scratch->strips[row / FV_STRIP_ROWS];
         const int32_t in_strip = row % FV_STRIP_ROWS;
-        fv_attend_finish_row(job, kv_head, row, strip->sums + (int64_t)in_strip * num_columns, strip->max[in_strip],
-                             strip->sum[in_strip]);
+        const float *sums = fv_many_sums_in_lanes(scratch->copy, strip->sums + (int64_t)in_strip * num_columns,
+                                                  num_columns, job->lane_dtype);
+        fv_attend_finish_row(job, kv_head, row, sums, strip->max[in_strip], strip->sum[in_strip]);
     }
 }
+
+#if defined(FV_HAS_PAIRS)
+/* 1: bf16 has the numbers of a source exactly, and they are loaded in natural order. */
+static int32_t is_exact(const fv_attend_job *job, const fv_key_source *source)
+{
+    if (source->stored != FV_DTYPE_BF16 && fv_dtype_bytes(source->stored) != 1) return 0;
+    return source->shared_size % 16 == 0 && (source->dtype == source->stored || job->lane_dtype != FV_DTYPE_BF16);
+}
+
+/* Scales of single values are not served: they would be in the weights, and rounded with them. */
+int32_t FV_ISA_SYMBOL(fv_attend_many_serves)(const fv_attend_job *job)
+{
+    const fv_attend_params *params = job->params;
+    if (params->q_dtype != FV_DTYPE_BF16 || job->has_v_scales) return 0;
+    if (params->head_size % 16 != 0 || params->v_head_size % 16 != 0) return 0;
+    if (params->cache.dtype != FV_DTYPE_NONE && !is_exact(job, &job->cache)) return 0;
+    return !params->dense.k || is_exact(job, &job->dense);
+}
+#else
+int32_t FV_ISA_SYMBOL(fv_attend_many_serves)(const fv_attend_job *job) { return job != NULL; }
+#endif
 
 void FV_ISA_SYMBOL(fv_attend_many_rows)(const fv_attend_job *job, void *memory)
 {

@@ -33,7 +33,10 @@ static void attend_item(const fv_attend_params *params, const fv_work_item *item
     const fv_attend_job job = fv_attend_job_of(params, item);
     const int64_t num_rows = num_rows_of(params, item);
     if (num_rows > FV_DECODE_ROWS) {
-        FV_BASE_SYMBOL(fv_attend_many_rows)(&job, scratch);
+        if (FV_ISA_SYMBOL(fv_attend_many_serves)(&job))
+            FV_ISA_SYMBOL(fv_attend_many_rows)(&job, scratch);
+        else
+            FV_BASE_SYMBOL(fv_attend_many_rows)(&job, scratch);
         return;
     }
     if (FV_BASE_SYMBOL(fv_attend_packed_serves)(params)) {
@@ -101,7 +104,8 @@ static fv_status launch_dense(const fv_launch *launch_at, const fv_attend_params
 static size_t scratch_bytes(const fv_attend_params *params)
 {
     const size_t few = FV_ISA_SYMBOL(fv_attend_few_scratch)(params); /* the base has the same */
-    const size_t many = FV_BASE_SYMBOL(fv_attend_many_scratch)(params);
+    const size_t pairs = FV_ISA_SYMBOL(fv_attend_many_scratch)(params);
+    const size_t plain = FV_BASE_SYMBOL(fv_attend_many_scratch)(params), many = pairs > plain ? pairs : plain;
     const size_t packed = FV_BASE_SYMBOL(fv_attend_packed_scratch)(params);
     size_t most = few > many ? few : many;
     if (packed > most) most = packed;

@@ -58,6 +58,12 @@ FV_ALWAYS_INLINE fv_words fv_pairs_of(fv_lanes even, fv_lanes odd)
                                    10, 26, 11, 27, 12, 28, 13, 29, 14, 30, 15, 31);
 }
 
+/* The bits of a pair's numbers that are not 0. */
+FV_ALWAYS_INLINE uint32_t fv_pairs_seen(uint32_t pair)
+{
+    return ((pair & 0x7fffu) != 0 ? 0xffffu : 0) | ((pair & 0x7fff0000u) != 0 ? 0xffff0000u : 0);
+}
+
 /* The same pair in all lanes. */
 FV_ALWAYS_INLINE fv_words fv_pairs_splat(uint32_t pair) { return (fv_words)((fv_lane_bits){0} + pair); }
 

@@ -117,12 +117,6 @@ FV_ALWAYS_INLINE fv_words fv_few_pair_weights(const float *weights, const int32_
                        __builtin_shufflevector(a, b, 1, 3, 5, 7, 9, 11, 13, 15, 17, 19, 21, 23, 25, 27, 29, 31));
 }
 
-/* The bits of a pair of weights that are not 0. */
-FV_ALWAYS_INLINE uint32_t fv_few_seen_pair(uint32_t pair)
-{
-    return ((pair & 0x7fffu) != 0 ? 0xffffu : 0) | ((pair & 0x7fff0000u) != 0 ? 0xffff0000u : 0);
-}
-
 /* Adds a pair of rows of values, either of which may be NULL, times the pair of weights of each row. */
 FV_ALWAYS_INLINE void fv_few_add_pair(fv_lanes *acc, const char *even, const char *odd, const uint32_t *pairs,
                                       const int32_t num_units, const int32_t num_rows, const fv_dtype dtype,
@@ -135,7 +129,7 @@ FV_ALWAYS_INLINE void fv_few_add_pair(fv_lanes *acc, const char *even, const cha
     FV_UNROLL
     for (int32_t r = 0; r < num_rows; r++) {
         weight[r] = fv_pairs_splat(pairs[r]);
-        seen[r] = masked ? fv_pairs_splat(fv_few_seen_pair(pairs[r])) : weight[r];
+        seen[r] = masked ? fv_pairs_splat(fv_pairs_seen(pairs[r])) : weight[r];
     }
     FV_UNROLL
     for (int32_t u = 0; u < num_units; u += units_of_line) {

@@ -105,12 +105,19 @@ FV_ALWAYS_INLINE void fv_strip_pack_block(float *to, const char *const rows[FV_L
     }
 }
 
-/* The strip's queries as [d][row], d in lane order. Rows that pad the strip repeat the last. */
+/* The strip's queries as [d][row], d in lane order; of pairs, of bf16, in natural order. Rows that pad the strip repeat the last. */
 static inline void fv_row_strip_pack_queries(const fv_row_strip *strip, const fv_attend_job *job, int32_t kv_head)
 {
     const fv_attend_params *params = job->params;
-    const int32_t width = fv_row_strip_width(strip), head_size = params->head_size;
-    const int64_t bytes = (int64_t)fv_dtype_bytes(params->q_dtype);
+#if defined(FV_HAS_PAIRS) /* two numbers move as one */
+    const fv_dtype dtype = FV_DTYPE_F32, lane_dtype = FV_DTYPE_F32;
+    const int32_t head_size = params->head_size / 2;
+#else
+    const fv_dtype dtype = params->q_dtype, lane_dtype = job->lane_dtype;
+    const int32_t head_size = params->head_size;
+#endif
+    const int32_t width = fv_row_strip_width(strip);
+    const int64_t bytes = (int64_t)fv_dtype_bytes(dtype);
     for (int32_t first = 0; first < width; first += FV_LANES) {
         const char *rows[FV_LANES];
         for (int32_t i = 0; i < FV_LANES; i++) {
@@ -119,10 +126,10 @@ static inline void fv_row_strip_pack_queries(const fv_row_strip *strip, const fv
         float *to = strip->q + first;
         int32_t d = 0;
         for (; d + 16 <= head_size; d += 16) {
-            fv_strip_pack_block(to + (int64_t)d * width, rows, d * bytes, width, params->q_dtype, job->lane_dtype, 2);
+            fv_strip_pack_block(to + (int64_t)d * width, rows, d * bytes, width, dtype, lane_dtype, 2);
         }
         if (d < head_size) {
-            fv_strip_pack_block(to + (int64_t)d * width, rows, d * bytes, width, params->q_dtype, job->lane_dtype, 1);
+            fv_strip_pack_block(to + (int64_t)d * width, rows, d * bytes, width, dtype, lane_dtype, 1);
         }
     }
 }

@@ -5,14 +5,21 @@
  *
  * with vectors of 8 lanes; with 16 (AVX-512, or FV_STRIP_WIDE=1 in plain C) 4 keys x 48 rows and 12 rows x 32 columns.
  * The left factor is broadcast an element at a time, the right one is read in vectors. A row's arithmetic is the same in
- * any strip and lane. */
+ * any strip and lane.
+ *
+ * Of pairs of bf16 (FV_HAS_PAIRS, bf16_pairs.h) an element has two numbers: elements 2i and 2i + 1 of K and Q, the weights
+ * of keys 2i and 2i + 1, and their values. Depths and keys of sums count pairs then, and pointers to float mean elements. */
 #ifndef FV_KERNELS_CPU_STRIP_PRODUCT_H
 #define FV_KERNELS_CPU_STRIP_PRODUCT_H
 
 #include "kernels/cpu/lanes.h"
 #include "kernels/cpu/strip_ahead.h"
 
-#if defined(__AVX512F__)
+#if defined(FV_HAS_PAIRS)
+#include "kernels/cpu/bf16_pairs.h"
+#endif
+
+#if defined(__AVX512F__) || defined(FV_HAS_PAIRS)
 #define FV_STRIP_WIDE 1
 #endif
 
@@ -27,12 +34,17 @@ enum { FV_STRIP_LANES = FV_LANES, FV_STRIP_STEP_ROWS = 6 };
 #endif
 
 enum {
-    FV_STRIP_STEP_KEYS = 4,
-    FV_STRIP_VECTORS = 3, /* of a full strip, of FV_STRIP_LANES rows each */
+    FV_STRIP_STEP_KEYS = 4, /* of scores with three vectors; of pairs, whose sums take longer to add to, 8 */
+    FV_STRIP_VECTORS = 3,   /* of a full strip, of FV_STRIP_LANES rows each */
     FV_STRIP_ROWS = FV_STRIP_VECTORS * FV_STRIP_LANES,
     FV_STRIP_KEYS = 8,   /* scores are computed for whole multiples of this many keys */
     FV_STRIP_DEPTH = 96, /* elements of Q^T that stay in L1 while a run of keys passes */
     FV_STRIP_PANEL = 16, /* columns of V that lie together */
+#if defined(FV_HAS_PAIRS)
+    FV_STRIP_NUMBERS = 2, /* of an element */
+#else
+    FV_STRIP_NUMBERS = 1,
+#endif
 };
 
 /* Vectors of a strip that has `num_rows`. */
@@ -98,10 +110,34 @@ FV_ALWAYS_INLINE fv_strip_lanes fv_strip_fma(fv_strip_lanes a, fv_strip_lanes b,
 #endif
 }
 
+/* acc + element * vector, the element that lies at `element` for all lanes. */
+FV_ALWAYS_INLINE fv_strip_lanes fv_strip_add_product(fv_strip_lanes acc, const float *element, fv_strip_lanes vector)
+{
+#if defined(FV_HAS_PAIRS)
+    uint32_t pair;
+    memcpy(&pair, element, sizeof(pair));
+    return fv_pairs_dot(acc, fv_pairs_splat(pair), (fv_words)vector);
+#else
+    return fv_strip_fma(fv_strip_splat(*element), vector, acc);
+#endif
+}
+
 /* `value` where the lane of `weight` is not 0, else 0. */
 FV_ALWAYS_INLINE fv_strip_lanes fv_strip_seen(fv_strip_lanes value, fv_strip_lanes weight)
 {
     return (fv_strip_lanes)((fv_strip_mask)value & (fv_strip_mask)(weight != 0.0f));
+}
+
+/* `value` where the element at `weight` is not 0, else 0. */
+FV_ALWAYS_INLINE fv_strip_lanes fv_strip_seen_by(const float *weight, fv_strip_lanes value)
+{
+#if defined(FV_HAS_PAIRS)
+    uint32_t pair;
+    memcpy(&pair, weight, sizeof(pair));
+    return (fv_strip_lanes)((fv_words)value & fv_pairs_splat(fv_pairs_seen(pair)));
+#else
+    return fv_strip_seen(value, fv_strip_splat(*weight));
+#endif
 }
 
 /* --- scores = K Q^T ------------------------------------------------------------------------------------------ */
@@ -117,8 +153,12 @@ FV_ALWAYS_INLINE void fv_strip_scores_as(float *scores, const float *keys, int32
         fv_strip_ahead_ask(ahead, num_keys / FV_STRIP_STEP_KEYS);
         fv_strip_lanes acc[FV_STRIP_KEYS * FV_STRIP_VECTORS];
         FV_UNROLL
-        for (int32_t i = 0; i < num_keys * num_vectors; i++) {
-            acc[i] = first_d == 0 ? fv_strip_splat(0.0f) : fv_strip_load(to + i * FV_STRIP_LANES);
+        for (int32_t j = 0; j < num_keys; j++) {
+            FV_UNROLL
+            for (int32_t v = 0; v < num_vectors; v++) {
+                const int32_t i = j * num_vectors + v;
+                acc[i] = first_d == 0 ? fv_strip_splat(0.0f) : fv_strip_load(to + i * FV_STRIP_LANES);
+            }
         }
         for (int32_t d = first_d; d < end_d; d++) {
             fv_strip_lanes row[FV_STRIP_VECTORS];
@@ -126,15 +166,19 @@ FV_ALWAYS_INLINE void fv_strip_scores_as(float *scores, const float *keys, int32
             for (int32_t v = 0; v < num_vectors; v++) row[v] = fv_strip_load(q + d * width + v * FV_STRIP_LANES);
             FV_UNROLL
             for (int32_t j = 0; j < num_keys; j++) {
-                const fv_strip_lanes element = fv_strip_splat(k[j * stride + d]);
                 FV_UNROLL
                 for (int32_t v = 0; v < num_vectors; v++) {
-                    acc[j * num_vectors + v] = fv_strip_fma(element, row[v], acc[j * num_vectors + v]);
+                    acc[j * num_vectors + v] = fv_strip_add_product(acc[j * num_vectors + v], &k[j * stride + d],
+                                                                    row[v]);
                 }
             }
         }
         FV_UNROLL
-        for (int32_t i = 0; i < num_keys * num_vectors; i++) fv_strip_store(to + i * FV_STRIP_LANES, acc[i]);
+        for (int32_t j = 0; j < num_keys; j++) {
+            FV_UNROLL
+            for (int32_t v = 0; v < num_vectors; v++)
+                fv_strip_store(to + (j * num_vectors + v) * FV_STRIP_LANES, acc[j * num_vectors + v]);
+        }
     }
 }
 
@@ -147,8 +191,13 @@ static __attribute__((noinline)) void fv_strip_scores_part(float *scores, const 
 #define SCORES(KEYS, VECTORS) \
     fv_strip_scores_as(scores, keys, stride, q, first, end, first_d, end_d, ahead, KEYS, VECTORS)
     switch (num_vectors) {
+#if defined(FV_HAS_PAIRS)
+    case 3: SCORES(FV_STRIP_KEYS, 3); break;
+    case 2: SCORES(FV_STRIP_KEYS, 2); break;
+#else
     case 3: SCORES(FV_STRIP_STEP_KEYS, 3); break;
     case 2: SCORES(FV_STRIP_STEP_KEYS, 2); break;
+#endif
     default: SCORES(FV_STRIP_KEYS, 1); break;
     }
 #undef SCORES
@@ -223,10 +272,12 @@ FV_ALWAYS_INLINE void fv_strip_accumulate_step(float *sums, int32_t num_columns,
         }
         FV_UNROLL
         for (int32_t r = 0; r < num_rows; r++) {
-            const fv_strip_lanes weight = fv_strip_splat(weights[key * width + r]);
+            const float *weight = &weights[key * width + r];
             FV_UNROLL
-            for (int32_t u = 0; u < num_units; u++)
-                acc[r][u] = fv_strip_fma(weight, masked ? fv_strip_seen(value[u], weight) : value[u], acc[r][u]);
+            for (int32_t u = 0; u < num_units; u++) {
+                const fv_strip_lanes seen = masked ? fv_strip_seen_by(weight, value[u]) : value[u];
+                acc[r][u] = fv_strip_add_product(acc[r][u], weight, seen);
+            }
         }
     }
     FV_UNROLL
