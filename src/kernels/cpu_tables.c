@@ -45,6 +45,8 @@ const fv_kernel_table fv_cpu_emulated_bf16 = {
     .num_attend_paged = FV_NUM_VARIANTS_attend_paged,
     .attend_dense = fv_attend_dense_bf16_emulated,
     .num_attend_dense = FV_NUM_VARIANTS_attend_dense,
+    .mla_decode = fv_mla_decode_bf16_emulated,
+    .num_mla_decode = FV_NUM_VARIANTS_mla_decode,
 };
 
 const fv_kernel_table fv_cpu_emulated_amx = {

@@ -38,7 +38,8 @@ static fv_prefetch_rows rows_of(const layout *l, const char *pointers[2][KEYS])
 /* The next unit of a stream. */
 static const char *take(fv_prefetch_stream *stream)
 {
-    return stream->in_tracks ? fv_prefetch_take_turn(stream, &stream->turn) : fv_prefetch_take_next(stream);
+    return stream->order == FV_PREFETCH_IN_TRACKS ? fv_prefetch_take_turn(stream, &stream->turn)
+                                                  : fv_prefetch_take_next(stream);
 }
 
 static int32_t times_asked(const char *const *units, int32_t num, const char *unit)
@@ -139,11 +140,32 @@ static void order_goes_on_to_the_end(void **state)
     fv_prefetch_stream stream;
     fv_prefetch_aim_at_nothing(&stream, area[0]);
     fv_prefetch_aim(&stream, &rows, 1, FV_CACHE_LINE);
-    fv_prefetch_cursor cursor = fv_prefetch_begin(&stream, 0);
+    fv_prefetch_cursor cursor = fv_prefetch_begin(&stream, FV_PREFETCH_IN_ORDER);
     for (int32_t plane = 0; plane < 2; plane++)
         for (int64_t at = 0; at < 16 * 512; at += 1024)
             assert_ptr_equal(fv_prefetch_step(&cursor, 1024).at[0], area[plane] + at);
     for (int32_t i = 0; i < 3; i++) assert_ptr_equal(fv_prefetch_step(&cursor, 1024).at[0], area[1] + 16 * 512);
+}
+
+/* A near stream asks for each portion again when it has moved on by one, two and three. */
+static void near_portions_are_asked_for_again(void **state)
+{
+    (void)state;
+    const layout l = {0, 16, 2, 1, 512, 512, 0, 0};
+    const char *pointers[2][KEYS];
+    const fv_prefetch_rows rows = rows_of(&l, pointers);
+    fv_prefetch_stream stream;
+    fv_prefetch_aim_at_nothing(&stream, area[0]);
+    fv_prefetch_aim(&stream, &rows, 1, FV_CACHE_LINE);
+    fv_prefetch_cursor cursor = fv_prefetch_begin(&stream, FV_PREFETCH_NEAR);
+    const char *before[FV_PREFETCH_NEAR_ASKS] = {area[0], area[0], area[0], area[0]};
+    for (int32_t i = 0; i < 16; i++) {
+        const fv_prefetch_portion portion = fv_prefetch_step(&cursor, 1024);
+        assert_ptr_equal(portion.at[0], area[i / 8] + i % 8 * 1024);
+        for (int32_t ask = 1; ask < FV_PREFETCH_NEAR_ASKS; ask++) assert_ptr_equal(portion.at[ask], before[ask - 1]);
+        for (int32_t ask = FV_PREFETCH_NEAR_ASKS - 1; ask > 0; ask--) before[ask] = before[ask - 1];
+        before[0] = portion.at[0];
+    }
 }
 
 int main(void)
@@ -153,6 +175,7 @@ int main(void)
         cmocka_unit_test(tracks_take_turns),
         cmocka_unit_test(bytes_are_all_tracks),
         cmocka_unit_test(order_goes_on_to_the_end),
+        cmocka_unit_test(near_portions_are_asked_for_again),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -82,7 +82,8 @@ static many_scratch many_scratch_of(const fv_attend_params *params, int32_t num_
 
 size_t FV_ISA_SYMBOL(fv_attend_many_scratch)(const fv_attend_params *params)
 {
-    return many_scratch_of(params, params->block_q * (params->num_heads / params->num_kv_heads), NULL).bytes;
+    const int32_t num_rows = params->block_q * (params->num_heads / params->num_kv_heads);
+    return many_scratch_of(params, fv_max_i32(num_rows, FV_DECODE_ROWS), NULL).bytes;
 }
 
 /* --- the tile's elements -------------------------------------------------------------------------------- */

@@ -17,6 +17,7 @@ enum { FV_NUM_VARIANTS_attend_paged = 3, FV_NUM_VARIANTS_attend_dense = 2, FV_NU
 /* The kernels of pairs of bf16 and those of tiles in plain C: for tests, where the CPU has none. */
 extern const fv_attend_variant fv_attend_paged_bf16_emulated[FV_NUM_VARIANTS_attend_paged];
 extern const fv_attend_variant fv_attend_dense_bf16_emulated[FV_NUM_VARIANTS_attend_dense];
+extern const fv_attend_variant fv_mla_decode_bf16_emulated[FV_NUM_VARIANTS_mla_decode];
 
 /* The AMX kernels with the tiles in plain C: for tests, where the CPU has none. */
 extern const fv_attend_variant fv_attend_paged_amx_emulated[FV_NUM_VARIANTS_attend_paged];

@@ -71,10 +71,35 @@ static const char *why_not(const fv_problem *problem)
     return NULL;
 }
 
+#if defined(FV_HAS_PAIRS)
+/* Latents as bf16 has them are keys and values of one head to the kernels of pairs. Returns 0 where they are not: rotated when they
+ * are read, or times scales of their own. */
+static int32_t many_pairs(const fv_attend_job *of_item, void *scratch)
+{
+    const fv_attend_params *params = of_item->params;
+    const fv_kv_view *cache = &params->cache;
+    if (cache->layout != FV_KV_LAYOUT_LATENT || cache->k_scales.data || params->rotation.cos) return 0;
+    fv_attend_job job = *of_item;
+    job.cache.v = job.cache.k;
+    job.cache.v_in_place = job.cache.k_in_place;
+    job.v_head_scale = job.k_head_scale;
+    if (!FV_ISA_SYMBOL(fv_attend_many_serves)(&job)) return 0;
+    FV_ISA_SYMBOL(fv_attend_many_rows)(&job, scratch);
+    return 1;
+}
+
+static size_t pairs_scratch(const fv_attend_params *params) { return FV_ISA_SYMBOL(fv_attend_many_scratch)(params); }
+#else
+static int32_t many_pairs(const fv_attend_job *of_item, void *scratch) { return (void)of_item, (void)scratch, 0; }
+
+static size_t pairs_scratch(const fv_attend_params *params) { return (void)params, 0; }
+#endif
+
 static size_t rows_scratch(const fv_attend_params *params)
 {
-    const size_t few = FV_ISA_SYMBOL(fv_mla_few_scratch)(params), many = FV_ISA_SYMBOL(fv_mla_many_scratch)(params);
-    return (size_t)fv_round_up((int64_t)(few > many ? few : many), FV_CACHE_LINE);
+    const size_t few = FV_BASE_SYMBOL(fv_mla_few_scratch)(params), many = FV_BASE_SYMBOL(fv_mla_many_scratch)(params);
+    const size_t pairs = pairs_scratch(params), most = few > many ? few : many;
+    return (size_t)fv_round_up((int64_t)(most > pairs ? most : pairs), FV_CACHE_LINE);
 }
 
 /* By the query length of the item's sequence, so that a row's result does not depend on its batch mates. */
@@ -83,10 +108,10 @@ static void few_or_many_rows(const fv_attend_job *job, void *scratch)
     const fv_work_item *item = job->item;
     const int32_t query_len = job->params->query_start[item->seq + 1] - job->params->query_start[item->seq];
     const int64_t num_rows = (int64_t)fv_max_i32(query_len, item->num_tokens) * job->group;
-    if (num_rows <= FV_ISA_SYMBOL(fv_mla_few_limit)(job->params))
-        FV_ISA_SYMBOL(fv_mla_few_rows)(job, scratch);
-    else
-        FV_ISA_SYMBOL(fv_mla_many_rows)(job, scratch);
+    if (num_rows <= FV_BASE_SYMBOL(fv_mla_few_limit)(job->params))
+        FV_BASE_SYMBOL(fv_mla_few_rows)(job, scratch);
+    else if (!many_pairs(job, scratch))
+        FV_BASE_SYMBOL(fv_mla_many_rows)(job, scratch);
 }
 
 static fv_status launch_rows(const fv_launch *launch_at, const fv_attend_params *params)
@@ -105,22 +130,22 @@ static const char *amla_why_not(const fv_problem *problem)
 
 static size_t amla_scratch(const fv_attend_params *params)
 {
-    return (size_t)fv_round_up((int64_t)FV_ISA_SYMBOL(fv_amla_scratch)(params), FV_CACHE_LINE);
+    return (size_t)fv_round_up((int64_t)FV_BASE_SYMBOL(fv_amla_scratch)(params), FV_CACHE_LINE);
 }
 
 static void amla_add(const fv_attend_job *job, void *scratch)
 {
-    FV_ISA_SYMBOL(fv_amla_rows)(job, scratch, FV_RESCALING_ADD);
+    FV_BASE_SYMBOL(fv_amla_rows)(job, scratch, FV_RESCALING_ADD);
 }
 
 static void amla_uncompensated(const fv_attend_job *job, void *scratch)
 {
-    FV_ISA_SYMBOL(fv_amla_rows)(job, scratch, FV_RESCALING_ADD_UNCOMPENSATED);
+    FV_BASE_SYMBOL(fv_amla_rows)(job, scratch, FV_RESCALING_ADD_UNCOMPENSATED);
 }
 
 static void amla_multiply(const fv_attend_job *job, void *scratch)
 {
-    FV_ISA_SYMBOL(fv_amla_rows)(job, scratch, FV_RESCALING_MULTIPLY);
+    FV_BASE_SYMBOL(fv_amla_rows)(job, scratch, FV_RESCALING_MULTIPLY);
 }
 
 static fv_status launch_amla(const fv_launch *launch_at, const fv_attend_params *params)
