@@ -342,6 +342,7 @@ static fv_attend_params attend_params(const layer_run *run, const fv_call *call)
         .max_seq_len = plan->bounds.max_seq_len,
         .ahead_tracks = plan->context->ahead_tracks,
         .ahead_is_near = plan->context->ahead_is_near,
+        .multiplies_pairs = plan->context->multiplies_pairs,
         .scratch = run->workspace + plan->workspace.scratch,
         .scratch_bytes = plan->workspace.scratch_bytes,
     };

@@ -111,6 +111,16 @@ int32_t fv_cpu_ahead_is_near(void)
 #endif
 }
 
+int32_t fv_cpu_multiplies_pairs(void)
+{
+#if defined(__x86_64__)
+    __builtin_cpu_init();
+    return fv_cpu_isa() >= FV_ISA_AVX512_BF16 && __builtin_cpu_is("amd");
+#else
+    return 0;
+#endif
+}
+
 int32_t fv_cpu_count(void)
 {
     cpu_set_t allowed;

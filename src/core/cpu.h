@@ -36,6 +36,10 @@ int32_t fv_cpu_ahead_tracks(void);
  * second-level one. */
 int32_t fv_cpu_ahead_is_near(void);
 
+/* 1: products of pairs of bf16 (VDPBF16PS) come at the rate of fp32's multiply-adds, two numbers for one: AMD's cores that have
+ * them. Intel's take four times as long. */
+int32_t fv_cpu_multiplies_pairs(void);
+
 /* Writes the CPU's model name, "unknown CPU" where it cannot be found out. */
 void fv_cpu_model(char *model, size_t model_bytes);
 

@@ -576,6 +576,7 @@ fv_attend_params check_scene_params(const check_scene *scene)
         .window = problem->window,
         .alibi = problem->alibi,
         .context_parallel = problem->context_parallel,
+        .multiplies_pairs = 1,
         .num_seqs = scene->test->num_seqs,
         .query_start = scene->query_start,
         .seq_lens = scene->seq_lens,

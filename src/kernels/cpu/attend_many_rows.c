@@ -339,6 +339,9 @@ static int32_t is_exact(const fv_attend_job *job, const fv_key_source *source)
 int32_t FV_ISA_SYMBOL(fv_attend_many_serves)(const fv_attend_job *job)
 {
     const fv_attend_params *params = job->params;
+#if !defined(FV_PAIRS_EMULATED)
+    if (!params->multiplies_pairs) return 0;
+#endif
     if (params->q_dtype != FV_DTYPE_BF16 || job->has_v_scales) return 0;
     if (params->head_size % 16 != 0 || params->v_head_size % 16 != 0) return 0;
     if (params->cache.dtype != FV_DTYPE_NONE && !is_exact(job, &job->cache)) return 0;
