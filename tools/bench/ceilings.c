@@ -60,10 +60,18 @@ static void pair_task(void *user, int64_t index, int32_t worker)
     (void)sink;
 }
 
+/* fv_cpu_multiplies_pairs, asked once: CPUID takes a virtual machine as long as the loop. */
+static int32_t multiplies_pairs(void)
+{
+    static _Atomic int32_t known; /* 0: not yet */
+    if (!known) known = fv_cpu_multiplies_pairs() ? 1 : -1;
+    return known > 0;
+}
+
 /* 1: a level's kernels multiply pairs of bf16, faster than fp32. */
 static int32_t has_pairs(fv_dtype dtype, fv_dtype kv_dtype, fv_isa isa)
 {
-    if (isa < FV_ISA_AVX512_BF16 || dtype != FV_DTYPE_BF16 || !fv_cpu_multiplies_pairs()) return 0;
+    if (isa < FV_ISA_AVX512_BF16 || dtype != FV_DTYPE_BF16 || !multiplies_pairs()) return 0;
     return kv_dtype == FV_DTYPE_BF16 || fv_dtype_bytes(kv_dtype) == 1;
 }
 #endif

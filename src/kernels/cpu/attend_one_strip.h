@@ -1,10 +1,10 @@
-/* attend_paged for rows that are one strip: at level avx2, where it is the fastest (attend_one_strip.c). */
+/* attend_paged for rows that are one strip: at levels avx2 and avx512_bf16, where it is the fastest (attend_one_strip.c). */
 #ifndef FV_KERNELS_CPU_ATTEND_ONE_STRIP_H
 #define FV_KERNELS_CPU_ATTEND_ONE_STRIP_H
 
 #include "kernels/cpu/attend_item.h"
 
-#if defined(__AVX2__) && !defined(__AVX512F__)
+#if defined(FV_HAS_PAIRS) || (defined(__AVX2__) && !defined(__AVX512F__))
 #define FV_HAS_ONE_STRIP 1
 
 size_t FV_ISA_SYMBOL(fv_attend_one_strip_scratch)(const fv_attend_params *params);
