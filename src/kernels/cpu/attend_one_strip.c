@@ -58,7 +58,7 @@ size_t FV_ISA_SYMBOL(fv_attend_one_strip_scratch)(const fv_attend_params *params
 int32_t FV_ISA_SYMBOL(fv_attend_one_strip_serves)(const fv_attend_job *job, int64_t num_rows)
 {
     const fv_attend_params *params = job->params;
-    if (num_rows < FV_ONE_LEAST_ROWS || num_rows > WIDTH) return 0;
+    if (num_rows < fv_one_least_rows(params) || num_rows > WIDTH) return 0;
     if (params->head_size % FV_ONE_STEP_DEPTH != 0 || params->v_head_size % FV_ONE_STEP_COLUMNS != 0) return 0;
     return fv_few_reads_bf16(job);
 }

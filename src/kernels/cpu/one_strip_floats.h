@@ -11,13 +11,15 @@
 #include "kernels/cpu/row_strip.h"
 
 enum {
-    FV_ONE_LEAST_ROWS = 13, /* fewer leave too many lanes empty */
     FV_ONE_VECTORS = FV_DECODE_ROWS / FV_LANES,
     FV_ONE_STEP_KEYS = 4,
     FV_ONE_STEP_ROWS = 6, /* at most */
     FV_ONE_STEP_COLUMNS = 16,
     FV_ONE_STEP_DEPTH = 16 /* elements of keys between two requests for memory */
 };
+
+/* Fewer leave too many lanes empty. */
+static inline int32_t fv_one_least_rows(const fv_attend_params *params) { return (void)params, 13; }
 
 /* Lines of the next tile for each request, so that the requests of all heads have asked for all of it: it is as long as this. */
 static inline int32_t fv_one_lines_of_request(const fv_attend_params *params, int32_t num_keys)

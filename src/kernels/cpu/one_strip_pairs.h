@@ -12,7 +12,6 @@
 #include "kernels/cpu/many_pairs.h"
 
 enum {
-    FV_ONE_LEAST_ROWS = 9, /* fewer are two groups of four at most */
     FV_ONE_VECTORS = FV_DECODE_ROWS / FV_STRIP_LANES,
     FV_ONE_STEP_KEYS = 16,
     FV_ONE_STEP_ROWS = 8,
@@ -20,6 +19,9 @@ enum {
     FV_ONE_STEP_DEPTH = 16,
     FV_ONE_ASKS = 2 /* for each line in order */
 };
+
+/* Fewer are groups of four, two where products are fast, three where they are what binds: empty lanes take as long as others. */
+static inline int32_t fv_one_least_rows(const fv_attend_params *params) { return params->multiplies_pairs ? 9 : 13; }
 
 /* Calls FORM(order) with the order of a stream, known when it is compiled. */
 #define FV_ONE_EACH_ORDER(stream, FORM)                             \
