@@ -130,17 +130,24 @@ static void bytes_are_all_tracks(void **state)
     for (int64_t at = 0; at < bytes; at += unit) assert_int_equal(times_asked(units, num, area[0] + at), 1);
 }
 
+/* Of 16 keys of 512 bytes, in two planes. */
+static fv_prefetch_cursor begin_one_track(fv_prefetch_stream *stream, const char *pointers[2][KEYS],
+                                          fv_prefetch_order order)
+{
+    const layout l = {0, 16, 2, 1, 512, 512, 0, 0};
+    const fv_prefetch_rows rows = rows_of(&l, pointers);
+    fv_prefetch_aim_at_nothing(stream, area[0]);
+    fv_prefetch_aim(stream, &rows, 1, FV_CACHE_LINE);
+    return fv_prefetch_begin(stream, order);
+}
+
 /* Portions of a stream in order, and nothing behind its end. */
 static void order_goes_on_to_the_end(void **state)
 {
     (void)state;
-    const layout l = {0, 16, 2, 1, 512, 512, 0, 0};
     const char *pointers[2][KEYS];
-    const fv_prefetch_rows rows = rows_of(&l, pointers);
     fv_prefetch_stream stream;
-    fv_prefetch_aim_at_nothing(&stream, area[0]);
-    fv_prefetch_aim(&stream, &rows, 1, FV_CACHE_LINE);
-    fv_prefetch_cursor cursor = fv_prefetch_begin(&stream, FV_PREFETCH_IN_ORDER);
+    fv_prefetch_cursor cursor = begin_one_track(&stream, pointers, FV_PREFETCH_IN_ORDER);
     for (int32_t plane = 0; plane < 2; plane++)
         for (int64_t at = 0; at < 16 * 512; at += 1024)
             assert_ptr_equal(fv_prefetch_step(&cursor, 1024).at[0], area[plane] + at);
@@ -151,13 +158,9 @@ static void order_goes_on_to_the_end(void **state)
 static void near_portions_are_asked_for_again(void **state)
 {
     (void)state;
-    const layout l = {0, 16, 2, 1, 512, 512, 0, 0};
     const char *pointers[2][KEYS];
-    const fv_prefetch_rows rows = rows_of(&l, pointers);
     fv_prefetch_stream stream;
-    fv_prefetch_aim_at_nothing(&stream, area[0]);
-    fv_prefetch_aim(&stream, &rows, 1, FV_CACHE_LINE);
-    fv_prefetch_cursor cursor = fv_prefetch_begin(&stream, FV_PREFETCH_NEAR);
+    fv_prefetch_cursor cursor = begin_one_track(&stream, pointers, FV_PREFETCH_NEAR);
     const char *before[FV_PREFETCH_NEAR_ASKS] = {area[0], area[0], area[0], area[0]};
     for (int32_t i = 0; i < 16; i++) {
         const fv_prefetch_portion portion = fv_prefetch_step(&cursor, 1024);

@@ -3,7 +3,7 @@
  * Bound by the bytes of K and V, so they are read once, where they lie, and converted in registers.
  * For each tile of keys the item's KV heads are served in turn: whole rows of the cache are used up
  * while they are near, and the rows of the next tile are prefetched between the arithmetic, a line for
- * each line that is worked on: in tracks, or in order and that before it once more (prefetch_stream.h). Without that,
+ * each line that is worked on: in tracks, or in order and those before it again (prefetch_stream.h). Without that,
  * waiting and arithmetic add up instead of overlapping.
  *
  * Rows go in groups of R = 1, 2 or 4 that share each converted key (row_group.h), 3 rows in one of 3. Eight dot

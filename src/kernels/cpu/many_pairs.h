@@ -50,11 +50,17 @@ FV_ALWAYS_INLINE void fv_many_convert_keys(float *keys, const char *const *rows,
 /* Sixteen values of an even key and the next, either of which may be NULL: it keeps its place as it is. */
 FV_ALWAYS_INLINE void fv_many_store_pair(float *to, const void *even, const void *odd, fv_words *not_finite)
 {
-    const fv_words kept = fv_words_load(to);
-    fv_word_half a = __builtin_shufflevector(kept, kept, 0, 2, 4, 6, 8, 10, 12, 14, 16, 18, 20, 22, 24, 26, 28, 30);
-    fv_word_half b = __builtin_shufflevector(kept, kept, 1, 3, 5, 7, 9, 11, 13, 15, 17, 19, 21, 23, 25, 27, 29, 31);
-    if (even) memcpy(&a, even, sizeof(a));
-    if (odd) memcpy(&b, odd, sizeof(b));
+    fv_word_half a, b;
+    if (even && odd) {
+        memcpy(&a, even, sizeof(a));
+        memcpy(&b, odd, sizeof(b));
+    } else { /* the border of a tile or of a source */
+        const fv_words kept = fv_words_load(to);
+        a = __builtin_shufflevector(kept, kept, 0, 2, 4, 6, 8, 10, 12, 14, 16, 18, 20, 22, 24, 26, 28, 30);
+        b = __builtin_shufflevector(kept, kept, 1, 3, 5, 7, 9, 11, 13, 15, 17, 19, 21, 23, 25, 27, 29, 31);
+        if (even) memcpy(&a, even, sizeof(a));
+        if (odd) memcpy(&b, odd, sizeof(b));
+    }
     const fv_words pairs = __builtin_shufflevector(a, b, 0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21, 6, 22, 7, 23, 8, 24,
                                                    9, 25, 10, 26, 11, 27, 12, 28, 13, 29, 14, 30, 15, 31);
     *not_finite |= (fv_words)((pairs & 0x7f80) == 0x7f80);

@@ -34,16 +34,18 @@ enum { FV_STRIP_LANES = FV_LANES, FV_STRIP_STEP_ROWS = 6 };
 #endif
 
 enum {
-    FV_STRIP_STEP_KEYS = 4, /* of scores with three vectors; of pairs, whose sums take longer to add to, 8 */
+    FV_STRIP_STEP_KEYS = 4, /* for which lines are asked for at a time */
     FV_STRIP_VECTORS = 3,   /* of a full strip, of FV_STRIP_LANES rows each */
     FV_STRIP_ROWS = FV_STRIP_VECTORS * FV_STRIP_LANES,
     FV_STRIP_KEYS = 8,   /* scores are computed for whole multiples of this many keys */
     FV_STRIP_DEPTH = 96, /* elements of Q^T that stay in L1 while a run of keys passes */
     FV_STRIP_PANEL = 16, /* columns of V that lie together */
 #if defined(FV_HAS_PAIRS)
-    FV_STRIP_NUMBERS = 2, /* of an element */
+    FV_STRIP_NUMBERS = 2,                /* of an element */
+    FV_STRIP_SCORE_KEYS = FV_STRIP_KEYS, /* of a full strip at a time: pairs take longer to add up */
 #else
     FV_STRIP_NUMBERS = 1,
+    FV_STRIP_SCORE_KEYS = FV_STRIP_STEP_KEYS,
 #endif
 };
 
@@ -191,13 +193,8 @@ static __attribute__((noinline)) void fv_strip_scores_part(float *scores, const 
 #define SCORES(KEYS, VECTORS) \
     fv_strip_scores_as(scores, keys, stride, q, first, end, first_d, end_d, ahead, KEYS, VECTORS)
     switch (num_vectors) {
-#if defined(FV_HAS_PAIRS)
-    case 3: SCORES(FV_STRIP_KEYS, 3); break;
-    case 2: SCORES(FV_STRIP_KEYS, 2); break;
-#else
-    case 3: SCORES(FV_STRIP_STEP_KEYS, 3); break;
-    case 2: SCORES(FV_STRIP_STEP_KEYS, 2); break;
-#endif
+    case 3: SCORES(FV_STRIP_SCORE_KEYS, 3); break;
+    case 2: SCORES(FV_STRIP_SCORE_KEYS, 2); break;
     default: SCORES(FV_STRIP_KEYS, 1); break;
     }
 #undef SCORES
