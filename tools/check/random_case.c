@@ -18,10 +18,11 @@ static int32_t random_len(check_random *random, int32_t max)
     return check_random_int(random, 1, fv_min_i32(limit, max));
 }
 
+static const fv_dtype dtypes[] = {FV_DTYPE_F32, FV_DTYPE_F16, FV_DTYPE_BF16};
+
 static void random_shape(fv_problem *problem, check_random *random)
 {
     static const int32_t block_sizes[] = {1, 3, 8, 16, 16, 16, 17, 32, 64, 128, 544};
-    static const fv_dtype dtypes[] = {FV_DTYPE_F32, FV_DTYPE_F16, FV_DTYPE_BF16};
     static const int32_t common_sizes[] = {64, 80, 96, 128, 128, 256};
     const int32_t group = check_random_int(random, 1, 16);
     const int32_t num_kv_heads = check_random_int(random, 1, group > 8 ? 2 : 4);
@@ -48,6 +49,17 @@ static void random_shape(fv_problem *problem, check_random *random)
     }
 }
 
+/* Another layout where pieces of 16 bytes do not fill heads and blocks. */
+static void fit_pieces(fv_problem *problem)
+{
+    const int32_t x = 16 / (int32_t)fv_dtype_bytes(problem->kv_dtype);
+    const int32_t head_fits = problem->mha.head_size % x == 0, block_fits = problem->block_size % x == 0;
+    if ((problem->kv_layout == FV_KV_LAYOUT_X_PACKED && !head_fits) ||
+        (problem->kv_layout == FV_KV_LAYOUT_SHUFFLED && !(head_fits && block_fits))) {
+        problem->kv_layout = FV_KV_LAYOUT_2_NB_BS_H_D;
+    }
+}
+
 /* The layouts that backends have as their own in most cases, since the plan takes no other of some. */
 static void random_layout(fv_problem *problem, check_random *random)
 {
@@ -60,12 +72,15 @@ static void random_layout(fv_problem *problem, check_random *random)
     } else if (check_random_chance(random, 30)) {
         problem->kv_layout = (fv_kv_layout)check_random_int(random, 0, FV_KV_LAYOUT_PACKED_HND);
     }
-    const int32_t x = 16 / (int32_t)fv_dtype_bytes(problem->kv_dtype);
-    const int32_t head_fits = problem->mha.head_size % x == 0, block_fits = problem->block_size % x == 0;
-    if ((problem->kv_layout == FV_KV_LAYOUT_X_PACKED && !head_fits) ||
-        (problem->kv_layout == FV_KV_LAYOUT_SHUFFLED && !(head_fits && block_fits))) {
-        problem->kv_layout = FV_KV_LAYOUT_2_NB_BS_H_D;
-    }
+    fit_pieces(problem);
+}
+
+/* A cache of numbers that queries do not have, of a stream of its own: the engine's is fp16 under fp32 queries. */
+static void random_mixed(fv_problem *problem, check_random random)
+{
+    if (problem->kv_dtype != problem->q_dtype || !check_random_chance(&random, 15)) return;
+    problem->kv_dtype = CHECK_RANDOM_PICK(&random, dtypes);
+    fit_pieces(problem);
 }
 
 static void random_features(fv_problem *problem, check_random *random)
@@ -282,6 +297,7 @@ void check_case_random(check_case *test, uint64_t seed, int32_t index)
     snprintf(test->id, sizeof(test->id), "random.%d", index);
     random_shape(&test->problem, &random);
     random_layout(&test->problem, &random);
+    random_mixed(&test->problem, check_random_of(seed ^ 0x3157, (uint64_t)index));
     random_features(&test->problem, &random);
     random_schedule(test, &random);
     random_type(test, &random);

@@ -60,7 +60,7 @@ int32_t FV_ISA_SYMBOL(fv_attend_one_strip_serves)(const fv_attend_job *job, int6
     const fv_attend_params *params = job->params;
     if (num_rows < fv_one_least_rows(params) || num_rows > WIDTH) return 0;
     if (params->head_size % FV_ONE_STEP_DEPTH != 0 || params->v_head_size % FV_ONE_STEP_COLUMNS != 0) return 0;
-    return fv_few_reads_bf16(job);
+    return fv_one_takes_queries(params->q_dtype) && fv_few_reads_bf16(job);
 }
 
 static void head_init(const one_item *one, int32_t head)

@@ -21,6 +21,9 @@ enum {
 /* Fewer leave too many lanes empty. */
 static inline int32_t fv_one_least_rows(const fv_attend_params *params) { return (void)params, 13; }
 
+/* They become fp32. */
+static inline int32_t fv_one_takes_queries(fv_dtype q_dtype) { return q_dtype != FV_DTYPE_NONE; }
+
 /* Lines of the next tile for each request, so that the requests of all heads have asked for all of it: it is as long as this. */
 static inline int32_t fv_one_lines_of_request(const fv_attend_params *params, int32_t num_keys)
 {

@@ -23,6 +23,8 @@ enum {
 /* Fewer are groups of four, two where products are fast, three where they are what binds: empty lanes take as long as others. */
 static inline int32_t fv_one_least_rows(const fv_attend_params *params) { return params->multiplies_pairs ? 9 : 13; }
 
+static inline int32_t fv_one_takes_queries(fv_dtype q_dtype) { return q_dtype == FV_DTYPE_BF16; }
+
 /* Calls FORM(order) with the order of a stream, known when it is compiled. */
 #define FV_ONE_EACH_ORDER(stream, FORM)                             \
     switch ((stream)->order) {                                      \
