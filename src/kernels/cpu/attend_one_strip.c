@@ -11,6 +11,7 @@
 #define FV_FEW_HAS_ORDERS 1
 #if defined(FV_HAS_PAIRS)
 #define FV_PREFETCH_ASKS 2
+#define FV_FEW_LEAST_RUN_BYTES 4096
 #include "kernels/cpu/one_strip_pairs.h"
 #else
 #include "kernels/cpu/one_strip_floats.h"

@@ -6,6 +6,7 @@
 
 #include "kernels/cpu/attend_item.h"
 #include "kernels/cpu/few_kernels.h"
+#include "kvcache/latent_entry.h"
 
 /* Scratch: rows of a tile and of the next, in turn. */
 typedef struct fv_few_tables {
@@ -85,7 +86,9 @@ static inline fv_few_tables fv_few_tables_of(const fv_attend_params *params, voi
  * on the schedule. */
 static inline int32_t fv_few_tile_keys(const fv_attend_params *params, fv_dtype dtype, int64_t tile_bytes)
 {
-    const int64_t key_bytes = (int64_t)params->num_kv_heads * (params->head_size + params->v_head_size) *
+    const int32_t v_size = fv_kv_layout_is_latent(params->cache.layout) ? 0
+                                                                        : params->v_head_size; /* a part of the key */
+    const int64_t key_bytes = (int64_t)params->num_kv_heads * (params->head_size + v_size) *
                               (int64_t)fv_dtype_bytes(dtype);
     int32_t tile_keys = params->tile_keys;
     while (tile_keys % 32 == 0 && tile_keys * key_bytes > tile_bytes) tile_keys /= 2;
@@ -204,6 +207,11 @@ static inline fv_few_tile fv_few_tile_from(const fv_few_keys *keys, int32_t key,
     return tile;
 }
 
+/* Portions pass the end of a run that is shorter, where an item has some of the KV heads: its lines are asked for one by one. */
+#ifndef FV_FEW_LEAST_RUN_BYTES
+#define FV_FEW_LEAST_RUN_BYTES 512
+#endif
+
 /* Aims at the memory of a tile; at nothing where its rows are copied first, or it has none. */
 static inline void fv_few_tile_aim(fv_prefetch_stream *stream, const fv_few_keys *keys, const fv_few_tile *tile)
 {
@@ -227,8 +235,9 @@ static inline void fv_few_tile_aim(fv_prefetch_stream *stream, const fv_few_keys
         .end = tile->end,
     };
     const int64_t apart = of.rows[1][tile->first] - of.rows[0][tile->first];
-    if (apart > 0 && apart <= 2 * of.row_bytes) { /* packed: the value follows its key */
-        of.row_bytes = apart + params->v_head_size * element_bytes;
+    if (apart >= 0 &&
+        apart <= 2 * of.row_bytes) { /* packed: the value follows its key; of latents it is a part of it */
+        of.row_bytes = fv_max_i64(of.row_bytes, apart + params->v_head_size * element_bytes);
         of.num_planes = 1;
     }
     if (k->slot_stride > k->head_stride) { /* a token's heads lie side by side: one row */
@@ -236,7 +245,11 @@ static inline void fv_few_tile_aim(fv_prefetch_stream *stream, const fv_few_keys
         of.num_heads = 1;
     }
     fv_prefetch_aim(stream, &of, FV_FEW_HAS_ORDERS ? fv_max_i32(1, params->ahead_tracks) : 1, FV_CACHE_LINE);
-    if (FV_FEW_HAS_ORDERS && stream->order == FV_PREFETCH_IN_ORDER && params->ahead_is_near)
+    if (!FV_FEW_HAS_ORDERS || stream->order != FV_PREFETCH_IN_ORDER) return;
+    const int64_t key_bytes = fv_few_row_stride(of.rows[0], of.first, fv_min_i32(of.first + 2, of.end));
+    if (of.row_bytes < FV_FEW_LEAST_RUN_BYTES && key_bytes != of.row_bytes && key_bytes > 0)
+        stream->order = FV_PREFETCH_IN_TRACKS;
+    else if (params->ahead_is_near)
         stream->order = FV_PREFETCH_NEAR;
 }
 

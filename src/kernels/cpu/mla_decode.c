@@ -5,6 +5,7 @@
 #include "core/error.h"
 #include "core/executor.h"
 #include "kernels/cpu/amla.h"
+#include "kernels/cpu/attend_one_strip.h"
 #include "kernels/cpu/kernels.h"
 #include "kernels/cpu/latent_rows.h"
 #include "kernels/cpu/mla_decode_rows.h"
@@ -71,35 +72,63 @@ static const char *why_not(const fv_problem *problem)
     return NULL;
 }
 
-#if defined(FV_HAS_PAIRS)
-/* Latents as bf16 has them are keys and values of one head to the kernels of pairs. Returns 0 where they are not: rotated when they
- * are read, or times scales of their own. */
-static int32_t many_pairs(const fv_attend_job *of_item, void *scratch)
+#if FV_HAS_ONE_STRIP
+/* The job with latents as keys and values of one head. Returns 0 where they are not: rotated when they are read, or times scales
+ * of their own. */
+static int32_t as_heads(fv_attend_job *job, const fv_attend_job *of_item)
 {
     const fv_attend_params *params = of_item->params;
     const fv_kv_view *cache = &params->cache;
     if (cache->layout != FV_KV_LAYOUT_LATENT || cache->k_scales.data || params->rotation.cos) return 0;
-    fv_attend_job job = *of_item;
-    job.cache.v = job.cache.k;
-    job.cache.v_in_place = job.cache.k_in_place;
-    job.v_head_scale = job.k_head_scale;
-    if (!FV_ISA_SYMBOL(fv_attend_many_serves)(&job)) return 0;
-    FV_ISA_SYMBOL(fv_attend_many_rows)(&job, scratch);
+    *job = *of_item;
+    job->cache.v = job->cache.k;
+    job->cache.v_in_place = job->cache.k_in_place;
+    job->v_head_scale = job->k_head_scale;
     return 1;
 }
 
-static size_t pairs_scratch(const fv_attend_params *params) { return FV_ISA_SYMBOL(fv_attend_many_scratch)(params); }
-#else
-static int32_t many_pairs(const fv_attend_job *of_item, void *scratch) { return (void)of_item, (void)scratch, 0; }
+/* By the kernels of heads; 0: they do not serve the item. `num_rows` are those of its query. */
+static int32_t rows_as_heads(const fv_attend_job *of_item, int64_t num_rows, void *scratch)
+{
+    const fv_attend_job none = {0};
+    fv_attend_job job;
+    if (!as_heads(&job, of_item)) return 0;
+    if (FV_ISA_SYMBOL(fv_attend_one_strip_serves)(&job, num_rows)) {
+        FV_ISA_SYMBOL(fv_attend_one_strip)(&job, &none, scratch);
+        return 1;
+    }
+#if defined(FV_HAS_PAIRS)
+    if (num_rows > FV_BASE_SYMBOL(fv_mla_few_limit)(job.params) && FV_ISA_SYMBOL(fv_attend_many_serves)(&job)) {
+        FV_ISA_SYMBOL(fv_attend_many_rows)(&job, scratch);
+        return 1;
+    }
+#endif
+    return 0;
+}
 
-static size_t pairs_scratch(const fv_attend_params *params) { return (void)params, 0; }
+static size_t heads_scratch(const fv_attend_params *params)
+{
+    const size_t strip = FV_ISA_SYMBOL(fv_attend_one_strip_scratch)(params);
+#if defined(FV_HAS_PAIRS)
+    const size_t many = FV_ISA_SYMBOL(fv_attend_many_scratch)(params);
+    if (many > strip) return many;
+#endif
+    return strip;
+}
+#else
+static int32_t rows_as_heads(const fv_attend_job *of_item, int64_t num_rows, void *scratch)
+{
+    return (void)of_item, (void)num_rows, (void)scratch, 0;
+}
+
+static size_t heads_scratch(const fv_attend_params *params) { return (void)params, 0; }
 #endif
 
 static size_t rows_scratch(const fv_attend_params *params)
 {
     const size_t few = FV_BASE_SYMBOL(fv_mla_few_scratch)(params), many = FV_BASE_SYMBOL(fv_mla_many_scratch)(params);
-    const size_t pairs = pairs_scratch(params), most = few > many ? few : many;
-    return (size_t)fv_round_up((int64_t)(most > pairs ? most : pairs), FV_CACHE_LINE);
+    const size_t heads = heads_scratch(params), most = few > many ? few : many;
+    return (size_t)fv_round_up((int64_t)(most > heads ? most : heads), FV_CACHE_LINE);
 }
 
 /* By the query length of the item's sequence, so that a row's result does not depend on its batch mates. */
@@ -108,9 +137,10 @@ static void few_or_many_rows(const fv_attend_job *job, void *scratch)
     const fv_work_item *item = job->item;
     const int32_t query_len = job->params->query_start[item->seq + 1] - job->params->query_start[item->seq];
     const int64_t num_rows = (int64_t)fv_max_i32(query_len, item->num_tokens) * job->group;
+    if (rows_as_heads(job, num_rows, scratch)) return;
     if (num_rows <= FV_BASE_SYMBOL(fv_mla_few_limit)(job->params))
         FV_BASE_SYMBOL(fv_mla_few_rows)(job, scratch);
-    else if (!many_pairs(job, scratch))
+    else
         FV_BASE_SYMBOL(fv_mla_many_rows)(job, scratch);
 }
 

@@ -21,7 +21,7 @@ enum {
 };
 
 /* Fewer are groups of four, two where products are fast, three where they are what binds: empty lanes take as long as others. */
-static inline int32_t fv_one_least_rows(const fv_attend_params *params) { return params->multiplies_pairs ? 9 : 13; }
+static inline int32_t fv_one_least_rows(const fv_attend_params *params) { return params->multiplies_pairs ? 5 : 13; }
 
 static inline int32_t fv_one_takes_queries(fv_dtype q_dtype) { return q_dtype == FV_DTYPE_BF16; }
 
@@ -103,7 +103,7 @@ FV_ALWAYS_INLINE void fv_one_add_pairs(float *sums, int32_t num_columns, const f
         FV_UNROLL
         for (int32_t u = 0; u < 2; u++) {
             acc[r][u] = fv_lanes_load(sums + (int64_t)r * num_columns + u * FV_STRIP_LANES);
-            if (rescale) acc[r][u] *= rescale[r];
+            acc[r][u] *= rescale[r];
         }
     }
     fv_prefetch_portion ahead = {0};
@@ -132,22 +132,16 @@ FV_ALWAYS_INLINE void fv_one_add_pairs(float *sums, int32_t num_columns, const f
     }
 }
 
-/* Few keys at a time, see few_rows.h. */
 FV_ALWAYS_INLINE void fv_one_accumulate_as(const float *weights, const fv_row_strip *strip, const fv_key_rows *rows,
                                            const fv_strip_span *span, const int32_t masked,
                                            const fv_prefetch_order order)
 {
-    const int32_t size = span->job->params->v_head_size;
+    const int32_t size = span->job->params->v_head_size, num_rows = span->job->num_rows;
     fv_prefetch_cursor cursor = fv_prefetch_begin(rows->ahead, order);
-    for (int32_t key = span->first, end; key < span->end; key = end) {
-        end = fv_min_i32(key / 2 * 2 + FV_FEW_ACCUMULATE_KEYS, span->end);
-        const float *rescale = key == span->first ? strip->rescale : NULL;
-        for (int32_t d = 0; d < size; d += FV_ONE_STEP_COLUMNS) {
-            for (int32_t row = 0; row < FV_DECODE_ROWS; row += FV_ONE_STEP_ROWS)
-                fv_one_add_pairs(strip->sums + (int64_t)row * size + d, size, weights + row,
-                                 rescale ? rescale + row : NULL, rows->v, rows->v_offset + d * 2, key, end, masked,
-                                 row == 0 ? &cursor : NULL);
-        }
+    for (int32_t d = 0; d < size; d += FV_ONE_STEP_COLUMNS) {
+        for (int32_t row = 0; row < num_rows; row += FV_ONE_STEP_ROWS)
+            fv_one_add_pairs(strip->sums + (int64_t)row * size + d, size, weights + row, strip->rescale + row, rows->v,
+                             rows->v_offset + d * 2, span->first, span->end, masked, row == 0 ? &cursor : NULL);
     }
     fv_prefetch_end(&cursor);
 }
