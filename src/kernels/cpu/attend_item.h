@@ -404,13 +404,48 @@ int32_t FV_ISA_SYMBOL(fv_attend_many_serves)(const fv_attend_job *job);
 size_t FV_BASE_SYMBOL(fv_attend_many_scratch)(const fv_attend_params *params);
 void FV_BASE_SYMBOL(fv_attend_many_rows)(const fv_attend_job *job, void *scratch);
 
-/* The item of cell `index` of the static grid, the KV heads of a segment side by side; 0: the cell has none. */
-static inline int32_t fv_attend_cell_item(fv_work_item *item, const fv_attend_params *params, int64_t index)
+/* The static grid as workers take it: cells of some KV heads each. */
+typedef struct fv_attend_grid {
+    const fv_attend_params *params;
+    int32_t head_run;  /* KV heads of a cell */
+    int32_t head_runs; /* cells of a segment */
+    int64_t num_cells;
+} fv_attend_grid;
+
+/* Where all queries are short cells are of so many heads that each worker still has a few of them: so rows of the cache are read
+ * whole. Else of one. */
+static inline fv_attend_grid fv_attend_grid_of(const fv_attend_params *params, int32_t num_workers)
 {
-    const int32_t kv_head = (int32_t)(index % params->num_kv_heads);
-    const int64_t cell = index / params->num_kv_heads;
-    return fv_grid_item(item, params, (int32_t)(cell / params->num_segments), kv_head,
-                        (int32_t)(cell % params->num_segments));
+    enum { CELLS_OF_WORKER = 4 };
+    const int32_t num_seqs = params->num_seqs_at ? *params->num_seqs_at : params->num_seqs;
+    int32_t longest = 0, num_queries = 0;
+    for (int32_t seq = 0; seq < num_seqs; seq++) {
+        const int32_t query_len = params->query_start[seq + 1] - params->query_start[seq];
+        longest = fv_max_i32(longest, query_len);
+        num_queries += query_len > 0;
+    }
+    fv_attend_grid grid = {params, 1, params->num_kv_heads, 0};
+    const int64_t segments = (int64_t)num_queries * params->num_segments,
+                  wanted = (int64_t)CELLS_OF_WORKER * num_workers;
+    if ((int64_t)longest * (params->num_heads / params->num_kv_heads) <= FV_DECODE_ROWS) {
+        grid.head_runs = (int32_t)fv_min_i64(params->num_kv_heads, fv_ceil_div(wanted, fv_max_i64(1, segments)));
+        grid.head_run = (int32_t)fv_ceil_div(params->num_kv_heads, grid.head_runs);
+        grid.head_runs = (int32_t)fv_ceil_div(params->num_kv_heads, grid.head_run);
+    }
+    grid.num_cells = (int64_t)params->num_q_blocks * params->num_segments * grid.head_runs;
+    return grid;
+}
+
+/* The item of cell `index`, those of a segment side by side; 0: the cell has none. */
+static inline int32_t fv_attend_grid_item(fv_work_item *item, const fv_attend_grid *grid, int64_t index)
+{
+    const fv_attend_params *params = grid->params;
+    const int32_t kv_head = (int32_t)(index % grid->head_runs) * grid->head_run;
+    const int64_t cell = index / grid->head_runs;
+    const int32_t has_work = fv_grid_item(item, params, (int32_t)(cell / params->num_segments), kv_head,
+                                          (int32_t)(cell % params->num_segments));
+    item->num_kv_heads = fv_min_i32(grid->head_run, params->num_kv_heads - kv_head);
+    return has_work;
 }
 
 /* Without the cache, whose dtype and scales would have a say in how dense rows are read. */

@@ -73,9 +73,9 @@ static void list_task(void *user, int64_t index, int32_t worker)
 
 static void grid_task(void *user, int64_t index, int32_t worker)
 {
-    const fv_attend_params *params = user;
+    const fv_attend_grid *grid = user;
     fv_work_item item;
-    if (fv_attend_cell_item(&item, params, index)) attend_item(params, &item, NULL, worker);
+    if (fv_attend_grid_item(&item, grid, index)) attend_item(grid->params, &item, NULL, worker);
 }
 
 static fv_status launch(const fv_launch *launch_at, const fv_attend_params *params)
@@ -89,8 +89,8 @@ static fv_status launch(const fv_launch *launch_at, const fv_attend_params *para
         fv_executor_run(launch_at->executor, params->num_items, list_task, &list);
         return FV_OK;
     }
-    const int64_t num_cells = (int64_t)params->num_q_blocks * params->num_kv_heads * params->num_segments;
-    fv_executor_run(launch_at->executor, num_cells, grid_task, (void *)params);
+    fv_attend_grid grid = fv_attend_grid_of(params, launch_at->executor->num_workers);
+    fv_executor_run(launch_at->executor, grid.num_cells, grid_task, &grid);
     return FV_OK;
 }
 

@@ -35,6 +35,11 @@ typedef struct fv_chain_loop {
     fv_head_chains chains;
 } fv_chain_loop;
 
+typedef struct fv_grid_loop {
+    const fv_item_loop *loop;
+    fv_attend_grid grid;
+} fv_grid_loop;
+
 /* An item without keys is as its siblings are, whose keys it may take (key_shares.h). */
 static inline int32_t fv_item_loop_uses_cache(const fv_attend_job *job)
 {
@@ -143,10 +148,9 @@ static inline void fv_item_loop_chain_task(void *user, int64_t index, int32_t wo
 
 static inline void fv_item_loop_grid_task(void *user, int64_t index, int32_t worker)
 {
-    const fv_item_loop *loop = user;
-    const fv_attend_params *params = loop->params;
+    const fv_grid_loop *of_grid = user;
     fv_work_item item;
-    if (fv_attend_cell_item(&item, params, index)) fv_item_loop_attend(loop, &item, worker);
+    if (fv_attend_grid_item(&item, &of_grid->grid, index)) fv_item_loop_attend(of_grid->loop, &item, worker);
 }
 
 /* 1: all items of the call go to the base, which takes them at once. */
@@ -189,8 +193,8 @@ static inline fv_status fv_item_loop_run(fv_item_loop *loop)
     } else if (params->items) {
         fv_executor_run(loop->launch->executor, params->num_items, fv_item_loop_list_task, loop);
     } else {
-        const int64_t num_cells = (int64_t)params->num_q_blocks * params->num_kv_heads * params->num_segments;
-        fv_executor_run(loop->launch->executor, num_cells, fv_item_loop_grid_task, loop);
+        fv_grid_loop of_grid = {loop, fv_attend_grid_of(params, loop->launch->executor->num_workers)};
+        fv_executor_run(loop->launch->executor, of_grid.grid.num_cells, fv_item_loop_grid_task, &of_grid);
     }
     if (fv_item_loop_has_lost(loop))
         fv_executor_run(loop->launch->executor, params->num_items, fv_item_loop_again_task, loop);
