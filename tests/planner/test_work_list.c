@@ -255,12 +255,36 @@ static void test_workers_end_together(void **state)
             for (int32_t i = 0; i < FV_ARRAY_LEN(batches); i++) {
                 fixture *f = make_batch(num_kv_heads, num_workers, batches[i], 2);
                 const double ratio = longest_over_mean(f),
-                             most = num_kv_heads == 1 ? 1.12 : 1.08; /* merges weigh more */
+                             most = num_kv_heads == 1 ? 1.12
+                                                      : 1.2; /* merges weigh more, and a part of a token's heads */
                 if (!(ratio <= most))
                     fail_msg("batch %d, %d workers, %d KV heads: %g", i, num_workers, num_kv_heads, ratio);
                 destroy(f);
             }
         }
+    }
+}
+
+/* Where the KV heads of a token lie side by side a short query is cut by keys, as long as its pieces are long enough. */
+static void test_heads_stay_together(void **state)
+{
+    (void)state;
+    static const struct {
+        fv_kv_layout layout;
+        int32_t seq_len, is_cut; /* by heads */
+    } cases[] = {
+        {FV_KV_LAYOUT_2_NB_BS_H_D, 512, 0},   {FV_KV_LAYOUT_2_NB_BS_H_D, 1024, 0}, {FV_KV_LAYOUT_2_NB_BS_H_D, 3072, 0},
+        {FV_KV_LAYOUT_2_NB_BS_H_D, 65536, 0}, {FV_KV_LAYOUT_2_NB_BS_H_D, 256, 1},  {FV_KV_LAYOUT_X_PACKED, 1024, 1},
+    };
+    for (int32_t i = 0; i < FV_ARRAY_LEN(cases); i++) {
+        fixture *f = make(32, 8, 2);
+        f->problem.kv_layout = cases[i].layout;
+        allocate(f);
+        add(f, 1, cases[i].seq_len);
+        build(f);
+        for (int32_t item = 0; item < f->list.num_items; item++)
+            assert_int_equal(f->list.items[item].num_kv_heads < 8, cases[i].is_cut);
+        destroy(f);
     }
 }
 
@@ -935,6 +959,7 @@ int main(void)
         cmocka_unit_test(test_lists_of_fixed_length),
         cmocka_unit_test(test_random_steps_are_covered),
         cmocka_unit_test(test_workers_end_together),
+        cmocka_unit_test(test_heads_stay_together),
         cmocka_unit_test(test_query_blocks_are_halved),
         cmocka_unit_test(test_no_more_pieces_than_needed),
         cmocka_unit_test(test_dealt_keys_need_no_spare_pieces),
