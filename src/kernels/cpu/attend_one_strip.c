@@ -1,5 +1,5 @@
-/* attend_paged for most of the few rows of a KV head over bf16: verification of four tokens, decode with as many query heads for each
- * KV head. Level avx2 has it (docs/notes/cpu-portable.md), and avx512_bf16 (cpu-avx512.md, "Zen 5").
+/* attend_paged for most of the few rows of a KV head over bf16, and for some more of them: verification, decode with many query
+ * heads for each KV head. Level avx2 has it (docs/notes/cpu-portable.md), and avx512_bf16 (cpu-avx512.md, "Zen 5").
  *
  * So many rows are bound by arithmetic. They are one strip, one row to a lane (row_strip.h): an element of a key is broadcast
  * once for all rows, and nothing is summed across lanes. Keys and values are read where they lie. As for fewer rows
@@ -17,16 +17,13 @@
 #include "kernels/cpu/one_strip_floats.h"
 #endif
 
-enum {
-    WIDTH = FV_DECODE_ROWS,
-    TILE_BYTES = 128 * 1024 /* of K and V, all heads: so that sums pass seldom */
-};
+enum { TILE_BYTES = 128 * 1024 /* of K and V, all heads: so that sums pass seldom */ };
 
 typedef struct one_scratch {
     fv_row_strip *strips; /* [heads] */
-    float *q;             /* [heads][D][WIDTH] */
-    float *sums;          /* [heads][WIDTH][Dv], lane order */
-    float *scores;        /* [tile, and FV_ONE_STEP_KEYS more][WIDTH] */
+    float *q;             /* [heads][D][width] */
+    float *sums;          /* [heads][width][Dv], lane order */
+    float *scores;        /* [tile, and FV_ONE_STEP_KEYS more][width] */
     float *row;           /* [Dv] */
     fv_few_tables tables;
     size_t bytes;
@@ -35,17 +32,20 @@ typedef struct one_scratch {
 typedef struct one_item {
     const fv_attend_job *job;
     one_scratch scratch;
+    int32_t num_vectors;
+    int32_t width; /* rows of the strip, those that pad it too */
 } one_item;
 
-static one_scratch one_scratch_of(const fv_attend_params *params, void *memory)
+static one_scratch one_scratch_of(const fv_attend_params *params, int32_t num_rows, void *memory)
 {
     const size_t heads = (size_t)params->num_kv_heads, tile = (size_t)params->tile_keys;
+    const size_t width = (size_t)fv_one_num_vectors(num_rows) * FV_STRIP_LANES;
     const size_t k_size = (size_t)params->head_size, v_size = (size_t)params->v_head_size;
     one_scratch scratch = {0};
     scratch.strips = fv_scratch_take(memory, &scratch.bytes, heads * sizeof(fv_row_strip));
-    scratch.q = fv_scratch_take(memory, &scratch.bytes, heads * k_size * WIDTH * sizeof(float));
-    scratch.sums = fv_scratch_take(memory, &scratch.bytes, heads * WIDTH * v_size * sizeof(float));
-    scratch.scores = fv_scratch_take(memory, &scratch.bytes, (tile + FV_ONE_STEP_KEYS) * WIDTH * sizeof(float));
+    scratch.q = fv_scratch_take(memory, &scratch.bytes, heads * k_size * width * sizeof(float));
+    scratch.sums = fv_scratch_take(memory, &scratch.bytes, heads * width * v_size * sizeof(float));
+    scratch.scores = fv_scratch_take(memory, &scratch.bytes, (tile + FV_ONE_STEP_KEYS) * width * sizeof(float));
     scratch.row = fv_scratch_take(memory, &scratch.bytes, v_size * sizeof(float));
     scratch.tables = fv_few_tables_of(params, memory, &scratch.bytes);
     return scratch;
@@ -53,15 +53,27 @@ static one_scratch one_scratch_of(const fv_attend_params *params, void *memory)
 
 size_t FV_ISA_SYMBOL(fv_attend_one_strip_scratch)(const fv_attend_params *params)
 {
-    return one_scratch_of(params, NULL).bytes;
+    const int32_t num_rows = params->block_q * (params->num_heads / params->num_kv_heads);
+    return one_scratch_of(params, fv_max_i32(fv_min_i32(num_rows, FV_ONE_MOST_ROWS), FV_DECODE_ROWS), NULL).bytes;
 }
 
 int32_t FV_ISA_SYMBOL(fv_attend_one_strip_serves)(const fv_attend_job *job, int64_t num_rows)
 {
     const fv_attend_params *params = job->params;
-    if (num_rows < fv_one_least_rows(params) || num_rows > WIDTH) return 0;
+    if (num_rows < fv_one_least_rows(params) || num_rows > fv_one_most_rows(params)) return 0;
     if (params->head_size % FV_ONE_STEP_DEPTH != 0 || params->v_head_size % FV_ONE_STEP_COLUMNS != 0) return 0;
     return fv_one_takes_queries(params->q_dtype) && fv_few_reads_bf16(job);
+}
+
+int32_t FV_ISA_SYMBOL(fv_attend_one_strip_shared_rows)(const fv_problem *problem)
+{
+    const fv_mha_shape *mha = &problem->mha;
+    const int32_t v_head_size = mha->v_head_size ? mha->v_head_size : mha->head_size;
+    if (mha->head_size % FV_ONE_STEP_DEPTH != 0 || v_head_size % FV_ONE_STEP_COLUMNS != 0) return FV_DECODE_ROWS;
+    if (problem->kv_dtype != FV_DTYPE_BF16 || !fv_one_takes_queries(problem->q_dtype)) return FV_DECODE_ROWS;
+    const int32_t has_pieces = problem->kv_layout == FV_KV_LAYOUT_X_PACKED ||
+                               problem->kv_layout == FV_KV_LAYOUT_SHUFFLED;
+    return has_pieces ? FV_DECODE_ROWS : fv_one_shared_rows();
 }
 
 static void head_init(const one_item *one, int32_t head)
@@ -69,11 +81,11 @@ static void head_init(const one_item *one, int32_t head)
     const fv_attend_params *params = one->job->params;
     const int32_t kv_head = one->job->item->first_kv_head + head;
     fv_row_strip *strip = &one->scratch.strips[head];
-    strip->q = one->scratch.q + (int64_t)head * params->head_size * WIDTH;
-    strip->sums = one->scratch.sums + (int64_t)head * WIDTH * params->v_head_size;
-    fv_row_strip_init(strip, one->job, kv_head, 0, FV_ONE_VECTORS);
+    strip->q = one->scratch.q + (int64_t)head * params->head_size * one->width;
+    strip->sums = one->scratch.sums + (int64_t)head * one->width * params->v_head_size;
+    fv_row_strip_init(strip, one->job, kv_head, 0, one->num_vectors);
     fv_row_strip_pack_queries(strip, one->job, kv_head);
-    memset(strip->sums, 0, (size_t)WIDTH * (size_t)params->v_head_size * sizeof(float));
+    memset(strip->sums, 0, (size_t)one->width * (size_t)params->v_head_size * sizeof(float));
 }
 
 /* --- the item ------------------------------------------------------------------------------------------------- */
@@ -106,7 +118,13 @@ static void finish_head(const one_item *one, int32_t head)
 
 void FV_ISA_SYMBOL(fv_attend_one_strip)(const fv_attend_job *job, const fv_attend_job *next_job, void *memory)
 {
-    one_item one = {.job = job, .scratch = one_scratch_of(job->params, memory)};
+    const int32_t num_vectors = fv_one_num_vectors(job->num_rows);
+    one_item one = {
+        .job = job,
+        .scratch = one_scratch_of(job->params, job->num_rows, memory),
+        .num_vectors = num_vectors,
+        .width = num_vectors * FV_STRIP_LANES,
+    };
     const fv_few_keys keys = {job, &one.scratch.tables, fv_few_tile_keys(job->params, job->lane_dtype, TILE_BYTES)};
     for (int32_t head = 0; head < job->item->num_kv_heads; head++) head_init(&one, head);
     fv_few_keys_walk(&keys, next_job, attend_tile_head, &one);

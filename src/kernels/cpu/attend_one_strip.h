@@ -12,6 +12,9 @@ size_t FV_ISA_SYMBOL(fv_attend_one_strip_scratch)(const fv_attend_params *params
 /* 1: the items of a query of num_rows rows of a KV head, by the parameters of the call alone, so that no item of it differs. */
 int32_t FV_ISA_SYMBOL(fv_attend_one_strip_serves)(const fv_attend_job *job, int64_t num_rows);
 
+/* Rows of a KV head, at most, for whose sake an item has several KV heads: fv_attend_variant.shared_rows. */
+int32_t FV_ISA_SYMBOL(fv_attend_one_strip_shared_rows)(const fv_problem *problem);
+
 /* As fv_attend_few_rows. */
 void FV_ISA_SYMBOL(fv_attend_one_strip)(const fv_attend_job *job, const fv_attend_job *next, void *scratch);
 #else

@@ -32,6 +32,14 @@ static void attend_item(const fv_attend_params *params, const fv_work_item *item
     void *scratch = (char *)params->scratch + (size_t)worker * params->scratch_bytes;
     const fv_attend_job job = fv_attend_job_of(params, item);
     const int64_t num_rows = num_rows_of(params, item);
+    fv_attend_job next_job = {0};
+    if (next) next_job = fv_attend_job_of(params, next);
+#if FV_HAS_ONE_STRIP
+    if (FV_ISA_SYMBOL(fv_attend_one_strip_serves)(&job, num_rows)) {
+        FV_ISA_SYMBOL(fv_attend_one_strip)(&job, &next_job, scratch);
+        return;
+    }
+#endif
     if (num_rows > FV_DECODE_ROWS) {
         if (FV_ISA_SYMBOL(fv_attend_many_serves)(&job))
             FV_ISA_SYMBOL(fv_attend_many_rows)(&job, scratch);
@@ -43,14 +51,6 @@ static void attend_item(const fv_attend_params *params, const fv_work_item *item
         FV_BASE_SYMBOL(fv_attend_packed_rows)(&job, scratch);
         return;
     }
-    fv_attend_job next_job = {0};
-    if (next && num_rows_of(params, next) <= FV_DECODE_ROWS) next_job = fv_attend_job_of(params, next);
-#if FV_HAS_ONE_STRIP
-    if (FV_ISA_SYMBOL(fv_attend_one_strip_serves)(&job, num_rows)) {
-        FV_ISA_SYMBOL(fv_attend_one_strip)(&job, &next_job, scratch);
-        return;
-    }
-#endif
     if (FV_ISA_SYMBOL(fv_attend_few_serves)(&job, num_rows))
         FV_ISA_SYMBOL(fv_attend_few_rows)(&job, &next_job, scratch);
     else
@@ -134,10 +134,19 @@ enum { MANY_ROWS = 384, MANY_KEYS = 128 };
 enum { MANY_ROWS = 288, MANY_KEYS = 64 };
 #endif
 
+#if FV_HAS_ONE_STRIP
+#define SHARED_ROWS FV_ISA_SYMBOL(fv_attend_one_strip_shared_rows)
+#else
+#define SHARED_ROWS NULL
+#endif
+
 const fv_attend_variant FV_ISA_SYMBOL(fv_attend_paged)[FV_NUM_VARIANTS_attend_paged] = {
-    {"rows16_keys64", 16, 64, why_not, scratch_bytes, launch, .rescaling = FV_RESCALING_MULTIPLY},
-    {"rows48_keys64", 48, 64, why_not, scratch_bytes, launch, .rescaling = FV_RESCALING_MULTIPLY},
-    {MANY_NAME, MANY_ROWS, MANY_KEYS, why_not, scratch_bytes, launch, .rescaling = FV_RESCALING_MULTIPLY},
+    {"rows16_keys64", 16, 64, why_not, scratch_bytes, launch, .rescaling = FV_RESCALING_MULTIPLY,
+     .shared_rows = SHARED_ROWS},
+    {"rows48_keys64", 48, 64, why_not, scratch_bytes, launch, .rescaling = FV_RESCALING_MULTIPLY,
+     .shared_rows = SHARED_ROWS},
+    {MANY_NAME, MANY_ROWS, MANY_KEYS, why_not, scratch_bytes, launch, .rescaling = FV_RESCALING_MULTIPLY,
+     .shared_rows = SHARED_ROWS},
 };
 
 const fv_attend_variant FV_ISA_SYMBOL(fv_attend_dense)[FV_NUM_VARIANTS_attend_dense] = {

@@ -11,7 +11,8 @@
 #include "kernels/cpu/row_strip.h"
 
 enum {
-    FV_ONE_VECTORS = FV_DECODE_ROWS / FV_LANES,
+    FV_ONE_MOST_ROWS = FV_DECODE_ROWS,
+    FV_ONE_VECTORS = FV_ONE_MOST_ROWS / FV_LANES,
     FV_ONE_STEP_KEYS = 4,
     FV_ONE_STEP_ROWS = 6, /* at most */
     FV_ONE_STEP_COLUMNS = 16,
@@ -20,6 +21,12 @@ enum {
 
 /* Fewer leave too many lanes empty. */
 static inline int32_t fv_one_least_rows(const fv_attend_params *params) { return (void)params, 13; }
+
+static inline int32_t fv_one_most_rows(const fv_attend_params *params) { return (void)params, FV_ONE_MOST_ROWS; }
+
+static inline int32_t fv_one_shared_rows(void) { return FV_DECODE_ROWS; }
+
+static inline int32_t fv_one_num_vectors(int32_t num_rows) { return (void)num_rows, FV_ONE_VECTORS; }
 
 /* They become fp32. */
 static inline int32_t fv_one_takes_queries(fv_dtype q_dtype) { return q_dtype != FV_DTYPE_NONE; }

@@ -1,6 +1,6 @@
-/* The products of one strip of 16 rows over bf16 by pairs (bf16_pairs.h), nothing converted but the weights:
+/* The products of one strip of 16, 32 or 48 rows over bf16 by pairs (bf16_pairs.h), nothing converted but the weights:
  *
- *   scores^T [key][row]  = pairs of K [key][d]  times  pairs of Q^T [d][row]     16 keys in registers
+ *   scores^T [key][row]  = pairs of K [key][d]  times  pairs of Q^T [d][row]     16 keys x 16 rows in registers, 8 x 32, 4 x 48
  *   sums     [row][col] += weights of two keys  times  their values, interleaved, 8 rows x 32 columns
  *
  * Sums have the columns of each 32 as fv_pairs_low and fv_pairs_high leave them. Lines are asked for as for fewer rows
@@ -12,8 +12,8 @@
 #include "kernels/cpu/many_pairs.h"
 
 enum {
-    FV_ONE_VECTORS = FV_DECODE_ROWS / FV_STRIP_LANES,
-    FV_ONE_STEP_KEYS = 16,
+    FV_ONE_MOST_ROWS = FV_STRIP_ROWS,
+    FV_ONE_STEP_KEYS = 16, /* at most */
     FV_ONE_STEP_ROWS = 8,
     FV_ONE_STEP_COLUMNS = 32,
     FV_ONE_STEP_DEPTH = 16,
@@ -24,6 +24,23 @@ enum {
 static inline int32_t fv_one_least_rows(const fv_attend_params *params) { return params->multiplies_pairs ? 5 : 13; }
 
 static inline int32_t fv_one_takes_queries(fv_dtype q_dtype) { return q_dtype == FV_DTYPE_BF16; }
+
+/* Where products are fast: many rows that way, of one KV head, read a part of each row of the cache. */
+static inline int32_t fv_one_most_rows(const fv_attend_params *params)
+{
+    return params->multiplies_pairs ? FV_ONE_MOST_ROWS : FV_DECODE_ROWS;
+}
+
+/* The same of all calls. */
+static inline int32_t fv_one_shared_rows(void)
+{
+#if !defined(FV_PAIRS_EMULATED)
+    if (!fv_cpu_multiplies_pairs()) return FV_DECODE_ROWS;
+#endif
+    return FV_ONE_MOST_ROWS;
+}
+
+static inline int32_t fv_one_num_vectors(int32_t num_rows) { return fv_strip_num_vectors(num_rows); }
 
 /* Calls FORM(order) with the order of a stream, known when it is compiled. */
 #define FV_ONE_EACH_ORDER(stream, FORM)                             \
@@ -41,40 +58,59 @@ static inline fv_strip_ahead fv_one_ahead(const fv_key_rows *rows, const fv_atte
 
 /* --- scores = K Q^T ------------------------------------------------------------------------------------------ */
 
+/* Elements 2i and 2i + 1. */
+FV_ALWAYS_INLINE fv_words fv_one_pair(const char *from, const int32_t i)
+{
+    uint32_t pair;
+    memcpy(&pair, from + i * 4, sizeof(pair));
+    return fv_pairs_splat(pair);
+}
+
+/* step_keys: those in registers, 2, 4, 8 or 16. */
 FV_ALWAYS_INLINE void fv_one_score_as(float *scores, const fv_row_strip *strip, const fv_key_rows *rows,
-                                      const fv_strip_span *span, const fv_prefetch_order order)
+                                      const fv_strip_span *span, const int32_t num_vectors, const int32_t step_keys,
+                                      const fv_prefetch_order order)
 {
     const int32_t head_size = span->job->params->head_size, pairs = FV_ONE_STEP_DEPTH / 2;
+    const int32_t width = num_vectors * FV_STRIP_LANES;
     const int64_t step_bytes = FV_ONE_STEP_DEPTH * 2;
     fv_prefetch_cursor cursor = fv_prefetch_begin(rows->ahead, order);
-    for (int32_t key = span->first; key < span->end; key += FV_ONE_STEP_KEYS) {
+    for (int32_t key = span->first; key < span->end; key += step_keys) {
         const char *k[FV_ONE_STEP_KEYS];
         fv_lanes acc[FV_ONE_STEP_KEYS];
-        for (int32_t j = 0; j < FV_ONE_STEP_KEYS; j++)
-            k[j] = rows->k[fv_min_i32(key + j, span->end - 1)] + rows->k_offset;
+        for (int32_t j = 0; j < step_keys; j++) k[j] = rows->k[fv_min_i32(key + j, span->end - 1)] + rows->k_offset;
         FV_UNROLL
-        for (int32_t j = 0; j < FV_ONE_STEP_KEYS; j++) acc[j] = fv_lanes_splat(0.0f);
-        const fv_prefetch_portion ahead = fv_few_portion(&cursor, FV_ONE_STEP_KEYS * head_size * 2);
+        for (int32_t i = 0; i < step_keys * num_vectors; i++) acc[i] = fv_lanes_splat(0.0f);
+        const fv_prefetch_portion ahead = fv_few_portion(&cursor, step_keys * head_size * 2);
         for (int32_t d = 0; d < head_size; d += FV_ONE_STEP_DEPTH) {
-            fv_words q[FV_ONE_STEP_DEPTH / 2];
+            const float *q = strip->q + d / 2 * width;
+            fv_words row[FV_ONE_STEP_DEPTH / 2];
             FV_UNROLL
-            for (int32_t i = 0; i < pairs; i++) q[i] = fv_words_load(strip->q + (d / 2 + i) * FV_DECODE_ROWS);
+            for (int32_t i = 0; i < pairs && num_vectors == 1; i++) row[i] = fv_words_load(q + i * width);
             FV_UNROLL
-            for (int32_t j = 0; j < FV_ONE_STEP_KEYS; j++) {
+            for (int32_t j = 0; j < step_keys; j++) {
                 if (j * step_bytes % FV_CACHE_LINE == 0)
-                    fv_few_ask(&cursor, ahead, (d * FV_ONE_STEP_KEYS + j * FV_ONE_STEP_DEPTH) * 2, FV_CACHE_LINE,
-                               FV_ONE_ASKS);
-                const char *from = k[j] + d * 2;
+                    fv_few_ask(&cursor, ahead, (d * step_keys + j * FV_ONE_STEP_DEPTH) * 2, FV_CACHE_LINE, FV_ONE_ASKS);
                 FV_UNROLL
-                for (int32_t i = 0; i < pairs; i++) {
-                    uint32_t pair;
-                    memcpy(&pair, from + i * 4, sizeof(pair));
-                    acc[j] = fv_pairs_dot(acc[j], fv_pairs_splat(pair), q[i]);
+                for (int32_t i = 0; i < pairs && num_vectors == 1; i++)
+                    acc[j] = fv_pairs_dot(acc[j], fv_one_pair(k[j] + d * 2, i), row[i]);
+            }
+            FV_UNROLL
+            for (int32_t i = 0; i < pairs && num_vectors > 1; i++) {
+                FV_UNROLL
+                for (int32_t v = 0; v < num_vectors; v++) row[v] = fv_words_load(q + i * width + v * FV_STRIP_LANES);
+                FV_UNROLL
+                for (int32_t j = 0; j < step_keys; j++) {
+                    const fv_words pair = fv_one_pair(k[j] + d * 2, i);
+                    FV_UNROLL
+                    for (int32_t v = 0; v < num_vectors; v++)
+                        acc[j * num_vectors + v] = fv_pairs_dot(acc[j * num_vectors + v], pair, row[v]);
                 }
             }
         }
         FV_UNROLL
-        for (int32_t j = 0; j < FV_ONE_STEP_KEYS; j++) fv_lanes_store(scores + (key + j) * FV_DECODE_ROWS, acc[j]);
+        for (int32_t i = 0; i < step_keys * num_vectors; i++)
+            fv_lanes_store(scores + key * width + i * FV_STRIP_LANES, acc[i]);
     }
     fv_prefetch_end(&cursor);
 }
@@ -84,18 +120,28 @@ static inline void fv_one_score(float *scores, const fv_row_strip *strip, const 
                                 const fv_strip_span *span, fv_strip_ahead *ahead)
 {
     (void)ahead;
-#define SCORE(ORDER) fv_one_score_as(scores, strip, rows, span, ORDER)
-    FV_ONE_EACH_ORDER(rows->ahead, SCORE)
-#undef SCORE
+#define SCORE_1(ORDER) fv_one_score_as(scores, strip, rows, span, 1, FV_ONE_STEP_KEYS, ORDER)
+#define SCORE_2(ORDER) fv_one_score_as(scores, strip, rows, span, 2, FV_ONE_STEP_KEYS / 2, ORDER)
+#define SCORE_3(ORDER) fv_one_score_as(scores, strip, rows, span, 3, FV_ONE_STEP_KEYS / 4, ORDER)
+    if (strip->num_vectors == 1) {
+        FV_ONE_EACH_ORDER(rows->ahead, SCORE_1)
+    } else if (strip->num_vectors == 2) {
+        FV_ONE_EACH_ORDER(rows->ahead, SCORE_2)
+    } else {
+        FV_ONE_EACH_ORDER(rows->ahead, SCORE_3)
+    }
+#undef SCORE_1
+#undef SCORE_2
+#undef SCORE_3
 }
 
 /* --- sums += P V --------------------------------------------------------------------------------------------- */
 
-/* 8 rows x 32 columns, which begin `offset` bytes behind rows->v, for some keys; `asks` for their lines where `cursor` is not NULL.
- * masked: a weight of 0 hides its value, be it infinite or NaN. */
-FV_ALWAYS_INLINE void fv_one_add_pairs(float *sums, int32_t num_columns, const float *weights, const float *rescale,
-                                       const char *const *v, int64_t offset, int32_t first, int32_t end,
-                                       const int32_t masked, fv_prefetch_cursor *cursor)
+/* 8 rows x 32 columns, which begin `offset` bytes behind rows->v, for some keys, whose weights are `width` apart; asks for their
+ * lines where `cursor` is not NULL. masked: a weight of 0 hides its value, be it infinite or NaN. */
+FV_ALWAYS_INLINE void fv_one_add_pairs(float *sums, int32_t num_columns, const float *weights, int32_t width,
+                                       const float *rescale, const char *const *v, int64_t offset, int32_t first,
+                                       int32_t end, const int32_t masked, fv_prefetch_cursor *cursor)
 {
     fv_lanes acc[FV_ONE_STEP_ROWS][2];
     FV_UNROLL
@@ -118,7 +164,7 @@ FV_ALWAYS_INLINE void fv_one_add_pairs(float *sums, int32_t num_columns, const f
         FV_UNROLL
         for (int32_t r = 0; r < FV_ONE_STEP_ROWS; r++) {
             uint32_t pair;
-            memcpy(&pair, weights + key / 2 * FV_DECODE_ROWS + r, sizeof(pair));
+            memcpy(&pair, weights + key / 2 * width + r, sizeof(pair));
             const fv_words weight = fv_pairs_splat(pair), seen = masked ? fv_pairs_splat(fv_pairs_seen(pair)) : weight;
             FV_UNROLL
             for (int32_t u = 0; u < 2; u++)
@@ -137,11 +183,13 @@ FV_ALWAYS_INLINE void fv_one_accumulate_as(const float *weights, const fv_row_st
                                            const fv_prefetch_order order)
 {
     const int32_t size = span->job->params->v_head_size, num_rows = span->job->num_rows;
+    const int32_t width = fv_row_strip_width(strip);
     fv_prefetch_cursor cursor = fv_prefetch_begin(rows->ahead, order);
     for (int32_t d = 0; d < size; d += FV_ONE_STEP_COLUMNS) {
         for (int32_t row = 0; row < num_rows; row += FV_ONE_STEP_ROWS)
-            fv_one_add_pairs(strip->sums + (int64_t)row * size + d, size, weights + row, strip->rescale + row, rows->v,
-                             rows->v_offset + d * 2, span->first, span->end, masked, row == 0 ? &cursor : NULL);
+            fv_one_add_pairs(strip->sums + (int64_t)row * size + d, size, weights + row, width, strip->rescale + row,
+                             rows->v, rows->v_offset + d * 2, span->first, span->end, masked,
+                             row == 0 ? &cursor : NULL);
     }
     fv_prefetch_end(&cursor);
 }
@@ -151,7 +199,7 @@ static inline void fv_one_accumulate(float *weights, const fv_row_strip *strip, 
                                      const fv_strip_span *span, fv_strip_ahead *ahead)
 {
     (void)ahead;
-    fv_many_pack_weights(weights, span->first, span->end, FV_DECODE_ROWS);
+    fv_many_pack_weights(weights, span->first, span->end, fv_row_strip_width(strip));
 #define ADD(ORDER) fv_one_accumulate_as(weights, strip, rows, span, 0, ORDER)
 #define ADD_MASKED(ORDER) fv_one_accumulate_as(weights, strip, rows, span, 1, ORDER)
     if (span->is_edge) {
