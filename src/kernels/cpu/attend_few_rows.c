@@ -199,7 +199,11 @@ void FV_ISA_SYMBOL(fv_attend_few_rows)(const fv_attend_job *job, const fv_attend
         .num_groups = (job->num_rows + num_rows - 1) / num_rows,
         .num_rows = num_rows,
     };
-    const fv_few_keys keys = {job, &few.scratch.tables, fv_few_tile_keys(job->params, job->lane_dtype, TILE_BYTES)};
+    const fv_few_keys keys = {
+        .job = job,
+        .tables = &few.scratch.tables,
+        .tile_keys = fv_few_tile_keys(job->params, job->lane_dtype, TILE_BYTES),
+    };
     for (int32_t head = 0; head < job->item->num_kv_heads; head++) head_init(&few, head);
     fv_few_keys_walk(&keys, next_job, attend_tile_head, &few);
     for (int32_t head = 0; head < job->item->num_kv_heads; head++) finish_head(&few, head);

@@ -12,7 +12,7 @@
 #if defined(FV_HAS_PAIRS)
 #define FV_PREFETCH_ASKS 2
 #define FV_FEW_LEAST_RUN_BYTES 4096
-#include "kernels/cpu/one_strip_pairs.h"
+#include "kernels/cpu/one_strip_pieces.h"
 #else
 #include "kernels/cpu/one_strip_floats.h"
 #endif
@@ -22,7 +22,7 @@ enum { TILE_BYTES = 128 * 1024 /* of K and V, all heads: so that sums pass seldo
 typedef struct one_scratch {
     fv_row_strip *strips; /* [heads] */
     float *q;             /* [heads][D][width] */
-    float *sums;          /* [heads][width][Dv], lane order */
+    float *sums;          /* [heads][width][Dv], lane order; of a cache in pieces [heads][Dv][width] */
     float *scores;        /* [tile, and FV_ONE_STEP_KEYS more][width] */
     float *row;           /* [Dv] */
     fv_few_tables tables;
@@ -34,6 +34,7 @@ typedef struct one_item {
     one_scratch scratch;
     int32_t num_vectors;
     int32_t width; /* rows of the strip, those that pad it too */
+    int32_t in_pieces;
 } one_item;
 
 static one_scratch one_scratch_of(const fv_attend_params *params, int32_t num_rows, void *memory)
@@ -62,7 +63,7 @@ int32_t FV_ISA_SYMBOL(fv_attend_one_strip_serves)(const fv_attend_job *job, int6
     const fv_attend_params *params = job->params;
     if (num_rows < fv_one_least_rows(params) || num_rows > fv_one_most_rows(params)) return 0;
     if (params->head_size % FV_ONE_STEP_DEPTH != 0 || params->v_head_size % FV_ONE_STEP_COLUMNS != 0) return 0;
-    return fv_one_takes_queries(params->q_dtype) && fv_few_reads_bf16(job);
+    return fv_one_takes_queries(params->q_dtype) && (fv_few_reads_bf16(job) || fv_one_reads_pieces(job));
 }
 
 int32_t FV_ISA_SYMBOL(fv_attend_one_strip_shared_rows)(const fv_problem *problem)
@@ -71,9 +72,7 @@ int32_t FV_ISA_SYMBOL(fv_attend_one_strip_shared_rows)(const fv_problem *problem
     const int32_t v_head_size = mha->v_head_size ? mha->v_head_size : mha->head_size;
     if (mha->head_size % FV_ONE_STEP_DEPTH != 0 || v_head_size % FV_ONE_STEP_COLUMNS != 0) return FV_DECODE_ROWS;
     if (problem->kv_dtype != FV_DTYPE_BF16 || !fv_one_takes_queries(problem->q_dtype)) return FV_DECODE_ROWS;
-    const int32_t has_pieces = problem->kv_layout == FV_KV_LAYOUT_X_PACKED ||
-                               problem->kv_layout == FV_KV_LAYOUT_SHUFFLED;
-    return has_pieces ? FV_DECODE_ROWS : fv_one_shared_rows();
+    return fv_one_shared_rows();
 }
 
 static void head_init(const one_item *one, int32_t head)
@@ -110,7 +109,7 @@ static void finish_head(const one_item *one, int32_t head)
     const fv_row_strip *strip = &one->scratch.strips[head];
     const int32_t size = one->job->params->v_head_size;
     for (int32_t row = 0; row < one->job->num_rows; row++) {
-        const float *sums = fv_one_sums_in_lanes(one->scratch.row, strip->sums + (int64_t)row * size, size);
+        const float *sums = fv_one_sums_in_lanes(one->scratch.row, strip, row, size, one->in_pieces);
         fv_attend_finish_row(one->job, one->job->item->first_kv_head + head, row, sums, strip->max[row],
                              strip->sum[row]);
     }
@@ -124,8 +123,15 @@ void FV_ISA_SYMBOL(fv_attend_one_strip)(const fv_attend_job *job, const fv_atten
         .scratch = one_scratch_of(job->params, job->num_rows, memory),
         .num_vectors = num_vectors,
         .width = num_vectors * FV_STRIP_LANES,
+        .in_pieces = fv_one_reads_pieces(job),
     };
-    const fv_few_keys keys = {job, &one.scratch.tables, fv_few_tile_keys(job->params, job->lane_dtype, TILE_BYTES)};
+    const int32_t tile_keys = fv_few_tile_keys(job->params, job->lane_dtype, TILE_BYTES);
+    const fv_few_keys keys = {
+        .job = job,
+        .tables = &one.scratch.tables,
+        .tile_keys = one.in_pieces ? fv_max_i32(tile_keys, job->params->cache.block_size) : tile_keys,
+        .in_pieces = one.in_pieces,
+    };
     for (int32_t head = 0; head < job->item->num_kv_heads; head++) head_init(&one, head);
     fv_few_keys_walk(&keys, next_job, attend_tile_head, &one);
     for (int32_t head = 0; head < job->item->num_kv_heads; head++) finish_head(&one, head);

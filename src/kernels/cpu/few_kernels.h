@@ -50,6 +50,8 @@ typedef struct fv_key_rows {
     fv_prefetch_stream *ahead; /* memory that the next tile will want */
     int64_t k_offset, v_offset;
     int64_t v_stride; /* bytes from each row of v to the next, where it is the same for all; else 0 */
+    int64_t k_piece_stride,
+        v_element_stride; /* of elements in pieces of 16 bytes, and of rows: 16 and what an element has */
 } fv_key_rows;
 
 /* The distance of the rows [first, end), 0 where it varies. */

@@ -25,6 +25,8 @@ typedef struct fv_few_keys {
     const fv_attend_job *job;
     const fv_few_tables *tables;
     int32_t tile_keys;
+    int32_t
+        in_pieces; /* 1: kernels read elements where they lie in pieces (one_strip_pieces.h); tiles are whole blocks */
 } fv_few_keys;
 
 /* Keys of one tile that share a source, for one head. `first` and `end` count from the tile's first key. */
@@ -61,6 +63,8 @@ static inline int32_t fv_few_reads_bytes(const fv_attend_job *job)
     if (job->params->dense.k || job->has_v_scales) return 0;
     return fv_dtype_bytes(cache->stored) == 1 && cache->k_in_place && cache->v_in_place;
 }
+
+#define FV_FEW_PIECE_BYTES 16
 
 /* Scratch is sized before the cache is known. */
 #define FV_FEW_MAX_ELEMENT_BYTES 4
@@ -123,7 +127,8 @@ static inline void fv_few_tile_find_keys(fv_few_tile *tile, const fv_few_keys *k
     const char **rows = tables->k_rows[tile->turn];
     tile->rows.k = rows;
     tile->rows.k_offset = kv_head * source->k.head_stride;
-    if (source->k_in_place && source->shared_size == 0) return;
+    tile->rows.k_piece_stride = keys->in_pieces ? source->k.element_chunk_stride : FV_FEW_PIECE_BYTES;
+    if (keys->in_pieces || (source->k_in_place && source->shared_size == 0)) return;
     const int64_t copy_bytes = keys->job->params->head_size * (int64_t)fv_dtype_bytes(source->dtype);
     for (int32_t i = tile->first; i < tile->end; i++) {
         char *to = tables->k_copies + i * copy_bytes;
@@ -145,7 +150,8 @@ static inline void fv_few_tile_find_values(fv_few_tile *tile, const fv_few_keys 
     tile->rows.v = rows;
     tile->rows.v_offset = kv_head * source->v.head_stride;
     tile->rows.v_stride = tile->v_stride;
-    if (source->v_in_place) return;
+    tile->rows.v_element_stride = source->v.element_stride;
+    if (keys->in_pieces || source->v_in_place) return;
     const int64_t copy_bytes = size * (int64_t)fv_dtype_bytes(source->dtype);
     for (int32_t i = tile->first; i < tile->end; i++) {
         char *to = tables->v_copies + i * copy_bytes;
@@ -212,6 +218,31 @@ static inline fv_few_tile fv_few_tile_from(const fv_few_keys *keys, int32_t key,
 #define FV_FEW_LEAST_RUN_BYTES 512
 #endif
 
+/* Aims at the memory of a tile in pieces, whole blocks: the KV heads of one lie side by side. */
+static inline void fv_few_tile_aim_at_blocks(fv_prefetch_stream *stream, const fv_few_keys *keys,
+                                             const fv_few_tile *tile)
+{
+    const fv_attend_job *job = keys->job;
+    const fv_kv_view *cache = &job->params->cache;
+    const int32_t block_size = cache->block_size, first_block = (tile->first_key + tile->first) / block_size;
+    const int32_t end_block = (int32_t)fv_ceil_div(tile->first_key + tile->end, block_size);
+    const char **blocks[2] = {keys->tables->k_copied, keys->tables->v_copied}; /* nothing is copied */
+    for (int32_t i = first_block; i < end_block; i++) {
+        blocks[0][i - first_block] = (const char *)cache->k.data + job->table[i] * cache->k.block_stride;
+        blocks[1][i - first_block] = (const char *)cache->v.data + job->table[i] * cache->v.block_stride;
+    }
+    const fv_prefetch_rows of = {
+        .rows = {blocks[0], blocks[1]},
+        .num_planes = 2,
+        .num_heads = 1,
+        .offset = job->item->first_kv_head * cache->k.head_stride,
+        .row_bytes = job->item->num_kv_heads * cache->k.head_stride,
+        .end = end_block - first_block,
+    };
+    fv_prefetch_aim(stream, &of, fv_max_i32(1, job->params->ahead_tracks), FV_CACHE_LINE);
+    if (stream->order == FV_PREFETCH_IN_ORDER && job->params->ahead_is_near) stream->order = FV_PREFETCH_NEAR;
+}
+
 /* Aims at the memory of a tile; at nothing where its rows are copied first, or it has none. */
 static inline void fv_few_tile_aim(fv_prefetch_stream *stream, const fv_few_keys *keys, const fv_few_tile *tile)
 {
@@ -220,6 +251,10 @@ static inline void fv_few_tile_aim(fv_prefetch_stream *stream, const fv_few_keys
     const fv_kv_plane *k = &source->k;
     const int64_t element_bytes = (int64_t)fv_dtype_bytes(source->dtype);
     const int32_t num_heads = keys->job->item->num_kv_heads;
+    if (keys->in_pieces && tile->first < tile->end) {
+        fv_few_tile_aim_at_blocks(stream, keys, tile);
+        return;
+    }
     if (tile->first >= tile->end || !source->k_in_place || !source->v_in_place || source->shared_size > 0) {
         fv_prefetch_aim_at_nothing(stream, keys->tables->k_rows[0]);
         return;

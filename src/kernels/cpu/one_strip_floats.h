@@ -164,11 +164,15 @@ static inline void fv_one_accumulate(float *weights, const fv_row_strip *strip, 
     }
 }
 
-/* A row of sums in lane order; `copy` has room for it. */
-static inline const float *fv_one_sums_in_lanes(float *copy, const float *sums, int32_t num_columns)
+/* None in pieces. */
+static inline int32_t fv_one_reads_pieces(const fv_attend_job *job) { return (void)job, 0; }
+
+/* A row of sums in lane order. */
+static inline const float *fv_one_sums_in_lanes(float *copy, const fv_row_strip *strip, int32_t row,
+                                                int32_t num_columns, int32_t in_pieces)
 {
-    (void)copy, (void)num_columns;
-    return sums;
+    (void)copy, (void)in_pieces;
+    return strip->sums + (int64_t)row * num_columns;
 }
 
 #endif

@@ -59,17 +59,17 @@ static inline fv_strip_ahead fv_one_ahead(const fv_key_rows *rows, const fv_atte
 /* --- scores = K Q^T ------------------------------------------------------------------------------------------ */
 
 /* Elements 2i and 2i + 1. */
-FV_ALWAYS_INLINE fv_words fv_one_pair(const char *from, const int32_t i)
+FV_ALWAYS_INLINE fv_words fv_one_pair(const char *from, const int32_t i, const int64_t piece_stride)
 {
     uint32_t pair;
-    memcpy(&pair, from + i * 4, sizeof(pair));
+    memcpy(&pair, from + i / 4 * piece_stride + i % 4 * 4, sizeof(pair));
     return fv_pairs_splat(pair);
 }
 
-/* step_keys: those in registers, 2, 4, 8 or 16. */
+/* step_keys: those in registers, 4, 8 or 16; 8 elements of a key lie side by side, the next ones piece_stride bytes behind. */
 FV_ALWAYS_INLINE void fv_one_score_as(float *scores, const fv_row_strip *strip, const fv_key_rows *rows,
                                       const fv_strip_span *span, const int32_t num_vectors, const int32_t step_keys,
-                                      const fv_prefetch_order order)
+                                      const int64_t piece_stride, const fv_prefetch_order order)
 {
     const int32_t head_size = span->job->params->head_size, pairs = FV_ONE_STEP_DEPTH / 2;
     const int32_t width = num_vectors * FV_STRIP_LANES;
@@ -84,6 +84,7 @@ FV_ALWAYS_INLINE void fv_one_score_as(float *scores, const fv_row_strip *strip, 
         const fv_prefetch_portion ahead = fv_few_portion(&cursor, step_keys * head_size * 2);
         for (int32_t d = 0; d < head_size; d += FV_ONE_STEP_DEPTH) {
             const float *q = strip->q + d / 2 * width;
+            const int64_t at = d / 8 * piece_stride;
             fv_words row[FV_ONE_STEP_DEPTH / 2];
             FV_UNROLL
             for (int32_t i = 0; i < pairs && num_vectors == 1; i++) row[i] = fv_words_load(q + i * width);
@@ -93,7 +94,7 @@ FV_ALWAYS_INLINE void fv_one_score_as(float *scores, const fv_row_strip *strip, 
                     fv_few_ask(&cursor, ahead, (d * step_keys + j * FV_ONE_STEP_DEPTH) * 2, FV_CACHE_LINE, FV_ONE_ASKS);
                 FV_UNROLL
                 for (int32_t i = 0; i < pairs && num_vectors == 1; i++)
-                    acc[j] = fv_pairs_dot(acc[j], fv_one_pair(k[j] + d * 2, i), row[i]);
+                    acc[j] = fv_pairs_dot(acc[j], fv_one_pair(k[j] + at, i, piece_stride), row[i]);
             }
             FV_UNROLL
             for (int32_t i = 0; i < pairs && num_vectors > 1; i++) {
@@ -101,7 +102,7 @@ FV_ALWAYS_INLINE void fv_one_score_as(float *scores, const fv_row_strip *strip, 
                 for (int32_t v = 0; v < num_vectors; v++) row[v] = fv_words_load(q + i * width + v * FV_STRIP_LANES);
                 FV_UNROLL
                 for (int32_t j = 0; j < step_keys; j++) {
-                    const fv_words pair = fv_one_pair(k[j] + d * 2, i);
+                    const fv_words pair = fv_one_pair(k[j] + at, i, piece_stride);
                     FV_UNROLL
                     for (int32_t v = 0; v < num_vectors; v++)
                         acc[j * num_vectors + v] = fv_pairs_dot(acc[j * num_vectors + v], pair, row[v]);
@@ -120,19 +121,23 @@ static inline void fv_one_score(float *scores, const fv_row_strip *strip, const 
                                 const fv_strip_span *span, fv_strip_ahead *ahead)
 {
     (void)ahead;
-#define SCORE_1(ORDER) fv_one_score_as(scores, strip, rows, span, 1, FV_ONE_STEP_KEYS, ORDER)
-#define SCORE_2(ORDER) fv_one_score_as(scores, strip, rows, span, 2, FV_ONE_STEP_KEYS / 2, ORDER)
-#define SCORE_3(ORDER) fv_one_score_as(scores, strip, rows, span, 3, FV_ONE_STEP_KEYS / 4, ORDER)
-    if (strip->num_vectors == 1) {
-        FV_ONE_EACH_ORDER(rows->ahead, SCORE_1)
-    } else if (strip->num_vectors == 2) {
-        FV_ONE_EACH_ORDER(rows->ahead, SCORE_2)
-    } else {
-        FV_ONE_EACH_ORDER(rows->ahead, SCORE_3)
-    }
-#undef SCORE_1
-#undef SCORE_2
-#undef SCORE_3
+#define SCORE(VECTORS, KEYS, STRIDE) fv_one_score_as(scores, strip, rows, span, VECTORS, KEYS, STRIDE, order)
+#define SCORE_EACH(ORDER)                                                  \
+    do {                                                                   \
+        const fv_prefetch_order order = ORDER;                             \
+        const int64_t stride = rows->k_piece_stride;                       \
+        switch (2 * strip->num_vectors + (stride != FV_FEW_PIECE_BYTES)) { \
+        case 2: SCORE(1, FV_ONE_STEP_KEYS, FV_FEW_PIECE_BYTES); break;     \
+        case 3: SCORE(1, FV_ONE_STEP_KEYS, stride); break;                 \
+        case 4: SCORE(2, FV_ONE_STEP_KEYS / 2, FV_FEW_PIECE_BYTES); break; \
+        case 5: SCORE(2, FV_ONE_STEP_KEYS / 2, stride); break;             \
+        case 6: SCORE(3, FV_ONE_STEP_KEYS / 4, FV_FEW_PIECE_BYTES); break; \
+        default: SCORE(3, FV_ONE_STEP_KEYS / 4, stride); break;            \
+        }                                                                  \
+    } while (0)
+    FV_ONE_EACH_ORDER(rows->ahead, SCORE_EACH)
+#undef SCORE_EACH
+#undef SCORE
 }
 
 /* --- sums += P V --------------------------------------------------------------------------------------------- */
@@ -178,9 +183,8 @@ FV_ALWAYS_INLINE void fv_one_add_pairs(float *sums, int32_t num_columns, const f
     }
 }
 
-FV_ALWAYS_INLINE void fv_one_accumulate_as(const float *weights, const fv_row_strip *strip, const fv_key_rows *rows,
-                                           const fv_strip_span *span, const int32_t masked,
-                                           const fv_prefetch_order order)
+FV_ALWAYS_INLINE void fv_one_add_rows_as(const float *weights, const fv_row_strip *strip, const fv_key_rows *rows,
+                                         const fv_strip_span *span, const int32_t masked, const fv_prefetch_order order)
 {
     const int32_t size = span->job->params->v_head_size, num_rows = span->job->num_rows;
     const int32_t width = fv_row_strip_width(strip);
@@ -194,14 +198,12 @@ FV_ALWAYS_INLINE void fv_one_accumulate_as(const float *weights, const fv_row_st
     fv_prefetch_end(&cursor);
 }
 
-/* sums = sums * rescale + weights^T V; the weights become pairs in place. */
-static inline void fv_one_accumulate(float *weights, const fv_row_strip *strip, const fv_key_rows *rows,
-                                     const fv_strip_span *span, fv_strip_ahead *ahead)
+/* sums = sums * rescale + weights^T V, of pairs of weights. */
+static inline void fv_one_add_rows(const float *weights, const fv_row_strip *strip, const fv_key_rows *rows,
+                                   const fv_strip_span *span)
 {
-    (void)ahead;
-    fv_many_pack_weights(weights, span->first, span->end, fv_row_strip_width(strip));
-#define ADD(ORDER) fv_one_accumulate_as(weights, strip, rows, span, 0, ORDER)
-#define ADD_MASKED(ORDER) fv_one_accumulate_as(weights, strip, rows, span, 1, ORDER)
+#define ADD(ORDER) fv_one_add_rows_as(weights, strip, rows, span, 0, ORDER)
+#define ADD_MASKED(ORDER) fv_one_add_rows_as(weights, strip, rows, span, 1, ORDER)
     if (span->is_edge) {
         FV_ONE_EACH_ORDER(rows->ahead, ADD_MASKED)
     } else {
@@ -211,8 +213,8 @@ static inline void fv_one_accumulate(float *weights, const fv_row_strip *strip, 
 #undef ADD_MASKED
 }
 
-/* A row of sums in the lane order of bf16; `copy` has room for it. */
-static inline const float *fv_one_sums_in_lanes(float *copy, const float *sums, int32_t num_columns)
+/* A row of sums [row][col] in the lane order of bf16; `copy` has room for it. */
+static inline const float *fv_one_row_in_lanes(float *copy, const float *sums, int32_t num_columns)
 {
     for (int32_t d = 0; d < num_columns; d += FV_ONE_STEP_COLUMNS) {
         float natural[FV_ONE_STEP_COLUMNS];
