@@ -82,7 +82,8 @@ static inline int32_t fv_item_loop_tiles(const fv_attend_job *job, int64_t num_r
     const int32_t in_tiles = fv_item_loop_reads_tiles(job);
     const int32_t is_slow = !in_tiles || job->has_k_scales || job->has_v_scales || fv_item_loop_is_slow(job->params);
     if (num_rows < fv_item_loop_least_rows(job->params, is_slow)) return 0;
-    const int32_t reads_rows = fv_item_loop_reads_rows(job) || fv_has_piece_rows(job->params);
+    const int32_t has_pieces = fv_has_piece_rows(job->params) && !job->params->dense.k;
+    const int32_t reads_rows = fv_item_loop_reads_rows(job) || has_pieces;
     if (num_rows <= FV_DECODE_ROWS && !reads_rows) return 0;
     const int32_t copies_few = reads_rows && (in_tiles || job->num_rows <= FV_TILE_STRIP_ROWS / 2);
     if (copies_few && FV_ISA_SYMBOL(fv_few_tiles_serve)(job))

@@ -131,7 +131,7 @@ static inline int32_t fv_tile_gather(const fv_row_target *target, const fv_tile_
                                      int32_t kv_head, int32_t first, int32_t is_value)
 {
     const fv_key_source *source = item->has_piece_rows ? fv_tile_source(item->job, block, first) : NULL;
-    if (!source) return 0;
+    if (source != &item->job->cache) return 0;
     const fv_attend_params *params = item->natural.params;
     const int32_t size = is_value ? params->v_head_size : params->head_size;
     const int64_t bytes = (int64_t)fv_dtype_bytes(source->stored);
@@ -200,15 +200,16 @@ FV_ALWAYS_INLINE void fv_tile_call_ahead(fv_tile_item *item)
         fv_prefetch_bytes(fv_prefetch_take_turn(&item->ahead, &item->ahead.turn), FV_AHEAD_BYTES);
 }
 
-/* Aims at the pages that begin in a block, of a cache in pieces, head by head; not at large ones, of which caches hold few. */
-static inline void fv_tile_aim_at_pages(fv_tile_item *item, const fv_key_block *block, int32_t num_sites)
+/* Aims at the pages that begin in a block before its key `end`, of a cache in pieces, head by head; not at large ones, of which
+ * caches hold few. */
+static inline void fv_tile_aim_at_pages(fv_tile_item *item, const fv_key_block *block, int32_t end, int32_t num_sites)
 {
     const fv_attend_params *params = item->natural.params;
     const int32_t page = params->cache.block_size, most = item->block_keys / FV_TILE_ROWS;
     const char **k_pages = item->scratch.pages, **v_pages = k_pages + most;
     int32_t num = 0;
     if (page > FV_TILE_MANY_KEYS) return;
-    for (int32_t key = (int32_t)fv_round_up(block->first_key + block->first, page) - block->first_key; key < block->end;
+    for (int32_t key = (int32_t)fv_round_up(block->first_key + block->first, page) - block->first_key; key < end;
          key += page) {
         k_pages[num] = block->k_rows[key];
         v_pages[num++] = block->v_rows[key];
@@ -234,14 +235,14 @@ static inline void fv_tile_aim_ahead(fv_tile_item *item, const fv_key_block *blo
     fv_prefetch_aim_at_nothing(&item->ahead, item->scratch.zeros);
     item->ahead_portions = 0;
     if (block->first >= block->end) return;
-    if (item->has_piece_rows) {
-        fv_tile_aim_at_pages(item, block, num_sites);
-        return;
-    }
     const fv_key_source *source = fv_attend_source_of(item->job, block->first_key + block->first);
     const int32_t end = fv_attend_source_end(item->job, block->first_key + block->first,
                                              block->first_key + block->end) -
                         block->first_key;
+    if (item->has_piece_rows && source == &item->job->cache) {
+        fv_tile_aim_at_pages(item, block, end, num_sites);
+        return;
+    }
     if (!source->k_in_place || !source->v_in_place || source->shared_size > 0) return;
     const int64_t element_bytes = (int64_t)fv_dtype_bytes(source->stored);
     const int32_t is_latent = source->k.data == source->v.data;

@@ -119,10 +119,10 @@ static inline int32_t fv_heads_are_padded(int32_t head_size, int32_t v_head_size
     return head_size % FV_TILE_DEPTH != 0 || v_head_size % FV_TILE_DEPTH != 0;
 }
 
-/* 1: keys and values lie in pieces of 16 bytes, of which rows are made 16 at a time (piece_rows.h). */
+/* 1: those of the cache lie in pieces of 16 bytes, of which rows are made 16 at a time (piece_rows.h). */
 static inline int32_t fv_has_piece_rows(const fv_attend_params *params)
 {
-    return !params->dense.k && fv_cache_has_piece_rows(&params->cache);
+    return fv_cache_has_piece_rows(&params->cache);
 }
 
 /* 1: keys are of a byte an element, and values the first of their elements, so that rows of bf16 serve for both. */
