@@ -12,6 +12,7 @@
 #if defined(FV_HAS_PAIRS)
 #define FV_PREFETCH_ASKS 2
 #define FV_FEW_LEAST_RUN_BYTES 4096
+#include "kernels/cpu/one_strip_bytes.h"
 #include "kernels/cpu/one_strip_pieces.h"
 #else
 #include "kernels/cpu/one_strip_floats.h"
@@ -34,7 +35,7 @@ typedef struct one_item {
     one_scratch scratch;
     int32_t num_vectors;
     int32_t width; /* rows of the strip, those that pad it too */
-    int32_t in_pieces;
+    int32_t in_pieces, of_bytes;
 } one_item;
 
 static one_scratch one_scratch_of(const fv_attend_params *params, int32_t num_rows, void *memory)
@@ -63,7 +64,8 @@ int32_t FV_ISA_SYMBOL(fv_attend_one_strip_serves)(const fv_attend_job *job, int6
     const fv_attend_params *params = job->params;
     if (num_rows < fv_one_least_rows(params) || num_rows > fv_one_most_rows(params)) return 0;
     if (params->head_size % FV_ONE_STEP_DEPTH != 0 || params->v_head_size % FV_ONE_STEP_COLUMNS != 0) return 0;
-    return fv_one_takes_queries(params->q_dtype) && (fv_few_reads_bf16(job) || fv_one_reads_pieces(job));
+    if (!fv_one_takes_queries(params->q_dtype)) return 0;
+    return fv_few_reads_bf16(job) || fv_one_reads_pieces(job) || fv_one_reads_bytes(job, num_rows);
 }
 
 int32_t FV_ISA_SYMBOL(fv_attend_one_strip_shared_rows)(const fv_problem *problem)
@@ -71,7 +73,10 @@ int32_t FV_ISA_SYMBOL(fv_attend_one_strip_shared_rows)(const fv_problem *problem
     const fv_mha_shape *mha = &problem->mha;
     const int32_t v_head_size = mha->v_head_size ? mha->v_head_size : mha->head_size;
     if (mha->head_size % FV_ONE_STEP_DEPTH != 0 || v_head_size % FV_ONE_STEP_COLUMNS != 0) return FV_DECODE_ROWS;
-    if (problem->kv_dtype != FV_DTYPE_BF16 || !fv_one_takes_queries(problem->q_dtype)) return FV_DECODE_ROWS;
+    if (!fv_one_takes_queries(problem->q_dtype)) return FV_DECODE_ROWS;
+    const int32_t of_bytes = fv_dtype_bytes(problem->kv_dtype) == 1 &&
+                             problem->kv_scaling != FV_KV_SCALING_PER_TOKEN_HEAD;
+    if (problem->kv_dtype != FV_DTYPE_BF16 && !of_bytes) return FV_DECODE_ROWS;
     return fv_one_shared_rows();
 }
 
@@ -98,6 +103,9 @@ static void attend_tile_head(void *user, fv_few_tile *tile, int32_t head)
     span.k_scales = tile->k_scales;
     span.v_scales = tile->v_scales;
     span.scale = fv_attend_score_scale(one->job, one->job->item->first_kv_head + head);
+#if defined(FV_HAS_PAIRS)
+    if (one->of_bytes) fv_one_make_rows(tile, &one->scratch.tables, one->job, span.first, span.end);
+#endif
     fv_strip_ahead ahead = fv_one_ahead(&tile->rows, one->job->params, tile->end - tile->first);
     fv_one_score(one->scratch.scores, strip, &tile->rows, &span, &ahead);
     fv_row_strip_softmax(strip, one->scratch.scores, &span);
@@ -109,7 +117,8 @@ static void finish_head(const one_item *one, int32_t head)
     const fv_row_strip *strip = &one->scratch.strips[head];
     const int32_t size = one->job->params->v_head_size;
     for (int32_t row = 0; row < one->job->num_rows; row++) {
-        const float *sums = fv_one_sums_in_lanes(one->scratch.row, strip, row, size, one->in_pieces);
+        const float *sums = fv_one_sums_in_lanes(one->scratch.row, strip, row, size, one->job->lane_dtype,
+                                                 one->in_pieces);
         fv_attend_finish_row(one->job, one->job->item->first_kv_head + head, row, sums, strip->max[row],
                              strip->sum[row]);
     }
@@ -124,6 +133,7 @@ void FV_ISA_SYMBOL(fv_attend_one_strip)(const fv_attend_job *job, const fv_atten
         .num_vectors = num_vectors,
         .width = num_vectors * FV_STRIP_LANES,
         .in_pieces = fv_one_reads_pieces(job),
+        .of_bytes = fv_dtype_bytes(job->cache.stored) == 1, /* where there is a cache */
     };
     const int32_t tile_keys = fv_few_tile_keys(job->params, job->lane_dtype, TILE_BYTES);
     const fv_few_keys keys = {
@@ -132,6 +142,9 @@ void FV_ISA_SYMBOL(fv_attend_one_strip)(const fv_attend_job *job, const fv_atten
         .tile_keys = one.in_pieces ? fv_max_i32(tile_keys, job->params->cache.block_size) : tile_keys,
         .in_pieces = one.in_pieces,
     };
+#if defined(FV_HAS_PAIRS)
+    if (one.of_bytes) fv_one_find_copies(&one.scratch.tables, job, keys.tile_keys);
+#endif
     for (int32_t head = 0; head < job->item->num_kv_heads; head++) head_init(&one, head);
     fv_few_keys_walk(&keys, next_job, attend_tile_head, &one);
     for (int32_t head = 0; head < job->item->num_kv_heads; head++) finish_head(&one, head);

@@ -127,6 +127,7 @@ static inline void fv_few_tile_find_keys(fv_few_tile *tile, const fv_few_keys *k
     const char **rows = tables->k_rows[tile->turn];
     tile->rows.k = rows;
     tile->rows.k_offset = kv_head * source->k.head_stride;
+    tile->rows.stored_bytes = (int32_t)fv_dtype_bytes(source->stored);
     tile->rows.k_piece_stride = keys->in_pieces ? source->k.element_chunk_stride : FV_FEW_PIECE_BYTES;
     if (keys->in_pieces || (source->k_in_place && source->shared_size == 0)) return;
     const int64_t copy_bytes = keys->job->params->head_size * (int64_t)fv_dtype_bytes(source->dtype);

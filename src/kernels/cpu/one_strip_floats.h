@@ -164,14 +164,18 @@ static inline void fv_one_accumulate(float *weights, const fv_row_strip *strip, 
     }
 }
 
-/* None in pieces. */
+/* None in pieces, none of one byte. */
 static inline int32_t fv_one_reads_pieces(const fv_attend_job *job) { return (void)job, 0; }
+static inline int32_t fv_one_reads_bytes(const fv_attend_job *job, int64_t num_rows)
+{
+    return (void)job, (void)num_rows, 0;
+}
 
 /* A row of sums in lane order. */
 static inline const float *fv_one_sums_in_lanes(float *copy, const fv_row_strip *strip, int32_t row,
-                                                int32_t num_columns, int32_t in_pieces)
+                                                int32_t num_columns, fv_dtype lane_dtype, int32_t in_pieces)
 {
-    (void)copy, (void)in_pieces;
+    (void)copy, (void)lane_dtype, (void)in_pieces;
     return strip->sums + (int64_t)row * num_columns;
 }
 

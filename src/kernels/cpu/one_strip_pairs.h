@@ -66,14 +66,16 @@ FV_ALWAYS_INLINE fv_words fv_one_pair(const char *from, const int32_t i, const i
     return fv_pairs_splat(pair);
 }
 
-/* step_keys: those in registers, 4, 8 or 16; 8 elements of a key lie side by side, the next ones piece_stride bytes behind. */
+/* step_keys: those in registers, 4, 8 or 16; 8 elements of a key lie side by side, the next ones piece_stride bytes behind.
+ * stored_bytes: of an element of the memory that is asked for. */
 FV_ALWAYS_INLINE void fv_one_score_as(float *scores, const fv_row_strip *strip, const fv_key_rows *rows,
                                       const fv_strip_span *span, const int32_t num_vectors, const int32_t step_keys,
-                                      const int64_t piece_stride, const fv_prefetch_order order)
+                                      const int64_t piece_stride, const int32_t stored_bytes,
+                                      const fv_prefetch_order order)
 {
     const int32_t head_size = span->job->params->head_size, pairs = FV_ONE_STEP_DEPTH / 2;
     const int32_t width = num_vectors * FV_STRIP_LANES;
-    const int64_t step_bytes = FV_ONE_STEP_DEPTH * 2;
+    const int64_t step_bytes = FV_ONE_STEP_DEPTH * stored_bytes;
     fv_prefetch_cursor cursor = fv_prefetch_begin(rows->ahead, order);
     for (int32_t key = span->first; key < span->end; key += step_keys) {
         const char *k[FV_ONE_STEP_KEYS];
@@ -81,7 +83,7 @@ FV_ALWAYS_INLINE void fv_one_score_as(float *scores, const fv_row_strip *strip, 
         for (int32_t j = 0; j < step_keys; j++) k[j] = rows->k[fv_min_i32(key + j, span->end - 1)] + rows->k_offset;
         FV_UNROLL
         for (int32_t i = 0; i < step_keys * num_vectors; i++) acc[i] = fv_lanes_splat(0.0f);
-        const fv_prefetch_portion ahead = fv_few_portion(&cursor, step_keys * head_size * 2);
+        const fv_prefetch_portion ahead = fv_few_portion(&cursor, step_keys * head_size * stored_bytes);
         for (int32_t d = 0; d < head_size; d += FV_ONE_STEP_DEPTH) {
             const float *q = strip->q + d / 2 * width;
             const int64_t at = d / 8 * piece_stride;
@@ -91,7 +93,8 @@ FV_ALWAYS_INLINE void fv_one_score_as(float *scores, const fv_row_strip *strip, 
             FV_UNROLL
             for (int32_t j = 0; j < step_keys; j++) {
                 if (j * step_bytes % FV_CACHE_LINE == 0)
-                    fv_few_ask(&cursor, ahead, (d * step_keys + j * FV_ONE_STEP_DEPTH) * 2, FV_CACHE_LINE, FV_ONE_ASKS);
+                    fv_few_ask(&cursor, ahead, (d * step_keys + j * FV_ONE_STEP_DEPTH) * stored_bytes, FV_CACHE_LINE,
+                               FV_ONE_ASKS);
                 FV_UNROLL
                 for (int32_t i = 0; i < pairs && num_vectors == 1; i++)
                     acc[j] = fv_pairs_dot(acc[j], fv_one_pair(k[j] + at, i, piece_stride), row[i]);
@@ -121,32 +124,40 @@ static inline void fv_one_score(float *scores, const fv_row_strip *strip, const 
                                 const fv_strip_span *span, fv_strip_ahead *ahead)
 {
     (void)ahead;
-#define SCORE(VECTORS, KEYS, STRIDE) fv_one_score_as(scores, strip, rows, span, VECTORS, KEYS, STRIDE, order)
-#define SCORE_EACH(ORDER)                                                  \
-    do {                                                                   \
-        const fv_prefetch_order order = ORDER;                             \
-        const int64_t stride = rows->k_piece_stride;                       \
-        switch (2 * strip->num_vectors + (stride != FV_FEW_PIECE_BYTES)) { \
-        case 2: SCORE(1, FV_ONE_STEP_KEYS, FV_FEW_PIECE_BYTES); break;     \
-        case 3: SCORE(1, FV_ONE_STEP_KEYS, stride); break;                 \
-        case 4: SCORE(2, FV_ONE_STEP_KEYS / 2, FV_FEW_PIECE_BYTES); break; \
-        case 5: SCORE(2, FV_ONE_STEP_KEYS / 2, stride); break;             \
-        case 6: SCORE(3, FV_ONE_STEP_KEYS / 4, FV_FEW_PIECE_BYTES); break; \
-        default: SCORE(3, FV_ONE_STEP_KEYS / 4, stride); break;            \
-        }                                                                  \
+#define SCORE(VECTORS, KEYS, STRIDE, BYTES) \
+    fv_one_score_as(scores, strip, rows, span, VECTORS, KEYS, STRIDE, BYTES, order)
+#define SCORE_ROWS(VECTORS, KEYS)                            \
+    do {                                                     \
+        if (rows->stored_bytes == 1)                         \
+            SCORE(VECTORS, KEYS, FV_FEW_PIECE_BYTES, 1);     \
+        else if (rows->k_piece_stride == FV_FEW_PIECE_BYTES) \
+            SCORE(VECTORS, KEYS, FV_FEW_PIECE_BYTES, 2);     \
+        else                                                 \
+            SCORE(VECTORS, KEYS, rows->k_piece_stride, 2);   \
+    } while (0)
+#define SCORE_EACH(ORDER)                                    \
+    do {                                                     \
+        const fv_prefetch_order order = ORDER;               \
+        switch (strip->num_vectors) {                        \
+        case 1: SCORE_ROWS(1, FV_ONE_STEP_KEYS); break;      \
+        case 2: SCORE_ROWS(2, FV_ONE_STEP_KEYS / 2); break;  \
+        default: SCORE_ROWS(3, FV_ONE_STEP_KEYS / 4); break; \
+        }                                                    \
     } while (0)
     FV_ONE_EACH_ORDER(rows->ahead, SCORE_EACH)
 #undef SCORE_EACH
+#undef SCORE_ROWS
 #undef SCORE
 }
 
 /* --- sums += P V --------------------------------------------------------------------------------------------- */
 
 /* 8 rows x 32 columns, which begin `offset` bytes behind rows->v, for some keys, whose weights are `width` apart; asks for their
- * lines where `cursor` is not NULL. masked: a weight of 0 hides its value, be it infinite or NaN. */
+ * lines, half of them where an element has one byte in memory, where `cursor` is not NULL. masked: a weight of 0 hides its value, be it infinite or NaN. */
 FV_ALWAYS_INLINE void fv_one_add_pairs(float *sums, int32_t num_columns, const float *weights, int32_t width,
                                        const float *rescale, const char *const *v, int64_t offset, int32_t first,
-                                       int32_t end, const int32_t masked, fv_prefetch_cursor *cursor)
+                                       int32_t end, const int32_t masked, const int32_t stored_bytes,
+                                       fv_prefetch_cursor *cursor)
 {
     fv_lanes acc[FV_ONE_STEP_ROWS][2];
     FV_UNROLL
@@ -158,10 +169,11 @@ FV_ALWAYS_INLINE void fv_one_add_pairs(float *sums, int32_t num_columns, const f
         }
     }
     fv_prefetch_portion ahead = {0};
-    if (cursor) ahead = fv_few_portion(cursor, (end - first) * FV_CACHE_LINE);
+    const int64_t bytes_of_two = FV_CACHE_LINE * stored_bytes;
+    if (cursor) ahead = fv_few_portion(cursor, (end - first) * bytes_of_two / 2);
     int64_t asked = 0;
-    for (int32_t key = first / 2 * 2; key < end; key += 2, asked += 2 * FV_CACHE_LINE) {
-        if (cursor) fv_few_ask(cursor, ahead, asked, 2 * FV_CACHE_LINE, FV_ONE_ASKS);
+    for (int32_t key = first / 2 * 2; key < end; key += 2, asked += bytes_of_two) {
+        if (cursor) fv_few_ask(cursor, ahead, asked, bytes_of_two, FV_ONE_ASKS);
         const fv_words none = {0};
         const fv_words even = key < first ? none : fv_words_load(v[key] + offset);
         const fv_words odd = key + 1 >= end ? none : fv_words_load(v[key + 1] + offset);
@@ -184,7 +196,8 @@ FV_ALWAYS_INLINE void fv_one_add_pairs(float *sums, int32_t num_columns, const f
 }
 
 FV_ALWAYS_INLINE void fv_one_add_rows_as(const float *weights, const fv_row_strip *strip, const fv_key_rows *rows,
-                                         const fv_strip_span *span, const int32_t masked, const fv_prefetch_order order)
+                                         const fv_strip_span *span, const int32_t masked, const int32_t stored_bytes,
+                                         const fv_prefetch_order order)
 {
     const int32_t size = span->job->params->v_head_size, num_rows = span->job->num_rows;
     const int32_t width = fv_row_strip_width(strip);
@@ -192,7 +205,7 @@ FV_ALWAYS_INLINE void fv_one_add_rows_as(const float *weights, const fv_row_stri
     for (int32_t d = 0; d < size; d += FV_ONE_STEP_COLUMNS) {
         for (int32_t row = 0; row < num_rows; row += FV_ONE_STEP_ROWS)
             fv_one_add_pairs(strip->sums + (int64_t)row * size + d, size, weights + row, width, strip->rescale + row,
-                             rows->v, rows->v_offset + d * 2, span->first, span->end, masked,
+                             rows->v, rows->v_offset + d * 2, span->first, span->end, masked, stored_bytes,
                              row == 0 ? &cursor : NULL);
     }
     fv_prefetch_end(&cursor);
@@ -202,24 +215,29 @@ FV_ALWAYS_INLINE void fv_one_add_rows_as(const float *weights, const fv_row_stri
 static inline void fv_one_add_rows(const float *weights, const fv_row_strip *strip, const fv_key_rows *rows,
                                    const fv_strip_span *span)
 {
-#define ADD(ORDER) fv_one_add_rows_as(weights, strip, rows, span, 0, ORDER)
-#define ADD_MASKED(ORDER) fv_one_add_rows_as(weights, strip, rows, span, 1, ORDER)
-    if (span->is_edge) {
-        FV_ONE_EACH_ORDER(rows->ahead, ADD_MASKED)
-    } else {
-        FV_ONE_EACH_ORDER(rows->ahead, ADD)
-    }
+#define ADD(MASKED, BYTES) fv_one_add_rows_as(weights, strip, rows, span, MASKED, BYTES, order)
+#define ADD_EACH(ORDER)                                          \
+    do {                                                         \
+        const fv_prefetch_order order = ORDER;                   \
+        switch (2 * rows->stored_bytes + (span->is_edge != 0)) { \
+        case 2: ADD(0, 1); break;                                \
+        case 3: ADD(1, 1); break;                                \
+        case 4: ADD(0, 2); break;                                \
+        default: ADD(1, 2); break;                               \
+        }                                                        \
+    } while (0)
+    FV_ONE_EACH_ORDER(rows->ahead, ADD_EACH)
+#undef ADD_EACH
 #undef ADD
-#undef ADD_MASKED
 }
 
-/* A row of sums [row][col] in the lane order of bf16; `copy` has room for it. */
-static inline const float *fv_one_row_in_lanes(float *copy, const float *sums, int32_t num_columns)
+/* A row of sums [row][col] in the lane order of a dtype; `copy` has room for it. */
+static inline const float *fv_one_row_in_lanes(float *copy, const float *sums, int32_t num_columns, fv_dtype lane_dtype)
 {
     for (int32_t d = 0; d < num_columns; d += FV_ONE_STEP_COLUMNS) {
         float natural[FV_ONE_STEP_COLUMNS];
         fv_lanes_store_natural(natural, sums + d, sums + d + FV_STRIP_LANES);
-        fv_row_load_lanes(copy + d, (const char *)natural, FV_ONE_STEP_COLUMNS, FV_DTYPE_F32, FV_DTYPE_BF16);
+        fv_row_load_lanes(copy + d, (const char *)natural, FV_ONE_STEP_COLUMNS, FV_DTYPE_F32, lane_dtype);
     }
     return copy;
 }

@@ -151,10 +151,10 @@ static inline void fv_one_accumulate(float *weights, const fv_row_strip *strip, 
 }
 
 static inline const float *fv_one_sums_in_lanes(float *copy, const fv_row_strip *strip, int32_t row,
-                                                int32_t num_columns, int32_t in_pieces)
+                                                int32_t num_columns, fv_dtype lane_dtype, int32_t in_pieces)
 {
-    return in_pieces ? fv_one_columns_in_lanes(copy, strip->sums, fv_row_strip_width(strip), row, num_columns)
-                     : fv_one_row_in_lanes(copy, strip->sums + (int64_t)row * num_columns, num_columns);
+    if (in_pieces) return fv_one_columns_in_lanes(copy, strip->sums, fv_row_strip_width(strip), row, num_columns);
+    return fv_one_row_in_lanes(copy, strip->sums + (int64_t)row * num_columns, num_columns, lane_dtype);
 }
 
 #endif
