@@ -25,8 +25,7 @@ typedef struct fv_few_keys {
     const fv_attend_job *job;
     const fv_few_tables *tables;
     int32_t tile_keys;
-    int32_t
-        in_pieces; /* 1: kernels read elements where they lie in pieces (one_strip_pieces.h); tiles are whole blocks */
+    int32_t in_pieces; /* 1: elements are read where they lie in pieces (one_strip_pieces.h); tiles are whole blocks */
 } fv_few_keys;
 
 /* Keys of one tile that share a source, for one head. `first` and `end` count from the tile's first key. */
@@ -90,8 +89,8 @@ static inline fv_few_tables fv_few_tables_of(const fv_attend_params *params, voi
  * on the schedule. */
 static inline int32_t fv_few_tile_keys(const fv_attend_params *params, fv_dtype dtype, int64_t tile_bytes)
 {
-    const int32_t v_size = fv_kv_layout_is_latent(params->cache.layout) ? 0
-                                                                        : params->v_head_size; /* a part of the key */
+    const int32_t v_is_part_of_k = fv_kv_layout_is_latent(params->cache.layout);
+    const int32_t v_size = v_is_part_of_k ? 0 : params->v_head_size;
     const int64_t key_bytes = (int64_t)params->num_kv_heads * (params->head_size + v_size) *
                               (int64_t)fv_dtype_bytes(dtype);
     int32_t tile_keys = params->tile_keys;
@@ -214,7 +213,8 @@ static inline fv_few_tile fv_few_tile_from(const fv_few_keys *keys, int32_t key,
     return tile;
 }
 
-/* Portions pass the end of a run that is shorter, where an item has some of the KV heads: its lines are asked for one by one. */
+/* Portions pass the end of a run that is shorter, of some of the KV heads or of blocks of a token: its lines are asked for one by
+ * one. */
 #ifndef FV_FEW_LEAST_RUN_BYTES
 #define FV_FEW_LEAST_RUN_BYTES 512
 #endif
@@ -271,8 +271,7 @@ static inline void fv_few_tile_aim(fv_prefetch_stream *stream, const fv_few_keys
         .end = tile->end,
     };
     const int64_t apart = of.rows[1][tile->first] - of.rows[0][tile->first];
-    if (apart >= 0 &&
-        apart <= 2 * of.row_bytes) { /* packed: the value follows its key; of latents it is a part of it */
+    if (apart >= 0 && apart <= 2 * of.row_bytes) { /* packed: the value follows its key, or is a part of it */
         of.row_bytes = fv_max_i64(of.row_bytes, apart + params->v_head_size * element_bytes);
         of.num_planes = 1;
     }
@@ -283,7 +282,7 @@ static inline void fv_few_tile_aim(fv_prefetch_stream *stream, const fv_few_keys
     fv_prefetch_aim(stream, &of, FV_FEW_HAS_ORDERS ? fv_max_i32(1, params->ahead_tracks) : 1, FV_CACHE_LINE);
     if (!FV_FEW_HAS_ORDERS || stream->order != FV_PREFETCH_IN_ORDER) return;
     const int64_t key_bytes = fv_few_row_stride(of.rows[0], of.first, fv_min_i32(of.first + 2, of.end));
-    if (of.row_bytes < FV_FEW_LEAST_RUN_BYTES && key_bytes != of.row_bytes && key_bytes > 0)
+    if (of.row_bytes < FV_FEW_LEAST_RUN_BYTES && key_bytes != of.row_bytes)
         stream->order = FV_PREFETCH_IN_TRACKS;
     else if (params->ahead_is_near)
         stream->order = FV_PREFETCH_NEAR;

@@ -112,7 +112,7 @@ static inline void fv_one_add_pieces(const float *weights, const fv_row_strip *s
 #undef ADD
 }
 
-/* A row of sums [col][row] in the lane order of bf16. */
+/* A row of sums [col][row] in the lane order of bf16; `copy` has room for it. */
 static inline const float *fv_one_columns_in_lanes(float *copy, const float *sums, int32_t width, int32_t row,
                                                    int32_t num_columns)
 {
