@@ -33,7 +33,6 @@ typedef struct one_scratch {
 typedef struct one_item {
     const fv_attend_job *job;
     one_scratch scratch;
-    int32_t num_vectors;
     int32_t width; /* rows of the strip, those that pad it too */
     int32_t in_pieces, of_bytes;
 } one_item;
@@ -59,12 +58,18 @@ size_t FV_ISA_SYMBOL(fv_attend_one_strip_scratch)(const fv_attend_params *params
     return one_scratch_of(params, fv_max_i32(fv_min_i32(num_rows, FV_ONE_MOST_ROWS), FV_DECODE_ROWS), NULL).bytes;
 }
 
+/* 1: heads are whole steps of the products, which take such queries. */
+static int32_t takes(fv_dtype q_dtype, int32_t head_size, int32_t v_head_size)
+{
+    return head_size % FV_ONE_STEP_DEPTH == 0 && v_head_size % FV_ONE_STEP_COLUMNS == 0 &&
+           fv_one_takes_queries(q_dtype);
+}
+
 int32_t FV_ISA_SYMBOL(fv_attend_one_strip_serves)(const fv_attend_job *job, int64_t num_rows)
 {
     const fv_attend_params *params = job->params;
     if (num_rows < fv_one_least_rows(params) || num_rows > fv_one_most_rows(params)) return 0;
-    if (params->head_size % FV_ONE_STEP_DEPTH != 0 || params->v_head_size % FV_ONE_STEP_COLUMNS != 0) return 0;
-    if (!fv_one_takes_queries(params->q_dtype)) return 0;
+    if (!takes(params->q_dtype, params->head_size, params->v_head_size)) return 0;
     return fv_few_reads_bf16(job) || fv_one_reads_pieces(job) || fv_one_reads_bytes(job, num_rows);
 }
 
@@ -72,8 +77,7 @@ int32_t FV_ISA_SYMBOL(fv_attend_one_strip_shared_rows)(const fv_problem *problem
 {
     const fv_mha_shape *mha = &problem->mha;
     const int32_t v_head_size = mha->v_head_size ? mha->v_head_size : mha->head_size;
-    if (mha->head_size % FV_ONE_STEP_DEPTH != 0 || v_head_size % FV_ONE_STEP_COLUMNS != 0) return FV_DECODE_ROWS;
-    if (!fv_one_takes_queries(problem->q_dtype)) return FV_DECODE_ROWS;
+    if (!takes(problem->q_dtype, mha->head_size, v_head_size)) return FV_DECODE_ROWS;
     const int32_t of_bytes = fv_dtype_bytes(problem->kv_dtype) == 1 &&
                              problem->kv_scaling != FV_KV_SCALING_PER_TOKEN_HEAD;
     if (problem->kv_dtype != FV_DTYPE_BF16 && !of_bytes) return FV_DECODE_ROWS;
@@ -87,7 +91,7 @@ static void head_init(const one_item *one, int32_t head)
     fv_row_strip *strip = &one->scratch.strips[head];
     strip->q = one->scratch.q + (int64_t)head * params->head_size * one->width;
     strip->sums = one->scratch.sums + (int64_t)head * one->width * params->v_head_size;
-    fv_row_strip_init(strip, one->job, kv_head, 0, one->num_vectors);
+    fv_row_strip_init(strip, one->job, kv_head, 0, one->width / FV_STRIP_LANES);
     fv_row_strip_pack_queries(strip, one->job, kv_head);
     memset(strip->sums, 0, (size_t)one->width * (size_t)params->v_head_size * sizeof(float));
 }
@@ -126,12 +130,10 @@ static void finish_head(const one_item *one, int32_t head)
 
 void FV_ISA_SYMBOL(fv_attend_one_strip)(const fv_attend_job *job, const fv_attend_job *next_job, void *memory)
 {
-    const int32_t num_vectors = fv_one_num_vectors(job->num_rows);
     one_item one = {
         .job = job,
         .scratch = one_scratch_of(job->params, job->num_rows, memory),
-        .num_vectors = num_vectors,
-        .width = num_vectors * FV_STRIP_LANES,
+        .width = fv_one_num_vectors(job->num_rows) * FV_STRIP_LANES,
         .in_pieces = fv_one_reads_pieces(job),
         .of_bytes = fv_dtype_bytes(job->cache.stored) == 1, /* where there is a cache */
     };

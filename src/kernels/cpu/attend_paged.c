@@ -25,6 +25,12 @@ static int64_t num_rows_of(const fv_attend_params *params, const fv_work_item *i
     return fv_max_i32(query_len, item->num_tokens) * group;
 }
 
+/* Without keys where there is none. */
+static fv_attend_job job_of_next(const fv_attend_params *params, const fv_work_item *next)
+{
+    return next ? fv_attend_job_of(params, next) : (fv_attend_job){0};
+}
+
 /* `next`: the item that the worker will probably take up afterwards, or NULL. */
 static void attend_item(const fv_attend_params *params, const fv_work_item *item, const fv_work_item *next,
                         int32_t worker)
@@ -32,10 +38,9 @@ static void attend_item(const fv_attend_params *params, const fv_work_item *item
     void *scratch = (char *)params->scratch + (size_t)worker * params->scratch_bytes;
     const fv_attend_job job = fv_attend_job_of(params, item);
     const int64_t num_rows = num_rows_of(params, item);
-    fv_attend_job next_job = {0};
-    if (next) next_job = fv_attend_job_of(params, next);
 #if FV_HAS_ONE_STRIP
     if (FV_ISA_SYMBOL(fv_attend_one_strip_serves)(&job, num_rows)) {
+        const fv_attend_job next_job = job_of_next(params, next);
         FV_ISA_SYMBOL(fv_attend_one_strip)(&job, &next_job, scratch);
         return;
     }
@@ -51,6 +56,7 @@ static void attend_item(const fv_attend_params *params, const fv_work_item *item
         FV_BASE_SYMBOL(fv_attend_packed_rows)(&job, scratch);
         return;
     }
+    const fv_attend_job next_job = job_of_next(params, next);
     if (FV_ISA_SYMBOL(fv_attend_few_serves)(&job, num_rows))
         FV_ISA_SYMBOL(fv_attend_few_rows)(&job, &next_job, scratch);
     else

@@ -64,6 +64,14 @@ FV_ALWAYS_INLINE uint32_t fv_pairs_seen(uint32_t pair)
     return ((pair & 0x7fffu) != 0 ? 0xffffu : 0) | ((pair & 0x7fff0000u) != 0 ? 0xffff0000u : 0);
 }
 
+/* The same of a pair in each lane. */
+FV_ALWAYS_INLINE fv_words fv_pairs_seen_each(fv_words pairs)
+{
+    const fv_lane_bits bits = (fv_lane_bits)pairs;
+    return (fv_words)(((fv_lane_bits)((bits & 0x7fffu) != 0) & 0xffffu) |
+                      ((fv_lane_bits)((bits & 0x7fff0000u) != 0) & 0xffff0000u));
+}
+
 /* The same pair in all lanes. */
 FV_ALWAYS_INLINE fv_words fv_pairs_splat(uint32_t pair) { return (fv_words)((fv_lane_bits){0} + pair); }
 

@@ -152,8 +152,9 @@ static inline void fv_one_score(float *scores, const fv_row_strip *strip, const 
 
 /* --- sums += P V --------------------------------------------------------------------------------------------- */
 
-/* 8 rows x 32 columns, which begin `offset` bytes behind rows->v, for some keys, whose weights are `width` apart; asks for their
- * lines, half of them where an element has one byte in memory, where `cursor` is not NULL. masked: a weight of 0 hides its value, be it infinite or NaN. */
+/* 8 rows x 32 columns, which begin `offset` bytes behind rows->v, for some keys, whose weights are `width` apart. Asks for their
+ * lines where `cursor` is not NULL, half of them where an element has one byte in memory. masked: a weight of 0 hides its value,
+ * be it infinite or NaN. */
 FV_ALWAYS_INLINE void fv_one_add_pairs(float *sums, int32_t num_columns, const float *weights, int32_t width,
                                        const float *rescale, const char *const *v, int64_t offset, int32_t first,
                                        int32_t end, const int32_t masked, const int32_t stored_bytes,
@@ -231,15 +232,11 @@ static inline void fv_one_add_rows(const float *weights, const fv_row_strip *str
 #undef ADD
 }
 
-/* A row of sums [row][col] in the lane order of a dtype; `copy` has room for it. */
-static inline const float *fv_one_row_in_lanes(float *copy, const float *sums, int32_t num_columns, fv_dtype lane_dtype)
+/* A row of sums [row][col] in natural order. */
+static inline void fv_one_unblock_row(float *natural, const float *sums, int32_t num_columns)
 {
-    for (int32_t d = 0; d < num_columns; d += FV_ONE_STEP_COLUMNS) {
-        float natural[FV_ONE_STEP_COLUMNS];
-        fv_lanes_store_natural(natural, sums + d, sums + d + FV_STRIP_LANES);
-        fv_row_load_lanes(copy + d, (const char *)natural, FV_ONE_STEP_COLUMNS, FV_DTYPE_F32, lane_dtype);
-    }
-    return copy;
+    for (int32_t d = 0; d < num_columns; d += FV_ONE_STEP_COLUMNS)
+        fv_lanes_store_natural(natural + d, sums + d, sums + d + FV_STRIP_LANES);
 }
 
 #endif

@@ -12,14 +12,6 @@
 
 enum { FV_ONE_MOST_COLUMNS = 16 };
 
-/* The words of each pair that are not 0. */
-FV_ALWAYS_INLINE fv_words fv_one_seen(fv_words pairs)
-{
-    const fv_lane_bits bits = (fv_lane_bits)pairs;
-    return (fv_words)(((fv_lane_bits)((bits & 0x7fffu) != 0) & 0xffffu) |
-                      ((fv_lane_bits)((bits & 0x7fff0000u) != 0) & 0xffff0000u));
-}
-
 /* Adds two keys to some columns, which begin at `from` and are `stride` bytes apart. keys: the words of those that the span has;
  * the slot of another may hold anything. masked: a weight of 0 hides its value, be it infinite or NaN. */
 FV_ALWAYS_INLINE void fv_one_add_pair(fv_lanes *acc, const float *weights, const char *from, int64_t stride,
@@ -30,7 +22,7 @@ FV_ALWAYS_INLINE void fv_one_add_pair(fv_lanes *acc, const float *weights, const
     FV_UNROLL
     for (int32_t i = 0; i < num_vectors; i++) {
         weight[i] = fv_words_load(weights + i * FV_STRIP_LANES);
-        seen[i] = masked ? fv_one_seen(weight[i]) : weight[i];
+        seen[i] = masked ? fv_pairs_seen_each(weight[i]) : weight[i];
     }
     FV_UNROLL
     for (int32_t c = 0; c < num_columns; c++) {
@@ -112,16 +104,11 @@ static inline void fv_one_add_pieces(const float *weights, const fv_row_strip *s
 #undef ADD
 }
 
-/* A row of sums [col][row] in the lane order of bf16; `copy` has room for it. */
-static inline const float *fv_one_columns_in_lanes(float *copy, const float *sums, int32_t width, int32_t row,
-                                                   int32_t num_columns)
+/* A row of sums [col][row]. */
+static inline void fv_one_gather_columns(float *natural, const float *sums, int32_t width, int32_t row,
+                                         int32_t num_columns)
 {
-    for (int32_t d = 0; d < num_columns; d += 16) {
-        float natural[16];
-        for (int32_t i = 0; i < 16; i++) natural[i] = sums[(d + i) * width + row];
-        fv_row_load_lanes(copy + d, (const char *)natural, 16, FV_DTYPE_F32, FV_DTYPE_BF16);
-    }
-    return copy;
+    for (int32_t d = 0; d < num_columns; d++) natural[d] = sums[d * width + row];
 }
 
 /* --- rows or pieces --------------------------------------------------------------------------------------------- */
@@ -150,11 +137,16 @@ static inline void fv_one_accumulate(float *weights, const fv_row_strip *strip, 
         fv_one_add_pieces(weights, strip, rows, span);
 }
 
+/* A row of sums in lane order; `copy` has room for it. */
 static inline const float *fv_one_sums_in_lanes(float *copy, const fv_row_strip *strip, int32_t row,
                                                 int32_t num_columns, fv_dtype lane_dtype, int32_t in_pieces)
 {
-    if (in_pieces) return fv_one_columns_in_lanes(copy, strip->sums, fv_row_strip_width(strip), row, num_columns);
-    return fv_one_row_in_lanes(copy, strip->sums + (int64_t)row * num_columns, num_columns, lane_dtype);
+    if (in_pieces)
+        fv_one_gather_columns(copy, strip->sums, fv_row_strip_width(strip), row, num_columns);
+    else
+        fv_one_unblock_row(copy, strip->sums + (int64_t)row * num_columns, num_columns);
+    fv_row_load_lanes(copy, (const char *)copy, num_columns, FV_DTYPE_F32, lane_dtype);
+    return copy;
 }
 
 #endif
