@@ -237,6 +237,7 @@ static size_t variant_scratch(const fv_plan *plan, const fv_attend_variant *vari
         .context_parallel = problem->context_parallel,
         .block_q = rule->block_q,
         .tile_keys = rule->tile_keys,
+        .cache.layout = problem->kv_layout,
         .max_seq_len = plan->bounds.max_seq_len,
     };
     return variant->scratch_bytes(&params);

@@ -114,6 +114,31 @@ static void mla_pieces(check_case_list *list)
     }
 }
 
+/* The 656-byte entry: every number of strips of rows, keys that some rows do not see, blocks of keys with ends; the first are
+ * small enough for the emulated tables. */
+static void mla_entries(check_case_list *list)
+{
+    static const int32_t num_heads[] = {128, 16, 8, 24, 32, 48, 64, 80, 100, 112, 4};
+    static const int32_t block_sizes[] = {64, 16, 1};
+    const lens_list lens[] = {
+        LENS(C(1, 130), C(1, 33), C(1, 1)),
+        LENS(C(2, 40), C(3, 33), C(1, 0)),
+        LENS(C(5, 9), C(1, 97)),
+        LENS(C(1, 300)),
+        LENS(C(1, 1500), C(1, 257), C(1, 33), C(1, 1)),
+        LENS(C(2, 700), C(5, 90), C(1, 4000)),
+        LENS(C(7, 7), C(16, 300), C(3, 513), C(1, 0)),
+    };
+    for (int32_t cell = 0; cell < 11 * 7; cell++) {
+        check_case test = mla_case(num_heads[cell % 11], block_sizes[cell / 4 % 3],
+                                   cell % 6 == 5 ? FV_DTYPE_F16 : FV_DTYPE_BF16);
+        set_cache(&test, 3);
+        test.problem.window = cell % 5 == 4 ? 20 : 0;
+        test.problem.returns_lse = cell % 2;
+        grid_add_both_paths(list, "mla_entries", test, &lens[cell % 7]);
+    }
+}
+
 void check_mla_cases(check_case_list *list)
 {
     mla_static_lists(list);
@@ -121,4 +146,5 @@ void check_mla_cases(check_case_list *list)
     mla_backends(list);
     mla_masks(list);
     mla_pieces(list);
+    mla_entries(list);
 }

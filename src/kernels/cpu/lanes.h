@@ -494,14 +494,12 @@ FV_ALWAYS_INLINE int32_t fv_words_key(const int32_t p, const int32_t half) { ret
 
 /* Two rows of 32 elements to pairs, in two rows of 16: element 8 i + j makes pair 4 i + j of the low row for j < 4, and
  * pair 4 i + j - 4 of the high row for the others: a shuffle within 16 bytes. */
-FV_ALWAYS_INLINE void fv_words_store_pairs(char *low, char *high, const char *even, const char *odd)
+FV_ALWAYS_INLINE void fv_words_pair(fv_lane_bits rows[2], const char *even, const char *odd)
 {
-    fv_words a, b;
-    memcpy(&a, even, sizeof(a));
-    memcpy(&b, odd, sizeof(b));
+    const fv_words a = fv_words_load(even), b = fv_words_load(odd);
 #if defined(__AVX512BW__)
-    _mm512_storeu_si512(low, _mm512_unpacklo_epi16((__m512i)a, (__m512i)b));
-    _mm512_storeu_si512(high, _mm512_unpackhi_epi16((__m512i)a, (__m512i)b));
+    rows[0] = (fv_lane_bits)_mm512_unpacklo_epi16((__m512i)a, (__m512i)b);
+    rows[1] = (fv_lane_bits)_mm512_unpackhi_epi16((__m512i)a, (__m512i)b);
 #else
     uint16_t pairs[2][32];
     for (int32_t i = 0; i < 32; i++) {
@@ -509,9 +507,16 @@ FV_ALWAYS_INLINE void fv_words_store_pairs(char *low, char *high, const char *ev
         pairs[i / 4 % 2][2 * pair] = a[i];
         pairs[i / 4 % 2][2 * pair + 1] = b[i];
     }
-    memcpy(low, pairs[0], 64);
-    memcpy(high, pairs[1], 64);
+    memcpy(rows, pairs, sizeof(pairs));
 #endif
+}
+
+FV_ALWAYS_INLINE void fv_words_store_pairs(char *low, char *high, const char *even, const char *odd)
+{
+    fv_lane_bits rows[2];
+    fv_words_pair(rows, even, odd);
+    fv_lanes_store(low, (fv_lanes)rows[0]);
+    fv_lanes_store(high, (fv_lanes)rows[1]);
 }
 
 /* The way back for sums of such columns: two vectors of 16 to 32 elements. */

@@ -429,7 +429,7 @@ static int32_t attend_heads(few_item *few)
 int32_t FV_ISA_SYMBOL(fv_few_tiles_serve)(const fv_attend_job *job)
 {
     const fv_attend_params *params = job->params;
-    if (fv_tile_pieces(params) > 1) return 0;
+    if (fv_tile_pieces(params) > 1 || fv_has_latent_parts(params)) return 0;
     if (job->num_rows > FV_TILE_STRIP_ROWS && FV_ISA_SYMBOL(fv_shared_strips)(params, 2)) return 0;
     if (job->num_rows > FV_FEW_TILE_ROWS) return 0;
     for (int32_t head = 0; head < job->item->num_kv_heads; head++)

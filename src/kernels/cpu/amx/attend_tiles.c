@@ -415,7 +415,8 @@ static int32_t attend_heads(fv_tile_item *item)
 int32_t FV_ISA_SYMBOL(fv_attend_tiles)(const fv_attend_job *job, void *memory, fv_rescaling rescaling,
                                        fv_key_shares *shares)
 {
-    const int32_t is_few = job->num_rows <= FV_TILE_STRIP_ROWS;
+    const int32_t has_parts = fv_has_latent_parts(job->params);
+    const int32_t is_few = job->num_rows <= FV_TILE_STRIP_ROWS && !has_parts;
     const int32_t end_head = job->item->first_kv_head + job->item->num_kv_heads, run = is_few ? FV_TILE_MAX_HEADS : 1;
     fv_tile_item item;
     fv_tile_item_begin(&item, job);
@@ -424,11 +425,13 @@ int32_t FV_ISA_SYMBOL(fv_attend_tiles)(const fv_attend_job *job, void *memory, f
     item.k_scales = item.v_scales = NULL;
     item.num_strips = fv_num_strips(job->num_rows);
     item.block_keys = is_few ? FV_TILE_FEW_KEYS : FV_TILE_MANY_KEYS;
+    if (has_parts && item.num_strips > 2) item.block_keys = FV_TILE_PIECED_KEYS;
     const int32_t in_rows = fv_tile_reads_value(&item, &job->cache) || item.converts_latents;
     const int32_t has_scales = job->has_k_scales || job->has_v_scales, is_cached = job->keys.end <= job->dense_from;
     const int32_t shared = in_rows && is_cached && !has_scales
                                ? FV_ISA_SYMBOL(fv_shared_strips)(job->params, item.num_strips)
                                : 0;
+    if (has_parts && !shared) return 0;
     const int32_t many = !shared && FV_ISA_SYMBOL(fv_many_tiles_serve)(job, item.num_strips, rescaling);
     int32_t is_done = 1;
     fv_tiles_configure(&item.tiles, FV_TILE_ROWS);

@@ -63,8 +63,8 @@ static inline int32_t fv_item_loop_is_slow(const fv_attend_params *params)
 {
     const fv_kv_view *cache = &params->cache;
     const int32_t has_piece_words = fv_dtype_bytes(cache->dtype) == 2 && fv_has_piece_rows(params);
-    return cache->dtype == FV_DTYPE_I8 || cache->k_scales.data || cache->v_scales.data || has_piece_words ||
-           fv_heads_are_padded(params->head_size, params->v_head_size);
+    return cache->dtype == FV_DTYPE_I8 || fv_has_latent_parts(params) || cache->k_scales.data || cache->v_scales.data ||
+           has_piece_words || fv_heads_are_padded(params->head_size, params->v_head_size);
 }
 
 /* Rows from which on tiles pay. */

@@ -252,7 +252,8 @@ static inline void fv_tile_aim_ahead(fv_tile_item *item, const fv_key_block *blo
         .num_heads = item->num_heads,
         .offset = item->first_head * source->k.head_stride,
         .head_stride = source->k.head_stride,
-        .row_bytes = item->natural.params->head_size * element_bytes,
+        .row_bytes = fv_has_latent_parts(item->job->params) ? source->k.slot_stride
+                                                            : item->natural.params->head_size * element_bytes,
         .first = block->first,
         .end = end,
     };

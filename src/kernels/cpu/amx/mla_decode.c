@@ -1,5 +1,5 @@
-/* mla_decode with tiles: the values of a latent are the first of its elements. The 656-byte entry, rotation at reading and
- * scales of single latents go to the level below.
+/* mla_decode with tiles: the values of a latent are the first of its elements. Rotation at reading, scales of single
+ * latents and the 656-byte entry for results of more than bf16 go to the level below.
  *
  * Variants differ in how sums are rescaled (tile_scale.h): "tiles128" multiplies the rows whose maximum or reference moves,
  * "amla" adds to their bits, "amla_multiply" multiplies all rows at each block. */
@@ -19,18 +19,25 @@ static int32_t attend_item(const fv_attend_params *params, const fv_work_item *i
     return fv_item_loop_tiles(&job, num_rows, scratch, rescaling, shares);
 }
 
+static int32_t serves(const fv_attend_params *params)
+{
+    if (params->rotation.cos || params->cache.k_scales.data) return 0;
+    if (!fv_has_latent_parts(params)) return params->cache.layout == FV_KV_LAYOUT_LATENT;
+    return params->q_dtype == FV_DTYPE_BF16 && params->out_dtype == FV_DTYPE_BF16;
+}
+
 static fv_status launch(const fv_launch *launch_at, const fv_attend_params *params, const fv_attend_variant *base,
                         fv_rescaling rescaling)
 {
-    if (params->cache.layout != FV_KV_LAYOUT_LATENT || params->rotation.cos || params->cache.k_scales.data)
-        return base->launch(launch_at, params);
+    if (!serves(params)) return base->launch(launch_at, params);
     return fv_item_loop_run(&(fv_item_loop){launch_at, params, base, attend_item, rescaling, NULL});
 }
 
 static const char *why_not(const fv_problem *problem, const fv_attend_variant *base)
 {
 #if defined(FV_TILES_EMULATED)
-    if (problem->kv_layout == FV_KV_LAYOUT_LATENT_FP8_DS) return "tiles are of bf16";
+    if (problem->kv_layout == FV_KV_LAYOUT_LATENT_FP8_DS && problem->q_dtype != FV_DTYPE_BF16)
+        return "tiles take the 656-byte entry for queries of bf16";
     if (problem->kv_scaling == FV_KV_SCALING_PER_TOKEN_HEAD) return "tiles take no scales of single latents";
 #endif
     return fv_item_loop_why_not(problem, base);

@@ -8,6 +8,7 @@
 #include "kernels/cpu/piece_rows.h"
 #include "kernels/cpu/prefetch_stream.h"
 #include "kernels/cpu/row_strip.h"
+#include "kvcache/latent_entry.h"
 
 enum {
     FV_TILE_STRIP_ROWS = FV_TILE_COLUMNS,
@@ -15,6 +16,7 @@ enum {
     FV_FEW_TILE_ROWS = 32,     /* of a KV head, up to here values are read where they lie: attend_few_tiles.c */
     FV_TILE_FEW_KEYS = 32,     /* of a block, one strip: near to the order in which rows lie, and soon begun */
     FV_TILE_MANY_KEYS = 256,   /* many strips: the sums pass once for eight products */
+    FV_TILE_PIECED_KEYS = 128, /* values in two pieces: twice as many products, and as many bytes of pairs */
     FV_TILE_MANY_STRIPS = 8,   /* from here on items take attend_many_tiles.c */
     FV_TILE_PIECED_STRIPS = 4, /* the same in pieces */
     FV_TILE_COPY_STRIPS = 16,  /* from here on others have K copied to tiles */
@@ -26,6 +28,7 @@ enum {
     FV_AHEAD_BYTES = 256,
     FV_TILE_PAGE = 4096,
     FV_TILE_SLICE_PAD = 256, /* bytes between runs of columns of V that share a block */
+    FV_LATENT_PARTS = FV_DS_LATENT / FV_DS_TILE,
 };
 
 /* Where tile kernels start: a strip with its tiles. */
@@ -46,16 +49,24 @@ typedef struct fv_key_block {
     const char **v_rows;
 } fv_key_block;
 
+/* Scales of the keys of a block, whose latents have some by parts: latent_parts.h. */
+typedef struct fv_part_scales {
+    float of_keys[FV_LATENT_PARTS][FV_TILE_MANY_KEYS];
+    float of_high[FV_LATENT_PARTS][FV_TILE_MANY_KEYS]; /* of both pieces of values */
+    float of_low[FV_LATENT_PARTS][FV_TILE_MANY_KEYS];
+} fv_part_scales;
+
 typedef struct fv_tile_scratch {
     fv_tile_strip *strips; /* [heads][num_strips] */
     char *q;
     float *sums;
-    size_t sums_stride;      /* from strip to strip */
-    float *weight_sums;      /* [strips][16][16]: of a row's weights as bf16, in 16 parts; many strips only */
-    float *row_sums;         /* the same of its weights in fp32 */
-    float *scores;           /* of two pairs of strips, in turn, or of all that share a block: [2][2][block_keys][16] */
-    char *weights;           /* of two pairs in turn, or of all: [2][2][pieces][block_keys / 32] A tiles */
-    float *step_scores;      /* [2][32][16]: a step of a pair of strips that share a block */
+    size_t sums_stride; /* from strip to strip */
+    float *weight_sums; /* [strips][16][16]: of a row's weights as bf16, in 16 parts; many strips only */
+    float *row_sums;    /* the same of its weights in fp32 */
+    float *scores;      /* of two pairs of strips, in turn, or of all that share a block: [2][2][block_keys][16] */
+    char *weights;      /* of two pairs in turn, or of all: [2][2][pieces][block_keys / 32] A tiles */
+    float *step_scores; /* [2][32][16]: a step of a pair of strips that share a block; of parts: three of these */
+    fv_part_scales *part_scales;
     char *spread;            /* [2][16 lanes][4] rows of A tiles: attend_few_tiles.c */
     char *pairs;             /* [pieces][block_keys / 32][Dv / 16] B tiles of V */
     char *k_copies;          /* [block_keys / 16][pieces][D / 32] A tiles */
@@ -123,6 +134,12 @@ static inline int32_t fv_heads_are_padded(int32_t head_size, int32_t v_head_size
 static inline int32_t fv_has_piece_rows(const fv_attend_params *params)
 {
     return fv_cache_has_piece_rows(&params->cache);
+}
+
+/* 1: latents have scales by parts (latent_parts.h). */
+static inline int32_t fv_has_latent_parts(const fv_attend_params *params)
+{
+    return params->cache.layout == FV_KV_LAYOUT_LATENT_FP8_DS;
 }
 
 /* 1: keys are of a byte an element, and values the first of their elements, so that rows of bf16 serve for both. */
@@ -226,8 +243,12 @@ static inline fv_tile_scratch fv_tile_scratch_of(const fv_attend_params *params,
     scratch.weights = fv_scratch_take(memory, &scratch.bytes, weighed * strip_scores * pieces_bytes);
     scratch.spread = fv_scratch_take(memory, &scratch.bytes, 8 * (size_t)FV_TILE_BYTES);
     const size_t slices = shared_strips ? v_size / (2 * FV_TILE_COLUMNS) : 0;
-    scratch.step_scores = fv_scratch_take(memory, &scratch.bytes, (shared_strips ? 4 : 0) * (size_t)FV_TILE_BYTES);
-    scratch.pairs = fv_scratch_take(memory, &scratch.bytes, keys * v_bytes + slices * FV_TILE_SLICE_PAD);
+    const size_t has_parts = shared_strips && fv_has_latent_parts(params), rooms = has_parts ? 3 : 1;
+    scratch.part_scales = fv_scratch_take(memory, &scratch.bytes, has_parts ? sizeof(fv_part_scales) : 0);
+    scratch.step_scores = fv_scratch_take(memory, &scratch.bytes,
+                                          (shared_strips ? 4 * rooms : 0) * (size_t)FV_TILE_BYTES);
+    scratch.pairs = fv_scratch_take(memory, &scratch.bytes,
+                                    (has_parts ? 2 : 1) * (keys * v_bytes + slices * FV_TILE_SLICE_PAD));
     scratch.k_copies = fv_scratch_take(memory, &scratch.bytes, keys * k_bytes);
     const size_t copied_keys = block_keys == FV_TILE_FEW_KEYS ? 2 * keys : 0;
     scratch.head_copies = fv_scratch_take(memory, &scratch.bytes,
