@@ -66,8 +66,8 @@ static void convert_rows(fv_shared_item *shared, const fv_key_block *keys)
         const int32_t first = t * FV_TILE_ROWS;
         char *rows = scratch->k_copies + first * row_bytes;
         if (shared->has_parts)
-            shared->pairs.not_finite |= fv_latent_parts_to_rows(rows, scratch->part_scales, keys, first) &&
-                                        shared->pairs.looks;
+            shared->pairs.not_finite |= fv_latent_parts_to_rows(rows, scratch->part_scales, keys, first,
+                                                                shared->pairs.looks);
         else
             fv_tile_convert_rows(rows, item, keys, item->first_head, first);
         for (int32_t i = 0; i < FV_TILE_ROWS; i++) shared->values[first + i] = rows + i * row_bytes;

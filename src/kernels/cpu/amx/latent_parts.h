@@ -41,8 +41,9 @@ static inline int32_t fv_part_scale_set(fv_part_scales *scales, int32_t part, in
     return !(fabsf(scale) < FV_MAX_PART_SCALE);
 }
 
-/* A key of the block to a row of bf16, and its scales. Returns 1 where a value is infinite, NaN or near to that. */
-static inline int32_t fv_latent_parts_of_entry(char *row, fv_part_scales *scales, const char *entry, int32_t key)
+/* A key of the block to a row of bf16, and its scales. Returns 1 where it `looks` and a value is infinite, NaN or near to that. */
+static inline int32_t fv_latent_parts_of_entry(char *row, fv_part_scales *scales, const char *entry, int32_t key,
+                                               int32_t looks)
 {
     int32_t is_odd = 0;
     fv_byte_rows_convert(row, 0, FV_TILE_ROW_BYTES, &entry, 1, 0, FV_DS_LATENT, FV_DTYPE_F8_E4M3);
@@ -52,19 +53,20 @@ static inline int32_t fv_latent_parts_of_entry(char *row, fv_part_scales *scales
         memcpy(&scale, entry + FV_DS_SCALES_AT + part * (int32_t)sizeof(scale), sizeof(scale));
         is_odd |= fv_part_scale_set(scales, part, key, scale);
     }
-    for (int32_t d = 0; d < FV_DS_LATENT; d += FV_TILE_DEPTH) is_odd |= fv_words_not_finite(row + d * FV_BF16_BYTES);
-    return is_odd;
+    for (int32_t d = 0; looks && d < FV_DS_LATENT; d += FV_TILE_DEPTH)
+        is_odd |= fv_words_not_finite(row + d * FV_BF16_BYTES);
+    return looks && is_odd;
 }
 
 /* 16 keys of the block from `first` on so; zeros for those that are not the item's. */
 static inline int32_t fv_latent_parts_to_rows(char *rows, fv_part_scales *scales, const fv_key_block *block,
-                                              int32_t first)
+                                              int32_t first, int32_t looks)
 {
     const int64_t row_bytes = (FV_DS_LATENT + FV_DS_ROPE) * FV_BF16_BYTES;
     int32_t is_odd = 0;
     for (int32_t key = first; key < first + FV_TILE_ROWS; key++, rows += row_bytes) {
         if (key >= block->first && key < block->end) {
-            is_odd |= fv_latent_parts_of_entry(rows, scales, block->k_rows[key], key);
+            is_odd |= fv_latent_parts_of_entry(rows, scales, block->k_rows[key], key, looks);
             continue;
         }
         memset(rows, 0, (size_t)row_bytes);

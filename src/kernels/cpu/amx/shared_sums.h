@@ -199,41 +199,48 @@ static void fv_shared_add_all(fv_shared_item *shared)
 
 /* --- sums of one pair, of values in pieces ---------------------------------------------------------------------------- */
 
-/* Pairs of a step in the making, for columns whose sums are in tiles: one strip 64, two strips 32. Who has no other pair to share
- * them with leaves them in L1. */
-typedef struct fv_piece_maker {
-    const fv_shared_item *shared;
-    char *to;
-    int32_t step, column;
-    int32_t slices; /* of 32 columns */
-    int32_t unit;   /* the next: two keys and 32 columns */
-} fv_piece_maker;
-
 enum {
     FV_HIGH_PAIRS_BYTES = 4 * FV_TILE_BYTES, /* of the high pieces; the low ones follow */
-    FV_PIECE_PRODUCTS = 8,
+    FV_PIECE_PRODUCTS = 8,                   /* of a step */
 };
 
-FV_ALWAYS_INLINE void fv_piece_maker_unit(fv_piece_maker *maker)
+/* Pairs of a step in the making, for columns of one part whose sums are in tiles: one strip 64, two strips 32. Who has no other
+ * pair to share them with leaves them in L1. */
+typedef struct fv_piece_maker {
+    const char *const *rows; /* of the next two keys */
+    int64_t offset;          /* of the columns in them */
+    fv_pair_scales scales;
+    char *to;
+} fv_piece_maker;
+
+FV_ALWAYS_INLINE fv_piece_maker fv_piece_maker_of(const fv_shared_item *shared, int32_t step, int32_t column, char *to)
 {
-    const fv_shared_item *shared = maker->shared;
-    const int32_t key = maker->step * FV_STEP_KEYS + maker->unit / maker->slices * 2,
-                  slice = maker->unit % maker->slices;
-    const int32_t column = maker->column + slice * FV_SUM_COLUMNS;
-    const int64_t offset = column * FV_BF16_BYTES;
-    const fv_pair_scales scales = fv_pair_scales_at(shared->pairs.scales, column, key);
-    fv_words_store_piece_pairs(maker->to + slice * 2 * FV_TILE_BYTES + key % FV_STEP_KEYS / 2 * FV_TILE_ROW_BYTES,
-                               FV_HIGH_PAIRS_BYTES, shared->values[key] + offset, shared->values[key + 1] + offset,
-                               &scales);
-    maker->unit++;
+    const int32_t key = step * FV_STEP_KEYS;
+    return (fv_piece_maker){shared->values + key, column * FV_BF16_BYTES,
+                            fv_pair_scales_at(shared->pairs.scales, column, key), to};
+}
+
+/* `times` two keys. */
+FV_ALWAYS_INLINE void fv_piece_maker_run(fv_piece_maker *maker, const int32_t times, const int32_t num)
+{
+    FV_UNROLL
+    for (int32_t i = 0; i < times; i++) {
+        const char *even = maker->rows[0] + maker->offset, *odd = maker->rows[1] + maker->offset;
+        FV_UNROLL
+        for (int32_t slice = 0; slice < 2 / num; slice++)
+            fv_words_store_piece_pairs(maker->to + slice * 2 * FV_TILE_BYTES, FV_HIGH_PAIRS_BYTES,
+                                       even + slice * FV_CACHE_LINE, odd + slice * FV_CACHE_LINE, &maker->scales);
+        maker->rows += 2;
+        maker->scales.high += 2;
+        maker->scales.low += 2;
+        maker->to += FV_TILE_ROW_BYTES;
+    }
 }
 
 /* What goes beside one of a step's products. */
-FV_ALWAYS_INLINE void fv_piece_maker_run(fv_piece_maker *maker, const int32_t num)
+FV_ALWAYS_INLINE void fv_piece_maker_beside(fv_piece_maker *maker, const int32_t num)
 {
-    if (!maker) return;
-    FV_UNROLL
-    for (int32_t i = 0; i < FV_STEP_KEYS / 2 * (2 / num) / FV_PIECE_PRODUCTS; i++) fv_piece_maker_unit(maker);
+    if (maker) fv_piece_maker_run(maker, FV_STEP_KEYS / 2 / FV_PIECE_PRODUCTS, num);
 }
 
 /* Sums t += weights in tile a x pairs in tile b: t of the first strip's tiles, or of the second's. */
@@ -252,10 +259,10 @@ FV_ALWAYS_INLINE void fv_piece_maker_run(fv_piece_maker *maker, const int32_t nu
         const char *const pairs = (from) + ((t)-2 * is_second) * FV_TILE_BYTES; \
         fv_tile_load(tiles, 4, pairs, FV_TILE_ROW_BYTES);                       \
         FV_DOT_STRIP(tiles, t, 4, is_second);                                   \
-        fv_piece_maker_run(maker, num);                                         \
+        fv_piece_maker_beside(maker, num);                                      \
         fv_tile_load(tiles, 7, pairs + FV_HIGH_PAIRS_BYTES, FV_TILE_ROW_BYTES); \
         FV_DOT_STRIP(tiles, t, 7, is_second);                                   \
-        fv_piece_maker_run(maker, num);                                         \
+        fv_piece_maker_beside(maker, num);                                      \
     } while (0)
 
 /* The products of a step; `maker` makes the next one's pairs, or is NULL. */
@@ -286,20 +293,17 @@ FV_ALWAYS_INLINE void fv_shared_add_pieces_columns(fv_shared_item *shared, const
     FV_SWITCH_TILE(tiles, 2, &held, &sums, is_zero);
     FV_SWITCH_TILE(tiles, 3, &held, &sums, is_zero);
     shared->held = sums;
-    char *const room = shared->item->scratch.pairs;
-    fv_piece_maker maker = {
-        .shared = shared, .step = pair->first_step, .column = column, .slices = 2 / num, .to = room};
-    while (maker.unit < FV_STEP_KEYS / 2 * maker.slices) fv_piece_maker_unit(&maker);
-    for (int32_t step = pair->first_step; step < pair->end_step; step++) {
-        const char *from = maker.to;
-        maker.to = from == room ? room + 2 * FV_HIGH_PAIRS_BYTES : room;
-        maker.step = step + 1;
-        maker.unit = 0;
-        if (step + 1 < pair->end_step)
-            fv_shared_add_pieces_step(shared, pair, step, from, &maker, num);
-        else
-            fv_shared_add_pieces_step(shared, pair, step, from, NULL, num);
+    char *const rooms[2] = {shared->item->scratch.pairs, shared->item->scratch.pairs + 2 * FV_HIGH_PAIRS_BYTES};
+    int32_t step = pair->first_step;
+    fv_piece_maker maker = fv_piece_maker_of(shared, step, column, rooms[0]);
+    FV_ROLLED
+    for (int32_t i = 0; i < FV_STEP_KEYS / 2; i++) fv_piece_maker_run(&maker, 1, num);
+    for (; step + 1 < pair->end_step; step++) {
+        const int32_t turn = (step - pair->first_step) & 1;
+        maker = fv_piece_maker_of(shared, step + 1, column, rooms[!turn]);
+        fv_shared_add_pieces_step(shared, pair, step, rooms[turn], &maker, num);
     }
+    fv_shared_add_pieces_step(shared, pair, step, rooms[(step - pair->first_step) & 1], NULL, num);
     fv_shared_call_ahead(shared);
 }
 
