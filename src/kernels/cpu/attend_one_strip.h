@@ -1,10 +1,10 @@
-/* attend_paged for rows that are one strip: at levels avx2 and avx512_bf16, where it is the fastest (attend_one_strip.c). */
+/* attend_paged for rows that are one strip (attend_one_strip.c): at all levels but the portable one. */
 #ifndef FV_KERNELS_CPU_ATTEND_ONE_STRIP_H
 #define FV_KERNELS_CPU_ATTEND_ONE_STRIP_H
 
 #include "kernels/cpu/attend_item.h"
 
-#if defined(FV_HAS_PAIRS) || (defined(__AVX2__) && !defined(__AVX512F__))
+#if defined(FV_HAS_PAIRS) || defined(__AVX2__)
 #define FV_HAS_ONE_STRIP 1
 
 size_t FV_ISA_SYMBOL(fv_attend_one_strip_scratch)(const fv_attend_params *params);
@@ -19,6 +19,18 @@ int32_t FV_ISA_SYMBOL(fv_attend_one_strip_shared_rows)(const fv_problem *problem
 void FV_ISA_SYMBOL(fv_attend_one_strip)(const fv_attend_job *job, const fv_attend_job *next, void *scratch);
 #else
 #define FV_HAS_ONE_STRIP 0
+#endif
+
+/* 1: the level below has one, too, for what pairs do not serve. */
+#if defined(FV_HAS_PAIRS) && !defined(FV_PAIRS_EMULATED)
+#define FV_BASE_HAS_ONE_STRIP 1
+
+size_t FV_BASE_SYMBOL(fv_attend_one_strip_scratch)(const fv_attend_params *params);
+int32_t FV_BASE_SYMBOL(fv_attend_one_strip_serves)(const fv_attend_job *job, int64_t num_rows);
+int32_t FV_BASE_SYMBOL(fv_attend_one_strip_shared_rows)(const fv_problem *problem);
+void FV_BASE_SYMBOL(fv_attend_one_strip)(const fv_attend_job *job, const fv_attend_job *next, void *scratch);
+#else
+#define FV_BASE_HAS_ONE_STRIP 0
 #endif
 
 #endif

@@ -45,6 +45,15 @@ static void attend_item(const fv_attend_params *params, const fv_work_item *item
         return;
     }
 #endif
+#if FV_BASE_HAS_ONE_STRIP
+    const int32_t is_ours = num_rows > FV_DECODE_ROWS ? FV_ISA_SYMBOL(fv_attend_many_serves)(&job)
+                                                      : FV_ISA_SYMBOL(fv_attend_few_serves)(&job, num_rows);
+    if (!is_ours && FV_BASE_SYMBOL(fv_attend_one_strip_serves)(&job, num_rows)) {
+        const fv_attend_job next_job = job_of_next(params, next);
+        FV_BASE_SYMBOL(fv_attend_one_strip)(&job, &next_job, scratch);
+        return;
+    }
+#endif
     if (num_rows > FV_DECODE_ROWS) {
         if (FV_ISA_SYMBOL(fv_attend_many_serves)(&job))
             FV_ISA_SYMBOL(fv_attend_many_rows)(&job, scratch);
@@ -118,6 +127,10 @@ static size_t scratch_bytes(const fv_attend_params *params)
 #if FV_HAS_ONE_STRIP
     const size_t strip = FV_ISA_SYMBOL(fv_attend_one_strip_scratch)(params);
     if (strip > most) most = strip;
+#endif
+#if FV_BASE_HAS_ONE_STRIP
+    const size_t of_base = FV_BASE_SYMBOL(fv_attend_one_strip_scratch)(params);
+    if (of_base > most) most = of_base;
 #endif
     return (size_t)fv_round_up((int64_t)most, FV_CACHE_LINE);
 }

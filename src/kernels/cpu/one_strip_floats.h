@@ -1,4 +1,5 @@
-/* The products of one strip of 16 rows over bf16, converted to fp32 in registers, by units that multiply nothing:
+/* One strip with vectors of 8 lanes. Of other formats than bf16, and of 17 to 24 rows, over panels (one_strip_panels.h); of 16 rows
+ * over bf16, converted to fp32 in registers, by units that multiply nothing:
  *
  *   scores^T [key][row]  = K [key][d]     times  Q^T [d][row]     4 keys x 16 rows in registers
  *   sums     [row][col] += P^T [key][row] times  V [key][col]     up to 6 rows x 16 columns
@@ -7,12 +8,11 @@
 #ifndef FV_KERNELS_CPU_ONE_STRIP_FLOATS_H
 #define FV_KERNELS_CPU_ONE_STRIP_FLOATS_H
 
-#include "kernels/cpu/few_tile.h"
-#include "kernels/cpu/row_strip.h"
+#include "kernels/cpu/one_strip_panels.h"
 
 enum {
-    FV_ONE_MOST_ROWS = FV_DECODE_ROWS,
-    FV_ONE_VECTORS = FV_ONE_MOST_ROWS / FV_LANES,
+    FV_ONE_MOST_ROWS = FV_PANELS_MOST_VECTORS * FV_STRIP_LANES,
+    FV_ONE_VECTORS = FV_DECODE_ROWS / FV_LANES,
     FV_ONE_STEP_KEYS = 4,
     FV_ONE_STEP_ROWS = 6, /* at most */
     FV_ONE_STEP_COLUMNS = 16,
@@ -24,9 +24,23 @@ static inline int32_t fv_one_least_rows(const fv_attend_params *params) { return
 
 static inline int32_t fv_one_most_rows(const fv_attend_params *params) { return (void)params, FV_ONE_MOST_ROWS; }
 
-static inline int32_t fv_one_shared_rows(void) { return FV_DECODE_ROWS; }
+static inline int32_t fv_one_shared_rows(void) { return FV_ONE_MOST_ROWS; }
 
-static inline int32_t fv_one_num_vectors(int32_t num_rows) { return (void)num_rows, FV_ONE_VECTORS; }
+static inline int32_t fv_one_num_vectors(int32_t num_rows)
+{
+    return fv_max_i32(FV_ONE_VECTORS, fv_strip_num_vectors(num_rows));
+}
+
+/* 1: products in registers, of latents too. */
+static inline int32_t fv_one_in_registers(const fv_attend_job *job, int64_t num_rows)
+{
+    return num_rows <= FV_DECODE_ROWS && fv_few_reads_bf16(job);
+}
+
+static inline int32_t fv_one_serves(const fv_attend_job *job, int64_t num_rows)
+{
+    return fv_one_in_registers(job, num_rows) || fv_panels_serve(job);
+}
 
 /* They become fp32. */
 static inline int32_t fv_one_takes_queries(fv_dtype q_dtype) { return q_dtype != FV_DTYPE_NONE; }
@@ -164,19 +178,6 @@ static inline void fv_one_accumulate(float *weights, const fv_row_strip *strip, 
     }
 }
 
-/* None in pieces, none of one byte. */
-static inline int32_t fv_one_reads_pieces(const fv_attend_job *job) { return (void)job, 0; }
-static inline int32_t fv_one_reads_bytes(const fv_attend_job *job, int64_t num_rows)
-{
-    return (void)job, (void)num_rows, 0;
-}
-
-/* A row of sums in lane order. */
-static inline const float *fv_one_sums_in_lanes(float *copy, const fv_row_strip *strip, int32_t row,
-                                                int32_t num_columns, fv_dtype lane_dtype, int32_t in_pieces)
-{
-    (void)copy, (void)lane_dtype, (void)in_pieces;
-    return strip->sums + (int64_t)row * num_columns;
-}
+static inline int32_t fv_one_in_panels(const fv_attend_job *job) { return !fv_one_in_registers(job, job->num_rows); }
 
 #endif

@@ -40,6 +40,16 @@ static inline int32_t fv_one_shared_rows(void)
     return FV_ONE_MOST_ROWS;
 }
 
+/* 1: more rows than few have one strip over such a cache. */
+static inline int32_t fv_one_shares_heads(const fv_problem *problem)
+{
+    const int32_t of_bytes = fv_dtype_bytes(problem->kv_dtype) == 1 &&
+                             problem->kv_scaling != FV_KV_SCALING_PER_TOKEN_HEAD;
+    return problem->kv_dtype == FV_DTYPE_BF16 || of_bytes;
+}
+
+static inline int32_t fv_one_in_panels(const fv_attend_job *job) { return (void)job, 0; }
+
 static inline int32_t fv_one_num_vectors(int32_t num_rows) { return fv_strip_num_vectors(num_rows); }
 
 /* Calls FORM(order) with the order of a stream, known when it is compiled. */

@@ -71,7 +71,9 @@ static int32_t paged_deals_keys(const fv_problem *problem)
 
 static int32_t paged_shared_rows(const fv_problem *problem)
 {
-    return few_tiles_serve(problem) ? FV_FEW_TILE_ROWS : FV_DECODE_ROWS;
+    if (few_tiles_serve(problem)) return FV_FEW_TILE_ROWS;
+    const fv_attend_variant *base = &FV_BASE_SYMBOL(fv_attend_paged)[0];
+    return FV_ISA_SYMBOL(fv_tiles_why_not)(problem) && base->shared_rows ? base->shared_rows(problem) : FV_DECODE_ROWS;
 }
 
 const fv_attend_variant FV_ISA_SYMBOL(fv_attend_paged)[FV_NUM_VARIANTS_attend_paged] = {
