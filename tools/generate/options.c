@@ -110,7 +110,7 @@ void generate_print_help(void)
         "cache\n"
         "                              of it or of a byte; bfloat16 on a GPU), float32, float16, bfloat16, the "
         "fastest\n"
-        "                              with AMX\n"
+        "                              with AMX, and with AVX512_BF16 on AMD's CPUs\n"
         "      --block-size N          tokens of a cache block, from 1; default 16\n"
         "      --cache-tokens N        tokens that the cache holds; default the model's context length\n"
         "      --max-batched-tokens N  tokens of a step, longer prompts are cut; default 512\n"

@@ -5,7 +5,7 @@
 #include "kernels/cpu/one_strip_panels.h"
 
 enum {
-    FV_ONE_MOST_ROWS = FV_PANELS_MOST_VECTORS * FV_STRIP_LANES,
+    FV_ONE_MOST_ROWS = FV_PANELS_MOST_ROWS,
     FV_ONE_STEP_KEYS = FV_PANELS_STEP_KEYS,
     FV_ONE_STEP_COLUMNS = FV_STRIP_PANEL,
     FV_ONE_STEP_DEPTH = FV_STRIP_PANEL,
@@ -16,10 +16,6 @@ static inline int32_t fv_one_least_rows(const fv_attend_params *params)
 {
     return params->cache.dtype == FV_DTYPE_F8_E4M3 ? 9 : 13;
 }
-
-static inline int32_t fv_one_most_rows(const fv_attend_params *params) { return (void)params, FV_ONE_MOST_ROWS; }
-
-static inline int32_t fv_one_shared_rows(void) { return FV_ONE_MOST_ROWS; }
 
 static inline int32_t fv_one_num_vectors(int32_t num_rows) { return fv_strip_num_vectors(num_rows); }
 

@@ -158,8 +158,9 @@ static inline void fv_item_loop_grid_task(void *user, int64_t index, int32_t wor
 static inline int32_t fv_item_loop_is_of_base(const fv_attend_params *params)
 {
     if (!FV_ISA_SYMBOL(fv_tiles_serve)(params)) return 1;
+    const int32_t num_seqs = params->num_seqs_at ? *params->num_seqs_at : params->num_seqs;
     int32_t most_tokens = 0;
-    for (int32_t seq = 0; seq < params->num_seqs; seq++)
+    for (int32_t seq = 0; seq < num_seqs; seq++)
         most_tokens = fv_max_i32(most_tokens, params->query_start[seq + 1] - params->query_start[seq]);
     for (int32_t i = 0; params->items && i < params->num_items; i++)
         most_tokens = fv_max_i32(most_tokens,

@@ -18,7 +18,7 @@ enum {
     FV_ROPE_TILES = FV_DS_ROPE / FV_TILE_DEPTH, /* behind all parts, without a scale */
 };
 
-/* Scales from here on are taken for infinite: times 448 they leave what rounds to a number of bf16. */
+/* Scales from here on are taken for infinite: below, times 448 they are numbers of bf16. */
 #define FV_MAX_PART_SCALE 0x1p118f
 
 /* The four leading bits of a number, rounded. */
@@ -31,17 +31,17 @@ static inline float fv_four_bits_of(float value)
     return value;
 }
 
-/* Returns 1 where the scale is infinite, NaN or near to that. */
+/* Returns 1 where the scale is infinite, NaN or near to that: such keys are another kernel's. */
 static inline int32_t fv_part_scale_set(fv_part_scales *scales, int32_t part, int32_t key, float scale)
 {
-    const float whole = scale == scale ? scale : NAN, high = fv_four_bits_of(whole); /* NAN's bits stay one */
-    scales->of_keys[part][key] = whole;
-    scales->of_high[part][key] = high;
-    scales->of_low[part][key] = whole - high;
+    scales->of_keys[part][key] = scale;
+    scales->of_high[part][key] = fv_four_bits_of(scale);
+    scales->of_low[part][key] = scale - scales->of_high[part][key];
     return !(fabsf(scale) < FV_MAX_PART_SCALE);
 }
 
-/* A key of the block to a row of bf16, and its scales. Returns 1 where it `looks` and a value is infinite, NaN or near to that. */
+/* A key of the block to a row of bf16, and its scales. Returns as fv_part_scale_set; where it `looks`, 1 for NaN among its elements,
+ * too. */
 static inline int32_t fv_latent_parts_of_entry(char *row, fv_part_scales *scales, const char *entry, int32_t key,
                                                int32_t looks)
 {
@@ -55,7 +55,7 @@ static inline int32_t fv_latent_parts_of_entry(char *row, fv_part_scales *scales
     }
     for (int32_t d = 0; looks && d < FV_DS_LATENT; d += FV_TILE_DEPTH)
         is_odd |= fv_words_not_finite(row + d * FV_BF16_BYTES);
-    return looks && is_odd;
+    return is_odd;
 }
 
 /* 16 keys of the block from `first` on so; zeros for those that are not the item's. */
