@@ -221,7 +221,7 @@ typedef struct fv_attend_variant {
     int32_t block_m;   /* rows of a Q block that it likes: tokens x heads of a KV head */
     int32_t tile_keys; /* keys of one online-softmax step */
     const char *(*why_not)(const fv_problem *problem);       /* NULL: serves it */
-    size_t (*scratch_bytes)(const fv_attend_params *params); /* for each worker; uses problem and schedule sizes */
+    size_t (*scratch_bytes)(const fv_attend_params *params); /* of each worker; by problem, layout and schedule sizes */
     fv_status (*launch)(const fv_launch *launch, const fv_attend_params *params);
     fv_rescaling rescaling;
     /* Items that a worker of the device holds at a time; NULL: one, and it takes them as they come. */

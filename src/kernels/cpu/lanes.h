@@ -511,6 +511,7 @@ FV_ALWAYS_INLINE void fv_words_pair(fv_lane_bits rows[2], const char *even, cons
 #endif
 }
 
+/* The same, stored. */
 FV_ALWAYS_INLINE void fv_words_store_pairs(char *low, char *high, const char *even, const char *odd)
 {
     fv_lane_bits rows[2];
