@@ -45,9 +45,9 @@ static void attend_item(const fv_attend_params *params, const fv_work_item *item
         return;
     }
 #endif
-#if FV_BASE_HAS_ONE_STRIP
     const int32_t is_ours = num_rows > FV_DECODE_ROWS ? FV_ISA_SYMBOL(fv_attend_many_serves)(&job)
                                                       : FV_ISA_SYMBOL(fv_attend_few_serves)(&job, num_rows);
+#if FV_BASE_HAS_ONE_STRIP
     if (!is_ours && FV_BASE_SYMBOL(fv_attend_one_strip_serves)(&job, num_rows)) {
         const fv_attend_job next_job = job_of_next(params, next);
         FV_BASE_SYMBOL(fv_attend_one_strip)(&job, &next_job, scratch);
@@ -55,7 +55,7 @@ static void attend_item(const fv_attend_params *params, const fv_work_item *item
     }
 #endif
     if (num_rows > FV_DECODE_ROWS) {
-        if (FV_ISA_SYMBOL(fv_attend_many_serves)(&job))
+        if (is_ours)
             FV_ISA_SYMBOL(fv_attend_many_rows)(&job, scratch);
         else
             FV_BASE_SYMBOL(fv_attend_many_rows)(&job, scratch);
@@ -66,7 +66,7 @@ static void attend_item(const fv_attend_params *params, const fv_work_item *item
         return;
     }
     const fv_attend_job next_job = job_of_next(params, next);
-    if (FV_ISA_SYMBOL(fv_attend_few_serves)(&job, num_rows))
+    if (is_ours)
         FV_ISA_SYMBOL(fv_attend_few_rows)(&job, &next_job, scratch);
     else
         FV_BASE_SYMBOL(fv_attend_few_rows)(&job, &next_job, scratch);

@@ -42,9 +42,6 @@ static inline int32_t fv_one_serves(const fv_attend_job *job, int64_t num_rows)
     return fv_panels_serve(job);
 }
 
-/* They become fp32. */
-static inline int32_t fv_one_takes_queries(fv_dtype q_dtype) { return q_dtype != FV_DTYPE_NONE; }
-
 /* Lines of the next tile for each request, so that the requests of all heads have asked for all of it: it is as long as this. */
 static inline int32_t fv_one_lines_of_request(const fv_attend_params *params, int32_t num_keys)
 {

@@ -85,6 +85,9 @@ static inline int32_t fv_one_shares_heads(const fv_problem *problem)
     return problem->kv_layout != FV_KV_LAYOUT_X_PACKED && problem->kv_layout != FV_KV_LAYOUT_SHUFFLED;
 }
 
+/* They become fp32. */
+static inline int32_t fv_one_takes_queries(fv_dtype q_dtype) { return q_dtype != FV_DTYPE_NONE; }
+
 static inline int32_t fv_one_reads_pieces(const fv_attend_job *job) { return (void)job, 0; }
 
 /* A row of sums in lane order. */

@@ -19,8 +19,6 @@ static inline int32_t fv_one_least_rows(const fv_attend_params *params)
 
 static inline int32_t fv_one_num_vectors(int32_t num_rows) { return fv_strip_num_vectors(num_rows); }
 
-static inline int32_t fv_one_takes_queries(fv_dtype q_dtype) { return q_dtype != FV_DTYPE_NONE; }
-
 static inline int32_t fv_one_serves(const fv_attend_job *job, int64_t num_rows)
 {
     return (void)num_rows, fv_panels_serve(job);

@@ -39,7 +39,7 @@ FV_ALWAYS_INLINE void fv_pair_maker_run_of(fv_pair_maker *pairs, const int32_t n
             fv_words_store_piece_pairs(to, pairs->low_bytes, even + at, odd + at, &scales);
         else
             fv_words_store_pairs(to, to + FV_TILE_BYTES, even + at, odd + at);
-        if (FV_UNLIKELY(pairs->looks))
+        if (!has_parts && FV_UNLIKELY(pairs->looks)) /* parts were looked at when they became rows */
             pairs->not_finite |= fv_words_not_finite(even + at) | fv_words_not_finite(odd + at);
     }
     pairs->column += num_slices * FV_SUM_COLUMNS;
@@ -65,7 +65,7 @@ FV_ALWAYS_INLINE fv_pair_place fv_pair_maker_take(fv_pair_maker *pairs, const in
                            .to = pairs->to + pairs->column / FV_SUM_COLUMNS * pairs->slice_bytes +
                                  pairs->key / 2 * FV_TILE_ROW_BYTES};
     if (has_parts) place.scales = fv_pair_maker_scales(pairs);
-    for (int32_t i = 0; FV_UNLIKELY(pairs->looks) && i < FV_PAIR_SLICES; i++) {
+    for (int32_t i = 0; !has_parts && FV_UNLIKELY(pairs->looks) && i < FV_PAIR_SLICES; i++) {
         const int64_t at = i * FV_SUM_COLUMNS * FV_BF16_BYTES;
         pairs->not_finite |= fv_words_not_finite(place.even + at) | fv_words_not_finite(place.odd + at);
     }
