@@ -1,13 +1,11 @@
 /* Weights that stay as the file stores them, in one of three ways:
  *
- *   few rows of X    stripes of W and rows of X go to the kernels of stored/
- *   many             a chunk of W becomes a panel of tiles, which AMX multiplies with blocks of rows of X
- *   without AMX      or of floats, which the library's kernel packs and multiplies:
+ *   stripes of W and rows of X go to the kernels of stored/, which have a form for few rows and one for many
+ *   many rows, AMX: a chunk of W becomes a panel of tiles, which are multiplied with blocks of rows of X
+ *   many rows, where the kernels have no such form: a panel of floats, which the library's kernel packs and multiplies
  *
  *     stripes  ->  tiles of bf16                ->  blocks of Y
- *     stripes  ->  floats  ->  (bf16, packed)   ->  blocks of Y
- *
- * Where the kernels are faster than the library even for many rows, there are no panels. */
+ *     stripes  ->  floats  ->  (bf16, packed)   ->  blocks of Y */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -19,12 +17,15 @@
 
 enum {
     min_panel_rows = 16,    /* below, making a panel takes longer than multiplying with it; with slow kernels, or AMX */
-    min_wide_rows = 128,    /* the same with fast kernels and no AMX: docs/notes/cpu-weights.md */
-    x_rows_of_task = 64,    /* rows of X that one task of the kernels multiplies */
+    min_wide_rows = 128,    /* the same beside fast kernels for few rows, which floats have */
+    x_rows_of_task = 64,    /* rows of X that one task of the kernels for few rows multiplies */
     least_bytes = 16 << 10, /* of W, of a task */
     cached_bytes = 32 << 10, /* stays in the first cache for several rows of X */
     asked_bytes = 128 << 10, /* is asked for while a worker is at the task before */
     stripes_at_once = 2,     /* that the kernels have beside each other for several rows of X */
+    many_stripes = 6,        /* of which tasks for many rows have a multiple, up to all of a call's */
+    many_tasks_per_worker = 4,
+    min_many_rows_of_task = 32, /* of X, where weights have too few stripes for all workers */
     tasks_per_worker = 8,
     ahead_tasks_per_worker = 6,   /* from here on a worker takes tasks ahead */
     tile_outputs = 32,            /* of a panel of tiles, at least */
@@ -40,12 +41,22 @@ void fv_gemm_stored_init(fv_gemm_stored *stored, fv_isa limit)
     stored->tiles = fv_stored_find_tiles(limit);
 }
 
-/* fp32 is not faster than the kernels, unless it has wider vectors than theirs of AVX2. */
+/* Are there kernels for many rows of all of the weight? */
+static bool has_many(const fv_gemm_weight *weight, const fv_stored_table *table)
+{
+    for (int32_t i = 0; i < weight->num_parts; i++) {
+        if (!fv_stored_find_kernel(table, weight->parts[i].layout->type)->multiply_many) return false;
+    }
+    return true;
+}
+
+/* For floats, which have no kernels for many rows, fp32 is not faster unless it has wider vectors than theirs of AVX2. */
 static bool uses_panels(const fv_gemm_job *job)
 {
     const fv_gemm_library *gemm = job->gemm;
     if (job->batch_invariant) return false;
-    if (!gemm->stored.table->is_for_many_rows || gemm->stored.tiles) return job->num_rows >= min_panel_rows;
+    if (!gemm->stored.table->many_bytes || gemm->stored.tiles) return job->num_rows >= min_panel_rows;
+    if (has_many(job->weight, gemm->stored.table)) return false;
     const fv_isa isa = gemm->context->isa;
     const bool is_bf16 = gemm->kernel->dtype == FV_DTYPE_BF16;
     if (!is_bf16 && isa <= FV_ISA_AVX2) return false;
@@ -72,6 +83,21 @@ static size_t bytes_of_part(const fv_stored_rows *part)
            fv_stored_stripe_bytes(part->layout, part->in_features);
 }
 
+/* For panels of floats. */
+static fv_status prepare_library(const fv_gemm_weight *weight, fv_gemm_library *gemm)
+{
+    fv_gemm_stored *stored = &gemm->stored;
+    for (int32_t i = 0; i < weight->num_parts; i++) {
+        size_t packed_bytes = 0;
+        const fv_status status = fv_gemm_prepare_shapes(&packed_bytes, gemm, weight->parts[i].num_rows,
+                                                        weight->in_features);
+        if (status != FV_OK) return status;
+        if (packed_bytes > stored->max_packed_bytes) stored->max_packed_bytes = packed_bytes;
+    }
+    stored->max_panel_features = fv_max_i64(stored->max_panel_features, weight->in_features);
+    return FV_OK;
+}
+
 fv_status fv_gemm_stored_prepare(fv_gemm_weight *weight, fv_gemm_library *gemm, const fv_gemm_rows *parts,
                                  int32_t num_parts)
 {
@@ -88,13 +114,12 @@ fv_status fv_gemm_stored_prepare(fv_gemm_weight *weight, fv_gemm_library *gemm, 
                            (long long)part->in_features, fv_gguf_type_name(parts[i].type), part->layout->values);
         }
         weight->bytes += (size_t)fv_round_up((int64_t)bytes_of_part(part), FV_GEMM_ALIGNMENT);
-        if (stored->tiles) continue;
-        size_t packed_bytes = 0;
-        const fv_status status = fv_gemm_prepare_shapes(&packed_bytes, gemm, part->num_rows, part->in_features);
-        if (status != FV_OK) return status;
-        if (packed_bytes > stored->max_packed_bytes) stored->max_packed_bytes = packed_bytes;
     }
     weight->num_parts = num_parts;
+    if (!stored->tiles && !has_many(weight, stored->table)) {
+        const fv_status status = prepare_library(weight, gemm);
+        if (status != FV_OK) return status;
+    }
     if (!stored->is_used) {
         const size_t used = strlen(gemm->description);
         snprintf(gemm->description + used, sizeof(gemm->description) - used, ", weights as stored: %s%s%s",
@@ -156,9 +181,10 @@ static size_t bytes_of_floats(const fv_gemm_kernel *kernel, int64_t in_features)
 static size_t bytes_of_panel(const fv_gemm_library *gemm)
 {
     const fv_gemm_stored *stored = &gemm->stored;
-    if (stored->tiles) return tile_panel_bytes;
+    if (stored->tiles) return (size_t)fv_max_i64(tile_panel_bytes, (int64_t)stored->table->many_bytes);
     const int64_t packed = gemm->kernel->pack ? (int64_t)stored->max_packed_bytes : 0;
-    return bytes_of_floats(gemm->kernel, stored->max_in_features) + (size_t)fv_round_up(packed, FV_GEMM_ALIGNMENT);
+    const int64_t floats = (int64_t)bytes_of_floats(gemm->kernel, stored->max_panel_features);
+    return (size_t)fv_round_up(fv_max_i64(floats + packed, (int64_t)stored->table->many_bytes), FV_GEMM_ALIGNMENT);
 }
 
 static void free_room(fv_gemm_stored *stored)
@@ -177,10 +203,11 @@ static void free_room(fv_gemm_stored *stored)
 fv_status fv_gemm_stored_make_room(fv_gemm_library *gemm)
 {
     fv_gemm_stored *stored = &gemm->stored;
+    if (!stored->is_used) return FV_OK;
     const size_t x_bytes = bytes_of_x(stored->max_in_features), panel_bytes = bytes_of_panel(gemm);
     const bool is_enough = gemm->max_rows <= stored->x_rows && x_bytes <= stored->x_bytes &&
                            panel_bytes <= stored->panel_bytes;
-    if (!stored->is_used || is_enough) return FV_OK;
+    if (is_enough) return FV_OK;
     const size_t all_panels = panel_bytes * (size_t)fv_context_num_workers(gemm->context);
     fv_gemm_stored made = *stored; /* the room that is there is others', too, and stays where this fails */
     made.x = calloc((size_t)gemm->max_rows + 1, sizeof(*made.x));
@@ -205,7 +232,7 @@ fv_status fv_gemm_stored_make_room(fv_gemm_library *gemm)
 
 void fv_gemm_stored_deinit(fv_gemm_stored *stored) { free_room(stored); }
 
-/* --- few rows ------------------------------------------------------------------------------------ */
+/* --- the kernels --------------------------------------------------------------------------------- */
 
 static void load_x_task(void *user, int64_t index, int32_t worker)
 {
@@ -321,34 +348,61 @@ static int64_t stripes_of_tasks(fv_stored_rows *rows, const fv_gemm_job *job, in
 
 static void multiply_chunk(const fv_gemm_job *job, int64_t index, int64_t next, int32_t worker)
 {
-    (void)worker;
     const fv_gemm_stored *stored = &job->gemm->stored;
     fv_stored_rows rows;
     const int64_t output = stripes_of_tasks(&rows, job, index, next), y_stride = job->weight->out_features;
-    const fv_stored_multiply_fn multiply = fv_stored_find_kernel(stored->table, rows.layout->type)->multiply;
-    const int64_t first = index / job->num_chunks * x_rows_of_task;
-    const int64_t end = fv_min_i64(job->num_rows, first + x_rows_of_task);
+    const fv_stored_kernel *kernel = fv_stored_find_kernel(stored->table, rows.layout->type);
+    const int64_t first = index / job->num_chunks * job->rows_of_task;
+    const int64_t end = fv_min_i64(job->num_rows, first + job->rows_of_task);
+    if (job->is_many && kernel->multiply_many) {
+        kernel->multiply_many(job->y + first * y_stride + output, y_stride, &stored->x[first], end - first, &rows,
+                              stored->panels + (size_t)worker * stored->panel_bytes);
+        return;
+    }
     for (int64_t row = first; row < end; row += FV_STORED_MAX_X) {
         const int32_t count = (int32_t)fv_min_i64(end - row, FV_STORED_MAX_X);
-        multiply(job->y + row * y_stride + output, y_stride, &stored->x[row], count, &rows);
+        kernel->multiply(job->y + row * y_stride + output, y_stride, &stored->x[row], count, &rows);
         rows.ahead.bytes = 0;
     }
 }
 
+/* What tasks for many rows are of: as many stripes and rows as leave each worker several tasks, rather of all rows. */
+static void size_many_tasks(fv_gemm_job *job)
+{
+    const int64_t workers = fv_context_num_workers(job->gemm->context);
+    int64_t all_stripes = 0;
+    for (int32_t i = 0; i < job->weight->num_parts; i++) all_stripes += num_stripes(&job->weight->parts[i]);
+    int64_t num_blocks = fv_ceil_div(job->num_rows, FV_STORED_MANY_X);
+    const int64_t share = all_stripes * num_blocks / (workers * many_tasks_per_worker);
+    const int64_t stripes = fv_min_i64(share, FV_STORED_MANY_ROWS / FV_STORED_ROWS) / many_stripes * many_stripes;
+    job->chunk_stripes = fv_max_i64(many_stripes, stripes);
+    const int64_t num_chunks = fv_ceil_div(all_stripes, job->chunk_stripes);
+    while (num_chunks * num_blocks < 2 * workers && job->num_rows / (2 * num_blocks) >= min_many_rows_of_task)
+        num_blocks *= 2;
+    job->rows_of_task = fv_round_up(fv_ceil_div(job->num_rows, num_blocks), FV_STORED_MAX_X);
+}
+
 static fv_status multiply_stripes(fv_gemm_job *job)
 {
+    const fv_gemm_stored *stored = &job->gemm->stored;
     fv_context *context = job->gemm->context;
     fv_context_parallel_for(context, fv_ceil_div(job->num_rows, FV_STORED_MAX_X), load_x_task, job);
-    job->chunk_stripes = stripes_of_task(job);
+    job->is_many = stored->table->many_bytes && job->num_rows >= stored->table->min_many_x;
+    if (job->is_many) {
+        size_many_tasks(job);
+    } else {
+        job->chunk_stripes = stripes_of_task(job);
+        job->rows_of_task = x_rows_of_task;
+    }
     job->num_chunks = 0;
     for (int32_t i = 0; i < job->weight->num_parts; i++) {
         job->num_chunks += fv_ceil_div(num_stripes(&job->weight->parts[i]), job->chunk_stripes);
     }
-    run_tasks(job, fv_ceil_div(job->num_rows, x_rows_of_task) * job->num_chunks, multiply_chunk);
+    run_tasks(job, fv_ceil_div(job->num_rows, job->rows_of_task) * job->num_chunks, multiply_chunk);
     return FV_OK;
 }
 
-/* --- many rows ----------------------------------------------------------------------------------- */
+/* --- panels -------------------------------------------------------------------------------------- */
 
 /* The panel of `rows`, as the library's kernel wants it, in the worker's memory. */
 static fv_status make_panel(fv_gemm_chunk *panel, const fv_gemm_job *job, const fv_stored_rows *rows, int32_t worker)

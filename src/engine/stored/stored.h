@@ -1,7 +1,7 @@
 /* Products with weights that stay as a model file stores them: Q4_0 and so on, F16, BF16.
  *
  * A decode step reads every weight once, so bytes are time. Weights are unpacked in registers, for up to four rows
- * of X at once; nothing is expanded in memory.
+ * of X at once; nothing is expanded in memory. For more rows some of them are integers in the first cache for a while.
  *
  *   W   blocks of 32 small integers q with a scale (and a minimum), or of 256 with 8 or 16 of them (gguf.h)
  *   X   each 32 values become 16-bit integers with a scale of their own: scale = max |x| / 32767
@@ -21,8 +21,6 @@
 #ifndef FV_ENGINE_STORED_H
 #define FV_ENGINE_STORED_H
 
-#include <stdbool.h>
-
 #include "core/cpu.h"
 #include "core/error.h"
 
@@ -30,6 +28,8 @@ enum {
     FV_STORED_ROWS = 8,     /* of a stripe */
     FV_STORED_X_BLOCK = 32, /* values of X that share a scale */
     FV_STORED_MAX_X = 4,    /* rows of X of a call */
+    FV_STORED_MANY_X = 256, /* of a call for many rows, and of W: */
+    FV_STORED_MANY_ROWS = 192,
 };
 
 /* Where a block of a type has its parts; offsets and sizes in bytes of one row's block. */
@@ -83,9 +83,15 @@ typedef struct fv_stored_x {
 typedef void (*fv_stored_multiply_fn)(float *y, int64_t y_stride, const fv_stored_x *x, int32_t num_x,
                                       const fv_stored_rows *w);
 
+/* The same, to the bit, for up to FV_STORED_MANY_X rows of X and FV_STORED_MANY_ROWS of W; `memory` has the table's
+ * many_bytes, at an address that is a multiple of 64. */
+typedef void (*fv_stored_multiply_many_fn)(float *y, int64_t y_stride, const fv_stored_x *x, int64_t num_x,
+                                           const fv_stored_rows *w, void *memory);
+
 typedef struct fv_stored_kernel {
     int32_t type;
     fv_stored_multiply_fn multiply;
+    fv_stored_multiply_many_fn multiply_many; /* NULL: as few rows */
     /* out [num_rows, in_features], the same values as fv_dequantize_row's. */
     void (*expand)(float *out, const fv_stored_rows *w);
 } fv_stored_kernel;
@@ -93,10 +99,11 @@ typedef struct fv_stored_kernel {
 typedef struct fv_stored_table {
     fv_isa isa;
     const char *name;
-    bool is_for_many_rows; /* it multiplies many rows of X faster than a GEMM of fp32 does */
     /* Fills integers, scales and sums from values, for types of integers; in_features is a multiple of 32. A value
      * that is not finite leaves no product with its block finite. NULL: `values` are enough. */
     void (*load_x)(const fv_stored_x *x, int64_t in_features);
+    size_t many_bytes;  /* 0: there is no multiply_many */
+    int64_t min_many_x; /* rows of X from which on it is faster */
     const fv_stored_kernel *kernels;
     int32_t num_kernels;
 } fv_stored_table;

@@ -6,6 +6,14 @@
 
 #include "engine/stored/stored_kernels.h"
 
-const fv_stored_table fv_stored_table_avx2 = {FV_ISA_AVX2, "avx2", true, load_x, kernels, FV_ARRAY_LEN(kernels)};
+const fv_stored_table fv_stored_table_avx2 = {
+    .isa = FV_ISA_AVX2,
+    .name = "avx2",
+    .load_x = load_x,
+    .many_bytes = sizeof(fv_stored_many),
+    .min_many_x = 16,
+    .kernels = kernels,
+    .num_kernels = FV_ARRAY_LEN(kernels),
+};
 
 #endif

@@ -12,6 +12,7 @@
 #include "core/float.h"
 #include "engine/gguf.h"
 #include "engine/stored/stored_ahead.h"
+#include "engine/stored/stored_panel.h"
 #include "engine/stored/stored_words.h"
 
 /* Sums grow one by one: as a tree they would not fit the registers. */
@@ -138,7 +139,7 @@ FV_ALWAYS_INLINE void multiply_width(float *y, int64_t y_stride, const fv_stored
     }
     for (int64_t block = 0; block < num_blocks; block++) {
         const size_t at = (size_t)(block * of->block_bytes);
-        prefetch_block(stripes, at, stripe_bytes, width, of->block_bytes);
+        if (width == 1 || ahead->num_tracks == 1) prefetch_block(stripes, at, stripe_bytes, width, of->block_bytes);
         fv_stored_stream_ask(ahead, width * of->block_bytes);
         for (int32_t part = 0; part < of->num_parts; part++) {
             add_part(sums, x, num_x, block * of->num_parts + part, stripes + at, stripe_bytes, width, part, of);
@@ -286,14 +287,22 @@ FV_ALWAYS_INLINE void expand_floats(float *out, const fv_stored_rows *w, __m256 
     }                                                                                            \
     static void expand_##name(float *out, const fv_stored_rows *w) { expand_##kind(out, w, how); }
 
-DEFINE_KERNELS(q4_0, stripes, &fv_stored_q4_0)
-DEFINE_KERNELS(q4_1, stripes, &fv_stored_q4_1)
-DEFINE_KERNELS(q5_0, stripes, &fv_stored_q5_0)
-DEFINE_KERNELS(q5_1, stripes, &fv_stored_q5_1)
-DEFINE_KERNELS(q8_0, stripes, &fv_stored_q8_0)
-DEFINE_KERNELS(q4_k, stripes, &fv_stored_q4_k)
-DEFINE_KERNELS(q5_k, stripes, &fv_stored_q5_k)
-DEFINE_KERNELS(q6_k, stripes, &fv_stored_q6_k)
+#define DEFINE_STRIPES(name)                                                                          \
+    DEFINE_KERNELS(name, stripes, &fv_stored_##name)                                                  \
+    static void multiply_many_##name(float *y, int64_t y_stride, const fv_stored_x *x, int64_t num_x, \
+                                     const fv_stored_rows *w, void *memory)                           \
+    {                                                                                                 \
+        fv_stored_multiply_panels(y, y_stride, x, num_x, w, memory, &fv_stored_##name);               \
+    }
+
+DEFINE_STRIPES(q4_0)
+DEFINE_STRIPES(q4_1)
+DEFINE_STRIPES(q5_0)
+DEFINE_STRIPES(q5_1)
+DEFINE_STRIPES(q8_0)
+DEFINE_STRIPES(q4_k)
+DEFINE_STRIPES(q5_k)
+DEFINE_STRIPES(q6_k)
 DEFINE_KERNELS(f16, floats, fv_stored_load_f16)
 DEFINE_KERNELS(bf16, floats, fv_stored_load_bf16)
 
@@ -354,14 +363,19 @@ static void load_x(const fv_stored_x *x, int64_t in_features)
     for (int64_t block = 0; block < in_features / FV_STORED_X_BLOCK; block++) load_block(x, block);
 }
 
-#define KERNEL(TYPE, name)                             \
-    {                                                  \
-        FV_GGUF_##TYPE, multiply_##name, expand_##name \
+#define FLOATS(TYPE, name)                                   \
+    {                                                        \
+        FV_GGUF_##TYPE, multiply_##name, NULL, expand_##name \
+    }
+#define STRIPES(TYPE, name)                                                  \
+    {                                                                        \
+        FV_GGUF_##TYPE, multiply_##name, multiply_many_##name, expand_##name \
     }
 static const fv_stored_kernel kernels[] = {
-    KERNEL(F16, f16),   KERNEL(BF16, bf16), KERNEL(Q4_0, q4_0), KERNEL(Q4_1, q4_1), KERNEL(Q5_0, q5_0),
-    KERNEL(Q5_1, q5_1), KERNEL(Q8_0, q8_0), KERNEL(Q4_K, q4_k), KERNEL(Q5_K, q5_k), KERNEL(Q6_K, q6_k),
+    FLOATS(F16, f16),    FLOATS(BF16, bf16),  STRIPES(Q4_0, q4_0), STRIPES(Q4_1, q4_1), STRIPES(Q5_0, q5_0),
+    STRIPES(Q5_1, q5_1), STRIPES(Q8_0, q8_0), STRIPES(Q4_K, q4_k), STRIPES(Q5_K, q5_k), STRIPES(Q6_K, q6_k),
 };
-#undef KERNEL
+#undef FLOATS
+#undef STRIPES
 
 #endif

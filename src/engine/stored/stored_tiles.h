@@ -10,6 +10,8 @@
 #ifndef FV_ENGINE_STORED_TILES_H
 #define FV_ENGINE_STORED_TILES_H
 
+#include <stdbool.h>
+
 #include "core/compiler.h"
 #include "engine/stored/stored.h"
 

@@ -5,7 +5,15 @@
 
 #include "engine/stored/stored_kernels.h"
 
-static const fv_stored_table vnni = {FV_ISA_AVX512, "avx512_vnni", true, load_x, kernels, FV_ARRAY_LEN(kernels)};
+static const fv_stored_table vnni = {
+    .isa = FV_ISA_AVX512,
+    .name = "avx512_vnni",
+    .load_x = load_x,
+    .many_bytes = sizeof(fv_stored_many),
+    .min_many_x = 7,
+    .kernels = kernels,
+    .num_kernels = FV_ARRAY_LEN(kernels),
+};
 
 const fv_stored_table *fv_stored_find_vnni(void) { return __builtin_cpu_supports("avx512vnni") ? &vnni : NULL; }
 
