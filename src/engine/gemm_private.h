@@ -7,6 +7,7 @@
 #include "engine/gemm_kernel.h"
 #include "engine/stored/stored.h"
 #include "engine/stored/stored_tiles.h"
+#include "engine/task_ranges.h"
 
 enum { FV_GEMM_ALIGNMENT = 64 };
 
@@ -22,6 +23,7 @@ typedef struct fv_gemm_stored {
     void *x_memory;             /* x_bytes for each row */
     uint8_t *x_tiles;           /* of x_rows rows, where there are tiles */
     uint8_t *panels;            /* panel_bytes for each worker: floats and packed, tiles, or the kernels' memory */
+    fv_task_range *ranges;      /* one for each worker */
     int64_t x_rows;
     size_t x_bytes;
     size_t panel_bytes;

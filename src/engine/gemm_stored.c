@@ -193,10 +193,12 @@ static void free_room(fv_gemm_stored *stored)
     free(stored->x_memory);
     free(stored->x_tiles);
     free(stored->panels);
+    free(stored->ranges);
     stored->x = NULL;
     stored->x_memory = NULL;
     stored->x_tiles = NULL;
     stored->panels = NULL;
+    stored->ranges = NULL;
     stored->x_rows = 0;
 }
 
@@ -208,16 +210,17 @@ fv_status fv_gemm_stored_make_room(fv_gemm_library *gemm)
     const bool is_enough = gemm->max_rows <= stored->x_rows && x_bytes <= stored->x_bytes &&
                            panel_bytes <= stored->panel_bytes;
     if (is_enough) return FV_OK;
-    const size_t all_panels = panel_bytes * (size_t)fv_context_num_workers(gemm->context);
+    const size_t workers = (size_t)fv_context_num_workers(gemm->context), all_panels = panel_bytes * workers;
     fv_gemm_stored made = *stored; /* the room that is there is others', too, and stays where this fails */
     made.x = calloc((size_t)gemm->max_rows + 1, sizeof(*made.x));
     made.x_memory = aligned_alloc(FV_GEMM_ALIGNMENT, x_bytes * ((size_t)gemm->max_rows + 1));
     made.panels = aligned_alloc(FV_GEMM_ALIGNMENT, all_panels);
+    made.ranges = aligned_alloc(FV_CACHE_LINE, workers * sizeof(*made.ranges));
     made.x_tiles = NULL;
     if (made.tiles)
         made.x_tiles = aligned_alloc(FV_GEMM_ALIGNMENT,
                                      fv_stored_tiles_bytes(gemm->max_rows + 1, stored->max_in_features));
-    if (!made.x || !made.x_memory || !made.panels || (made.tiles && !made.x_tiles)) {
+    if (!made.x || !made.x_memory || !made.panels || !made.ranges || (made.tiles && !made.x_tiles)) {
         free_room(&made);
         return fv_fail(FV_ERR_NO_MEMORY, "no memory for %lld rows of activations and %zu bytes of weights",
                        (long long)gemm->max_rows, all_panels);
@@ -296,25 +299,19 @@ typedef void (*stripes_task_fn)(const fv_gemm_job *job, int64_t index, int64_t n
 typedef struct task_loop {
     const fv_gemm_job *job;
     stripes_task_fn task;
-    int64_t num_tasks;
-    atomic_llong next; /* that no worker has taken */
-    bool looks_ahead;  /* workers take a task while they are at the one before */
+    fv_task_ranges ranges;
+    bool looks_ahead; /* workers take a task while they are at the one before */
 } task_loop;
-
-static int64_t take_task(task_loop *loop)
-{
-    const int64_t index = atomic_fetch_add(&loop->next, 1);
-    return index < loop->num_tasks ? index : -1;
-}
 
 /* A worker's tasks, until there are none. */
 static void take_tasks(void *user, int64_t index, int32_t worker)
 {
-    (void)index;
-    task_loop *loop = user;
-    for (int64_t task = take_task(loop), next; task >= 0; task = loop->looks_ahead ? next : take_task(loop)) {
-        next = loop->looks_ahead ? take_task(loop) : -1;
+    const task_loop *loop = user;
+    int64_t task = fv_task_ranges_take(&loop->ranges, index);
+    while (task >= 0) {
+        int64_t next = loop->looks_ahead ? fv_task_ranges_take(&loop->ranges, index) : -1;
         loop->task(loop->job, task, next, worker);
+        task = loop->looks_ahead ? next : fv_task_ranges_take(&loop->ranges, index);
     }
 }
 
@@ -327,10 +324,11 @@ static void run_tasks(const fv_gemm_job *job, int64_t num_tasks, stripes_task_fn
     task_loop loop = {
         .job = job,
         .task = task,
-        .num_tasks = num_tasks,
+        .ranges = {job->gemm->stored.ranges, fv_min_i64(num_tasks, workers)},
         .looks_ahead = context->ahead_tracks > 1 && num_tasks >= ahead_tasks_per_worker * workers,
     };
-    fv_context_parallel_for(context, fv_min_i64(num_tasks, workers), take_tasks, &loop);
+    fv_task_ranges_fill(&loop.ranges, num_tasks);
+    fv_context_parallel_for(context, loop.ranges.count, take_tasks, &loop);
 }
 
 /* The stripes of task `index`, those of task `next` ahead of them. Returns as stripes_at. */
