@@ -17,13 +17,12 @@ typedef struct fv_gemm_stored {
     const fv_stored_tiles *tiles; /* for many rows, in place of the library; NULL: there are none */
     bool is_used;                 /* there is such a weight */
     int64_t max_in_features;
-    int64_t max_panel_features; /* of weights whose many rows the library multiplies */
-    size_t max_packed_bytes;    /* of a chunk of its kernel */
-    fv_stored_x *x;             /* [x_rows], into x_memory */
-    void *x_memory;             /* x_bytes for each row */
-    uint8_t *x_tiles;           /* of x_rows rows, where there are tiles */
-    uint8_t *panels;            /* panel_bytes for each worker: floats and packed, tiles, or the kernels' memory */
-    fv_task_range *ranges;      /* one for each worker */
+    size_t max_packed_bytes; /* of a chunk of the library's kernel */
+    fv_stored_x *x;          /* [x_rows], into x_memory */
+    void *x_memory;          /* x_bytes for each row */
+    uint8_t *x_tiles;        /* of x_rows rows, where there are tiles */
+    uint8_t *panels;         /* panel_bytes for each worker: floats and packed, tiles, or the kernels' memory */
+    fv_task_range *ranges;   /* one for each worker */
     int64_t x_rows;
     size_t x_bytes;
     size_t panel_bytes;
@@ -65,7 +64,6 @@ typedef struct fv_gemm_job {
     int64_t chunk_stripes;   /* of weights as stored: of a task */
     int64_t blocks_per_task; /* of rows of X, for panels */
     int64_t rows_of_task;    /* of X, for the kernels of weights as stored */
-    bool is_many;            /* these are to be those for many rows */
     atomic_int status;
     char text[256];
 } fv_gemm_job;

@@ -2,7 +2,7 @@
  *
  *   stripes of W and rows of X go to the kernels of stored/, which have a form for few rows and one for many
  *   many rows, AMX: a chunk of W becomes a panel of tiles, which are multiplied with blocks of rows of X
- *   many rows, where the kernels have no such form: a panel of floats, which the library's kernel packs and multiplies
+ *   many rows, kernels in plain C: a panel of floats, which the library's kernel packs and multiplies
  *
  *     stripes  ->  tiles of bf16                ->  blocks of Y
  *     stripes  ->  floats  ->  (bf16, packed)   ->  blocks of Y */
@@ -16,10 +16,9 @@
 #include "engine/gguf.h"
 
 enum {
-    min_panel_rows = 16,    /* below, making a panel takes longer than multiplying with it; with slow kernels, or AMX */
-    min_wide_rows = 128,    /* the same beside fast kernels for few rows, which floats have */
-    x_rows_of_task = 64,    /* rows of X that one task of the kernels for few rows multiplies */
-    least_bytes = 16 << 10, /* of W, of a task */
+    min_panel_rows = 16,     /* below, making a panel takes longer than multiplying with it */
+    x_rows_of_task = 64,     /* rows of X that one task of the kernels for few rows multiplies */
+    least_bytes = 16 << 10,  /* of W, of a task */
     cached_bytes = 32 << 10, /* stays in the first cache for several rows of X */
     asked_bytes = 128 << 10, /* is asked for while a worker is at the task before */
     stripes_at_once = 2,     /* that the kernels have beside each other for several rows of X */
@@ -41,26 +40,13 @@ void fv_gemm_stored_init(fv_gemm_stored *stored, fv_isa limit)
     stored->tiles = fv_stored_find_tiles(limit);
 }
 
-/* Are there kernels for many rows of all of the weight? */
-static bool has_many(const fv_gemm_weight *weight, const fv_stored_table *table)
-{
-    for (int32_t i = 0; i < weight->num_parts; i++) {
-        if (!fv_stored_find_kernel(table, weight->parts[i].layout->type)->multiply_many) return false;
-    }
-    return true;
-}
+/* Does the library multiply weights as stored, where there are many rows? */
+static bool has_library(const fv_gemm_stored *stored) { return !stored->tiles && stored->table->many_bytes == 0; }
 
-/* For floats, which have no kernels for many rows, fp32 is not faster unless it has wider vectors than theirs of AVX2. */
 static bool uses_panels(const fv_gemm_job *job)
 {
-    const fv_gemm_library *gemm = job->gemm;
-    if (job->batch_invariant) return false;
-    if (!gemm->stored.table->many_bytes || gemm->stored.tiles) return job->num_rows >= min_panel_rows;
-    if (has_many(job->weight, gemm->stored.table)) return false;
-    const fv_isa isa = gemm->context->isa;
-    const bool is_bf16 = gemm->kernel->dtype == FV_DTYPE_BF16;
-    if (!is_bf16 && isa <= FV_ISA_AVX2) return false;
-    return job->num_rows >= min_wide_rows;
+    const fv_gemm_stored *stored = &job->gemm->stored;
+    return !job->batch_invariant && job->num_rows >= min_panel_rows && (stored->tiles || has_library(stored));
 }
 
 bool fv_gemm_stored_is_smaller(const fv_gemm_library *gemm, int64_t in_features, const fv_gemm_rows *parts,
@@ -83,21 +69,6 @@ static size_t bytes_of_part(const fv_stored_rows *part)
            fv_stored_stripe_bytes(part->layout, part->in_features);
 }
 
-/* For panels of floats. */
-static fv_status prepare_library(const fv_gemm_weight *weight, fv_gemm_library *gemm)
-{
-    fv_gemm_stored *stored = &gemm->stored;
-    for (int32_t i = 0; i < weight->num_parts; i++) {
-        size_t packed_bytes = 0;
-        const fv_status status = fv_gemm_prepare_shapes(&packed_bytes, gemm, weight->parts[i].num_rows,
-                                                        weight->in_features);
-        if (status != FV_OK) return status;
-        if (packed_bytes > stored->max_packed_bytes) stored->max_packed_bytes = packed_bytes;
-    }
-    stored->max_panel_features = fv_max_i64(stored->max_panel_features, weight->in_features);
-    return FV_OK;
-}
-
 fv_status fv_gemm_stored_prepare(fv_gemm_weight *weight, fv_gemm_library *gemm, const fv_gemm_rows *parts,
                                  int32_t num_parts)
 {
@@ -114,12 +85,13 @@ fv_status fv_gemm_stored_prepare(fv_gemm_weight *weight, fv_gemm_library *gemm, 
                            (long long)part->in_features, fv_gguf_type_name(parts[i].type), part->layout->values);
         }
         weight->bytes += (size_t)fv_round_up((int64_t)bytes_of_part(part), FV_GEMM_ALIGNMENT);
+        if (!has_library(stored)) continue;
+        size_t packed_bytes = 0;
+        const fv_status status = fv_gemm_prepare_shapes(&packed_bytes, gemm, part->num_rows, part->in_features);
+        if (status != FV_OK) return status;
+        if (packed_bytes > stored->max_packed_bytes) stored->max_packed_bytes = packed_bytes;
     }
     weight->num_parts = num_parts;
-    if (!stored->tiles && !has_many(weight, stored->table)) {
-        const fv_status status = prepare_library(weight, gemm);
-        if (status != FV_OK) return status;
-    }
     if (!stored->is_used) {
         const size_t used = strlen(gemm->description);
         snprintf(gemm->description + used, sizeof(gemm->description) - used, ", weights as stored: %s%s%s",
@@ -181,10 +153,11 @@ static size_t bytes_of_floats(const fv_gemm_kernel *kernel, int64_t in_features)
 static size_t bytes_of_panel(const fv_gemm_library *gemm)
 {
     const fv_gemm_stored *stored = &gemm->stored;
-    if (stored->tiles) return (size_t)fv_max_i64(tile_panel_bytes, (int64_t)stored->table->many_bytes);
     const int64_t packed = gemm->kernel->pack ? (int64_t)stored->max_packed_bytes : 0;
-    const int64_t floats = (int64_t)bytes_of_floats(gemm->kernel, stored->max_panel_features);
-    return (size_t)fv_round_up(fv_max_i64(floats + packed, (int64_t)stored->table->many_bytes), FV_GEMM_ALIGNMENT);
+    int64_t bytes = (int64_t)stored->table->many_bytes;
+    if (stored->tiles) bytes = fv_max_i64(bytes, tile_panel_bytes);
+    if (has_library(stored)) bytes = (int64_t)bytes_of_floats(gemm->kernel, stored->max_in_features) + packed;
+    return (size_t)fv_round_up(bytes, FV_GEMM_ALIGNMENT);
 }
 
 static void free_room(fv_gemm_stored *stored)
@@ -344,6 +317,11 @@ static int64_t stripes_of_tasks(fv_stored_rows *rows, const fv_gemm_job *job, in
     return output;
 }
 
+static bool is_for_many(const fv_stored_kernel *kernel, int64_t num_rows)
+{
+    return kernel->multiply_many && num_rows >= kernel->min_many_x;
+}
+
 static void multiply_chunk(const fv_gemm_job *job, int64_t index, int64_t next, int32_t worker)
 {
     const fv_gemm_stored *stored = &job->gemm->stored;
@@ -352,7 +330,7 @@ static void multiply_chunk(const fv_gemm_job *job, int64_t index, int64_t next, 
     const fv_stored_kernel *kernel = fv_stored_find_kernel(stored->table, rows.layout->type);
     const int64_t first = index / job->num_chunks * job->rows_of_task;
     const int64_t end = fv_min_i64(job->num_rows, first + job->rows_of_task);
-    if (job->is_many && kernel->multiply_many) {
+    if (is_for_many(kernel, job->num_rows)) {
         kernel->multiply_many(job->y + first * y_stride + output, y_stride, &stored->x[first], end - first, &rows,
                               stored->panels + (size_t)worker * stored->panel_bytes);
         return;
@@ -385,8 +363,8 @@ static fv_status multiply_stripes(fv_gemm_job *job)
     const fv_gemm_stored *stored = &job->gemm->stored;
     fv_context *context = job->gemm->context;
     fv_context_parallel_for(context, fv_ceil_div(job->num_rows, FV_STORED_MAX_X), load_x_task, job);
-    job->is_many = stored->table->many_bytes && job->num_rows >= stored->table->min_many_x;
-    if (job->is_many) {
+    const int32_t type = job->weight->parts[0].layout->type; /* others take tasks of its kind */
+    if (is_for_many(fv_stored_find_kernel(stored->table, type), job->num_rows)) {
         size_many_tasks(job);
     } else {
         job->chunk_stripes = stripes_of_task(job);

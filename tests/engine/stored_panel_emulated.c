@@ -6,22 +6,25 @@
 #define FV_STORED_LANES_EMULATED 1
 #include "engine/gguf.h"
 #include "engine/stored/stored_panel.h"
+#include "engine/stored/stored_panel_floats.h"
 
-#define DEFINE(name)                                                                                  \
+#define DEFINE(name, function, how)                                                                   \
     static void multiply_many_##name(float *y, int64_t y_stride, const fv_stored_x *x, int64_t num_x, \
                                      const fv_stored_rows *w, void *memory)                           \
     {                                                                                                 \
-        fv_stored_multiply_panels(y, y_stride, x, num_x, w, memory, &fv_stored_##name);               \
+        function(y, y_stride, x, num_x, w, memory, how);                                              \
     }
 
-DEFINE(q4_0)
-DEFINE(q4_1)
-DEFINE(q5_0)
-DEFINE(q5_1)
-DEFINE(q8_0)
-DEFINE(q4_k)
-DEFINE(q5_k)
-DEFINE(q6_k)
+DEFINE(q4_0, fv_stored_multiply_panels, &fv_stored_q4_0)
+DEFINE(q4_1, fv_stored_multiply_panels, &fv_stored_q4_1)
+DEFINE(q5_0, fv_stored_multiply_panels, &fv_stored_q5_0)
+DEFINE(q5_1, fv_stored_multiply_panels, &fv_stored_q5_1)
+DEFINE(q8_0, fv_stored_multiply_panels, &fv_stored_q8_0)
+DEFINE(q4_k, fv_stored_multiply_panels, &fv_stored_q4_k)
+DEFINE(q5_k, fv_stored_multiply_panels, &fv_stored_q5_k)
+DEFINE(q6_k, fv_stored_multiply_panels, &fv_stored_q6_k)
+DEFINE(f16, fv_stored_multiply_float_panels, fv_stored_load_f16)
+DEFINE(bf16, fv_stored_multiply_float_panels, fv_stored_load_bf16)
 
 static const fv_stored_kernel kernels[] = {
     {.type = FV_GGUF_Q4_0, .multiply_many = multiply_many_q4_0},
@@ -32,12 +35,14 @@ static const fv_stored_kernel kernels[] = {
     {.type = FV_GGUF_Q4_K, .multiply_many = multiply_many_q4_k},
     {.type = FV_GGUF_Q5_K, .multiply_many = multiply_many_q5_k},
     {.type = FV_GGUF_Q6_K, .multiply_many = multiply_many_q6_k},
+    {.type = FV_GGUF_F16, .multiply_many = multiply_many_f16},
+    {.type = FV_GGUF_BF16, .multiply_many = multiply_many_bf16},
 };
 
 static const fv_stored_table emulated = {
     .isa = FV_ISA_AVX2,
     .name = "emulated",
-    .many_bytes = sizeof(fv_stored_many),
+    .many_bytes = sizeof(fv_stored_many) + sizeof(fv_stored_many_floats),
     .kernels = kernels,
     .num_kernels = FV_ARRAY_LEN(kernels),
 };

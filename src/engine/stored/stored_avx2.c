@@ -4,14 +4,15 @@
 
 #if defined(__AVX2__) && defined(__FMA__) && defined(__F16C__)
 
+enum { FV_STORED_MIN_INTEGERS = 16, FV_STORED_MIN_FLOATS = 64 };
+
 #include "engine/stored/stored_kernels.h"
 
 const fv_stored_table fv_stored_table_avx2 = {
     .isa = FV_ISA_AVX2,
     .name = "avx2",
     .load_x = load_x,
-    .many_bytes = sizeof(fv_stored_many),
-    .min_many_x = 16,
+    .many_bytes = sizeof(many_memory),
     .kernels = kernels,
     .num_kernels = FV_ARRAY_LEN(kernels),
 };

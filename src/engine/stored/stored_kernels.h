@@ -5,7 +5,8 @@
  * one FMA; taking words apart costs 24 to 80 instructions, once for all rows of X. Sums stay below 2^31: the largest product
  * is 128 x 32767, of which 32 are added. So both forms give the same bits.
  *
- * A file that includes this is compiled for its instructions, and makes a table of it. */
+ * A file that includes this is compiled for its instructions, and makes a table of it. It defines from how many rows of X on there
+ * are panels: FV_STORED_MIN_INTEGERS, FV_STORED_MIN_FLOATS. */
 #ifndef FV_ENGINE_STORED_STORED_KERNELS_H
 #define FV_ENGINE_STORED_STORED_KERNELS_H
 
@@ -13,6 +14,7 @@
 #include "engine/gguf.h"
 #include "engine/stored/stored_ahead.h"
 #include "engine/stored/stored_panel.h"
+#include "engine/stored/stored_panel_floats.h"
 #include "engine/stored/stored_words.h"
 
 /* Sums grow one by one: as a tree they would not fit the registers. */
@@ -131,6 +133,8 @@ FV_ALWAYS_INLINE void multiply_width(float *y, int64_t y_stride, const fv_stored
     const int64_t num_blocks = w->in_features / (of->num_parts * FV_STORED_X_BLOCK);
     const size_t stripe_bytes = (size_t)(num_blocks * of->block_bytes);
     const uint8_t *stripes = w->stripes + (size_t)(row / FV_STORED_ROWS) * stripe_bytes;
+    const int32_t part_bytes = of->block_bytes / of->num_parts;
+    const bool asks_in_parts = width > 1 && ahead->num_tracks == 1; /* tracks ask for both stripes */
     __m256 sums[max_width][FV_STORED_MAX_X];
     FV_STORED_UNROLL
     for (int32_t j = 0; j < width; j++) {
@@ -139,9 +143,11 @@ FV_ALWAYS_INLINE void multiply_width(float *y, int64_t y_stride, const fv_stored
     }
     for (int64_t block = 0; block < num_blocks; block++) {
         const size_t at = (size_t)(block * of->block_bytes);
-        if (width == 1 || ahead->num_tracks == 1) prefetch_block(stripes, at, stripe_bytes, width, of->block_bytes);
+        if (width == 1) prefetch_block(stripes, at, stripe_bytes, width, of->block_bytes);
         fv_stored_stream_ask(ahead, width * of->block_bytes);
         for (int32_t part = 0; part < of->num_parts; part++) {
+            if (asks_in_parts)
+                prefetch_block(stripes, at + (size_t)(part * part_bytes), stripe_bytes, width, part_bytes);
             add_part(sums, x, num_x, block * of->num_parts + part, stripes + at, stripe_bytes, width, part, of);
         }
     }
@@ -170,12 +176,14 @@ FV_ALWAYS_INLINE void multiply_floats(float *y, int64_t y_stride, const fv_store
 {
     const uint8_t *stripe = w->stripes;
     fv_stored_stream ahead = fv_stored_stream_of(&w->ahead);
+    const bool is_in_order = ahead.num_tracks == 1;
     for (int64_t row = 0; row < w->num_rows; row += FV_STORED_ROWS) {
         __m256 sums[FV_STORED_MAX_X][2]; /* two chains: an FMA need not wait for the one before it */
         FV_STORED_UNROLL
         for (int32_t i = 0; i < num_x; i++) sums[i][0] = sums[i][1] = _mm256_setzero_ps();
         int64_t k = 0;
         for (; k + 2 <= w->in_features; k += 2, stripe += 2 * FV_STORED_SCALE_BYTES) {
+            if (is_in_order && k % 4 == 0) _mm_prefetch((const char *)stripe + prefetch_distance, _MM_HINT_T0);
             fv_stored_stream_ask(&ahead, 2 * FV_STORED_SCALE_BYTES);
             const __m256 first = load(stripe), second = load(stripe + FV_STORED_SCALE_BYTES);
             FV_STORED_UNROLL
@@ -287,13 +295,18 @@ FV_ALWAYS_INLINE void expand_floats(float *out, const fv_stored_rows *w, __m256 
     }                                                                                            \
     static void expand_##name(float *out, const fv_stored_rows *w) { expand_##kind(out, w, how); }
 
-#define DEFINE_STRIPES(name)                                                                          \
-    DEFINE_KERNELS(name, stripes, &fv_stored_##name)                                                  \
+#define DEFINE_MANY(name, function, how)                                                              \
     static void multiply_many_##name(float *y, int64_t y_stride, const fv_stored_x *x, int64_t num_x, \
                                      const fv_stored_rows *w, void *memory)                           \
     {                                                                                                 \
-        fv_stored_multiply_panels(y, y_stride, x, num_x, w, memory, &fv_stored_##name);               \
+        function(y, y_stride, x, num_x, w, memory, how);                                              \
     }
+#define DEFINE_STRIPES(name)                         \
+    DEFINE_KERNELS(name, stripes, &fv_stored_##name) \
+    DEFINE_MANY(name, fv_stored_multiply_panels, &fv_stored_##name)
+#define DEFINE_FLOATS(name)                             \
+    DEFINE_KERNELS(name, floats, fv_stored_load_##name) \
+    DEFINE_MANY(name, fv_stored_multiply_float_panels, fv_stored_load_##name)
 
 DEFINE_STRIPES(q4_0)
 DEFINE_STRIPES(q4_1)
@@ -303,8 +316,8 @@ DEFINE_STRIPES(q8_0)
 DEFINE_STRIPES(q4_k)
 DEFINE_STRIPES(q5_k)
 DEFINE_STRIPES(q6_k)
-DEFINE_KERNELS(f16, floats, fv_stored_load_f16)
-DEFINE_KERNELS(bf16, floats, fv_stored_load_bf16)
+DEFINE_FLOATS(f16)
+DEFINE_FLOATS(bf16)
 
 /* --- X -------------------------------------------------------------------------------------------- */
 
@@ -363,19 +376,23 @@ static void load_x(const fv_stored_x *x, int64_t in_features)
     for (int64_t block = 0; block < in_features / FV_STORED_X_BLOCK; block++) load_block(x, block);
 }
 
-#define FLOATS(TYPE, name)                                   \
-    {                                                        \
-        FV_GGUF_##TYPE, multiply_##name, NULL, expand_##name \
-    }
-#define STRIPES(TYPE, name)                                                  \
-    {                                                                        \
-        FV_GGUF_##TYPE, multiply_##name, multiply_many_##name, expand_##name \
+#define KERNEL(TYPE, name, min_many_x)                                                   \
+    {                                                                                    \
+        FV_GGUF_##TYPE, multiply_##name, multiply_many_##name, min_many_x, expand_##name \
     }
 static const fv_stored_kernel kernels[] = {
-    FLOATS(F16, f16),    FLOATS(BF16, bf16),  STRIPES(Q4_0, q4_0), STRIPES(Q4_1, q4_1), STRIPES(Q5_0, q5_0),
-    STRIPES(Q5_1, q5_1), STRIPES(Q8_0, q8_0), STRIPES(Q4_K, q4_k), STRIPES(Q5_K, q5_k), STRIPES(Q6_K, q6_k),
+    KERNEL(F16, f16, FV_STORED_MIN_FLOATS),     KERNEL(BF16, bf16, FV_STORED_MIN_FLOATS),
+    KERNEL(Q4_0, q4_0, FV_STORED_MIN_INTEGERS), KERNEL(Q4_1, q4_1, FV_STORED_MIN_INTEGERS),
+    KERNEL(Q5_0, q5_0, FV_STORED_MIN_INTEGERS), KERNEL(Q5_1, q5_1, FV_STORED_MIN_INTEGERS),
+    KERNEL(Q8_0, q8_0, FV_STORED_MIN_INTEGERS), KERNEL(Q4_K, q4_k, FV_STORED_MIN_INTEGERS),
+    KERNEL(Q5_K, q5_k, FV_STORED_MIN_INTEGERS), KERNEL(Q6_K, q6_k, FV_STORED_MIN_INTEGERS),
 };
-#undef FLOATS
-#undef STRIPES
+#undef KERNEL
+
+/* Of a call for many rows. */
+typedef union many_memory {
+    fv_stored_many integers;
+    fv_stored_many_floats floats;
+} many_memory;
 
 #endif

@@ -8,6 +8,7 @@
 #include <string.h>
 
 #include "core/compiler.h"
+#include "engine/stored/stored_unroll.h"
 
 #if defined(FV_STORED_LANES_EMULATED)
 #define FV_STORED_KEEP_ORDER(v)
@@ -84,6 +85,12 @@ static inline fv_stored_floats fv_stored_floats_mul(fv_stored_floats a, fv_store
     return a;
 }
 
+static inline fv_stored_floats fv_stored_floats_add(fv_stored_floats a, fv_stored_floats b)
+{
+    for (int32_t i = 0; i < FV_STORED_LANES; i++) a.of[i] += b.of[i];
+    return a;
+}
+
 static inline fv_stored_floats fv_stored_floats_fma(fv_stored_floats a, fv_stored_floats b, fv_stored_floats c)
 {
     for (int32_t i = 0; i < FV_STORED_LANES; i++) c.of[i] = fmaf(a.of[i], b.of[i], c.of[i]);
@@ -111,6 +118,7 @@ static inline void fv_stored_floats_store(float *to, __m512 from) { _mm512_store
 static inline __m512 fv_stored_floats_splat(float value) { return _mm512_set1_ps(value); }
 static inline __m512 fv_stored_floats_of(__m512i from) { return _mm512_cvtepi32_ps(from); }
 static inline __m512 fv_stored_floats_mul(__m512 a, __m512 b) { return _mm512_mul_ps(a, b); }
+static inline __m512 fv_stored_floats_add(__m512 a, __m512 b) { return _mm512_add_ps(a, b); }
 static inline __m512 fv_stored_floats_fma(__m512 a, __m512 b, __m512 c) { return _mm512_fmadd_ps(a, b, c); }
 
 #else
@@ -140,6 +148,7 @@ static inline void fv_stored_floats_store(float *to, __m256 from) { _mm256_store
 static inline __m256 fv_stored_floats_splat(float value) { return _mm256_set1_ps(value); }
 static inline __m256 fv_stored_floats_of(__m256i from) { return _mm256_cvtepi32_ps(from); }
 static inline __m256 fv_stored_floats_mul(__m256 a, __m256 b) { return _mm256_mul_ps(a, b); }
+static inline __m256 fv_stored_floats_add(__m256 a, __m256 b) { return _mm256_add_ps(a, b); }
 static inline __m256 fv_stored_floats_fma(__m256 a, __m256 b, __m256 c) { return _mm256_fmadd_ps(a, b, c); }
 
 #endif

@@ -1,26 +1,16 @@
-/* Many rows of X: a panel of W, some rows x 256 values, becomes integers of 16 bits in the first cache, once for all rows
- * of X; the steps of a row's sum are those of stored_kernels.h, so it has the same bits.
- *
- *   W      | panel | panel | panel | panel |      256 values of each, then the next 256
- *   sums   [panel][row of X][row of W]            in the second cache, beside 256 values of all rows of X */
+/* Many rows of X with W of integers: a panel is 256 values of some rows as integers of 16 bits, in the first cache. The steps of a
+ * row's sum are those of stored_kernels.h, so it has the same bits. */
 #ifndef FV_ENGINE_STORED_STORED_PANEL_H
 #define FV_ENGINE_STORED_STORED_PANEL_H
 
-#include "engine/stored/stored_ahead.h"
-#include "engine/stored/stored_lanes.h"
+#include "engine/stored/stored_place.h"
 #include "engine/stored/stored_words.h"
 
 enum {
-    FV_STORED_PANEL_BLOCKS = 8,                           /* of 32 values */
-    FV_STORED_STRIPES = FV_STORED_LANES / FV_STORED_ROWS, /* whose rows are the lanes of a vector */
-    FV_STORED_PANEL_ROWS = FV_STORED_GROUPS * FV_STORED_LANES,
+    FV_STORED_PANEL_BLOCKS = 8, /* of 32 values */
+    FV_STORED_PANEL_VALUES = FV_STORED_PANEL_BLOCKS * FV_STORED_X_BLOCK,
     FV_STORED_PAIRS = FV_STORED_X_BLOCK / 2,
-    FV_STORED_TILE_X = 4, /* rows of X whose sums are in registers */
-    FV_STORED_MANY_PANELS = FV_STORED_MANY_ROWS / FV_STORED_PANEL_ROWS,
 };
-
-_Static_assert(FV_STORED_MANY_ROWS % FV_STORED_PANEL_ROWS == 0, "panels of a call are whole");
-_Static_assert(FV_STORED_MANY_X % FV_STORED_TILE_X == 0, "there are sums for whole tiles");
 
 /* One array for each row of W. */
 typedef struct fv_stored_panel {
@@ -29,6 +19,7 @@ typedef struct fv_stored_panel {
     float minima[FV_STORED_PANEL_BLOCKS][FV_STORED_PANEL_ROWS];
 } fv_stored_panel;
 
+/* The memory of a call. */
 typedef struct fv_stored_many {
     fv_stored_panel panel;
     float sums[FV_STORED_MANY_PANELS][FV_STORED_MANY_X][FV_STORED_PANEL_ROWS];
@@ -36,12 +27,14 @@ typedef struct fv_stored_many {
 
 /* --- W -------------------------------------------------------------------------------------------- */
 
-/* `num_blocks` blocks of 32 values of the stripes of one vector of lanes to the panel's rows from `row` on. */
+/* `num_blocks` blocks of 32 values of the stripes of one vector of lanes to the panel's rows from `row` on, and as much is asked
+ * for. */
 FV_ALWAYS_INLINE void fv_stored_fill_lanes(fv_stored_panel *panel, int32_t row, const uint8_t *const *stripes,
-                                           int32_t num_blocks, const fv_stored_format *of)
+                                           int32_t num_blocks, fv_stored_asked *asked, const fv_stored_format *of)
 {
     for (int32_t block = 0; block < num_blocks; block++) {
         const int32_t part = block % of->num_parts;
+        fv_stored_ask(asked, (size_t)(of->block_bytes / of->num_parts));
         const uint8_t *scales[FV_STORED_STRIPES];
         FV_STORED_UNROLL
         for (int32_t i = 0; i < FV_STORED_STRIPES; i++)
@@ -73,48 +66,16 @@ FV_ALWAYS_INLINE void fv_stored_fill_lanes(fv_stored_panel *panel, int32_t row, 
     }
 }
 
-/* Rows of W from `row` on, of which a panel has blocks [block, block + num_blocks) of 32 values. */
-typedef struct fv_stored_place {
-    int64_t row, block;
-    int32_t num_blocks;
-} fv_stored_place;
-
-/* The place's bytes of each stripe. */
-static inline int32_t fv_stored_place_bytes(const fv_stored_place *place, const fv_stored_format *of)
-{
-    return place->num_blocks / of->num_parts * of->block_bytes;
-}
-
-/* Where the stripes of lanes [first, first + FV_STORED_LANES) of the place begin. Of those that are not there the last one
- * serves again. */
-static inline void fv_stored_stripes_at(const uint8_t **stripes, const fv_stored_rows *w, const fv_stored_place *place,
-                                        int32_t first, const fv_stored_format *of)
-{
-    const size_t stripe_bytes = fv_stored_stripe_bytes(w->layout, w->in_features);
-    const int64_t last_stripe = (w->num_rows - 1) / FV_STORED_ROWS;
-    for (int32_t i = 0; i < FV_STORED_STRIPES; i++) {
-        const int64_t stripe = fv_min_i64((place->row + first) / FV_STORED_ROWS + i, last_stripe);
-        stripes[i] = w->stripes + (size_t)stripe * stripe_bytes +
-                     (size_t)(place->block / of->num_parts * of->block_bytes);
-    }
-}
-
 /* Fills the panel, and asks for what the next one is filled with. */
-FV_ALWAYS_INLINE void fv_stored_fill_panel(fv_stored_panel *panel, const fv_stored_rows *w,
-                                           const fv_stored_place *place, const fv_stored_place *next,
-                                           const fv_stored_format *of, fv_stored_stream *ahead)
+FV_ALWAYS_INLINE void fv_stored_fill_panel(fv_stored_panel *panel, fv_stored_walk *walk, const fv_stored_place *place,
+                                           const fv_stored_place *next, const fv_stored_format *of)
 {
-    const int32_t next_bytes = fv_stored_place_bytes(next, of);
-    for (int32_t first = 0; first < FV_STORED_PANEL_ROWS; first += FV_STORED_LANES) {
+    for (int32_t lane = 0; lane < FV_STORED_PANEL_ROWS; lane += FV_STORED_LANES) {
         const uint8_t *stripes[FV_STORED_STRIPES];
-        fv_stored_stripes_at(stripes, w, next, first, of);
-        for (int32_t i = 0; i < FV_STORED_STRIPES; i++) {
-            for (int32_t at = 0; at < next_bytes; at += FV_CACHE_LINE)
-                _mm_prefetch((const char *)stripes[i] + at, _MM_HINT_T0);
-        }
-        fv_stored_stripes_at(stripes, w, place, first, of);
-        fv_stored_fill_lanes(panel, first, stripes, place->num_blocks, of);
-        fv_stored_stream_ask(ahead, FV_STORED_STRIPES * fv_stored_place_bytes(place, of));
+        fv_stored_asked asked = fv_stored_asked_of(walk, next, lane);
+        fv_stored_place_stripes(stripes, walk, place, lane);
+        fv_stored_fill_lanes(panel, lane, stripes, place->count / FV_STORED_X_BLOCK, &asked, of);
+        fv_stored_stream_ask(&walk->ahead, FV_STORED_STRIPES * (int32_t)place->bytes);
     }
 }
 
@@ -183,25 +144,6 @@ FV_ALWAYS_INLINE void fv_stored_multiply_tile(float (*sums)[FV_STORED_PANEL_ROWS
     }
 }
 
-/* All rows of X with a panel; of a last tile that is not whole rows are computed again, and nobody looks at their sums. */
-FV_ALWAYS_INLINE void fv_stored_multiply_panel(float (*sums)[FV_STORED_PANEL_ROWS], const fv_stored_x *x, int64_t num_x,
-                                               const fv_stored_panel *panel, int64_t first_block, int32_t num_blocks,
-                                               const fv_stored_format *of)
-{
-    for (int64_t row = 0; row < num_x; row += FV_STORED_TILE_X) {
-        const fv_stored_x *rows[FV_STORED_TILE_X];
-        FV_STORED_UNROLL
-        for (int32_t i = 0; i < FV_STORED_TILE_X; i++) rows[i] = x + fv_min_i64(row + i, num_x - 1);
-        fv_stored_multiply_tile(sums + row, rows, panel, first_block, num_blocks, of);
-    }
-}
-
-/* The first rows' place from `block` on; of no blocks where all are done. */
-static inline fv_stored_place fv_stored_place_at(int64_t block, int64_t all_blocks)
-{
-    return (fv_stored_place){0, block, (int32_t)fv_min_i64(all_blocks - block, FV_STORED_PANEL_BLOCKS)};
-}
-
 /* Sums to their places in Y, which has num_outputs of them from there on. */
 FV_ALWAYS_INLINE void fv_stored_store_panel(float *y, int64_t y_stride, float (*sums)[FV_STORED_PANEL_ROWS],
                                             int64_t num_x, int64_t num_outputs)
@@ -222,20 +164,22 @@ FV_ALWAYS_INLINE void fv_stored_multiply_panels(float *y, int64_t y_stride, cons
                                                 const fv_stored_rows *w, void *memory, const fv_stored_format *of)
 {
     fv_stored_many *many = memory;
-    fv_stored_stream ahead = fv_stored_stream_of(&w->ahead);
-    const int64_t all_blocks = w->in_features / FV_STORED_X_BLOCK;
-    const int64_t num_panels = fv_ceil_div(w->num_rows, FV_STORED_PANEL_ROWS);
-    const int64_t sums_of_panel = fv_round_up(num_x, FV_STORED_TILE_X) * FV_STORED_PANEL_ROWS;
-    for (int64_t p = 0; p < num_panels; p++) memset(many->sums[p], 0, (size_t)sums_of_panel * sizeof(float));
-    fv_stored_place place = fv_stored_place_at(0, all_blocks), next;
-    for (int64_t p = 0; place.num_blocks > 0; place = next, p = place.row / FV_STORED_PANEL_ROWS) {
-        next = fv_stored_place_at(place.block, all_blocks);
-        next.row = place.row + FV_STORED_PANEL_ROWS;
-        if (next.row >= w->num_rows) next = fv_stored_place_at(place.block + FV_STORED_PANEL_BLOCKS, all_blocks);
-        fv_stored_fill_panel(&many->panel, w, &place, &next, of, &ahead);
-        fv_stored_multiply_panel(many->sums[p], x, num_x, &many->panel, place.block, place.num_blocks, of);
+    const size_t sums_bytes = (size_t)fv_round_up(num_x, FV_STORED_TILE_X) * sizeof(many->sums[0][0]);
+    for (int64_t p = 0; p * FV_STORED_PANEL_ROWS < w->num_rows; p++) memset(many->sums[p], 0, sums_bytes);
+    fv_stored_walk walk = fv_stored_walk_of(w, w->in_features, FV_STORED_PANEL_VALUES);
+    fv_stored_place place = fv_stored_place_at(&walk, 0), next;
+    for (; place.count > 0; place = next) {
+        next = fv_stored_place_after(&walk, place);
+        fv_stored_fill_panel(&many->panel, &walk, &place, &next, of);
+        float(*sums)[FV_STORED_PANEL_ROWS] = many->sums[place.row / FV_STORED_PANEL_ROWS];
+        for (int64_t row = 0; row < num_x; row += FV_STORED_TILE_X) {
+            const fv_stored_x *rows[FV_STORED_TILE_X];
+            fv_stored_rows_of_tile(rows, x, row, num_x);
+            fv_stored_multiply_tile(sums + row, rows, &many->panel, place.first / FV_STORED_X_BLOCK,
+                                    place.count / FV_STORED_X_BLOCK, of);
+        }
     }
-    for (int64_t p = 0; p < num_panels; p++, y += FV_STORED_PANEL_ROWS)
+    for (int64_t p = 0; p * FV_STORED_PANEL_ROWS < w->num_rows; p++, y += FV_STORED_PANEL_ROWS)
         fv_stored_store_panel(y, y_stride, many->sums[p], num_x, w->num_rows - p * FV_STORED_PANEL_ROWS);
 }
 

@@ -3,14 +3,15 @@
 
 #if defined(__AVX512VNNI__) && defined(__AVX512VL__)
 
+enum { FV_STORED_MIN_INTEGERS = 7, FV_STORED_MIN_FLOATS = 7 };
+
 #include "engine/stored/stored_kernels.h"
 
 static const fv_stored_table vnni = {
     .isa = FV_ISA_AVX512,
     .name = "avx512_vnni",
     .load_x = load_x,
-    .many_bytes = sizeof(fv_stored_many),
-    .min_many_x = 7,
+    .many_bytes = sizeof(many_memory),
     .kernels = kernels,
     .num_kernels = FV_ARRAY_LEN(kernels),
 };

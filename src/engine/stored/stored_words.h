@@ -10,17 +10,7 @@
 
 #include "core/compiler.h"
 #include "engine/stored/stored.h"
-
-#if defined(FV_STORED_LANES_EMULATED) /* loops of lanes are long enough */
-#define FV_STORED_UNROLL
-#define FV_STORED_UNROLL_16
-#elif defined(__clang__)
-#define FV_STORED_UNROLL _Pragma("clang loop unroll(full)")
-#define FV_STORED_UNROLL_16 FV_STORED_UNROLL
-#else
-#define FV_STORED_UNROLL _Pragma("GCC unroll 8")
-#define FV_STORED_UNROLL_16 _Pragma("GCC unroll 16")
-#endif
+#include "engine/stored/stored_unroll.h"
 
 enum {
     FV_STORED_COLUMNS = 8,
