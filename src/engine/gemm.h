@@ -5,7 +5,7 @@
  *
  *   compute type bf16   CPUs with AVX512_BF16 or AMX, inner_product primitives (gemm_bf16.c)
  *   compute type fp32   all others, dnnl_sgemm on rows as in the file (gemm_f32.c)
- *   as stored           kernels of ours (stored/); many rows of F16 and BF16, or without AVX2: panels for the above
+ *   as stored           kernels of ours (stored/); without AVX2 many rows by panels for the above (gemm_stored.c)
  *   on a device         weights only, in bf16 (gemm_device.c)
  *
  * oneDNN would spread a call over threads of OpenMP, which spin and fight the context's own. So each
