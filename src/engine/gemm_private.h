@@ -64,6 +64,7 @@ typedef struct fv_gemm_job {
     int64_t chunk_stripes;   /* of weights as stored: of a task */
     int64_t blocks_per_task; /* of rows of X, for panels */
     int64_t rows_of_task;    /* of X, for the kernels of weights as stored */
+    bool is_many;            /* these are those for many rows, and so are the tasks */
     atomic_int status;
     char text[256];
 } fv_gemm_job;

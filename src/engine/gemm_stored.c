@@ -317,11 +317,6 @@ static int64_t stripes_of_tasks(fv_stored_rows *rows, const fv_gemm_job *job, in
     return output;
 }
 
-static bool is_for_many(const fv_stored_kernel *kernel, int64_t num_rows)
-{
-    return kernel->multiply_many && num_rows >= kernel->min_many_x;
-}
-
 static void multiply_chunk(const fv_gemm_job *job, int64_t index, int64_t next, int32_t worker)
 {
     const fv_gemm_stored *stored = &job->gemm->stored;
@@ -330,7 +325,7 @@ static void multiply_chunk(const fv_gemm_job *job, int64_t index, int64_t next, 
     const fv_stored_kernel *kernel = fv_stored_find_kernel(stored->table, rows.layout->type);
     const int64_t first = index / job->num_chunks * job->rows_of_task;
     const int64_t end = fv_min_i64(job->num_rows, first + job->rows_of_task);
-    if (is_for_many(kernel, job->num_rows)) {
+    if (job->is_many) {
         kernel->multiply_many(job->y + first * y_stride + output, y_stride, &stored->x[first], end - first, &rows,
                               stored->panels + (size_t)worker * stored->panel_bytes);
         return;
@@ -340,6 +335,17 @@ static void multiply_chunk(const fv_gemm_job *job, int64_t index, int64_t next, 
         kernel->multiply(job->y + row * y_stride + output, y_stride, &stored->x[row], count, &rows);
         rows.ahead.bytes = 0;
     }
+}
+
+/* Are there enough rows for the kernels for many, of all parts? */
+static bool is_for_many(const fv_gemm_job *job)
+{
+    for (int32_t i = 0; i < job->weight->num_parts; i++) {
+        const int32_t type = job->weight->parts[i].layout->type;
+        const fv_stored_kernel *kernel = fv_stored_find_kernel(job->gemm->stored.table, type);
+        if (!kernel->multiply_many || job->num_rows < kernel->min_many_x) return false;
+    }
+    return true;
 }
 
 /* What tasks for many rows are of: as many stripes and rows as leave each worker several tasks, rather of all rows. */
@@ -360,11 +366,10 @@ static void size_many_tasks(fv_gemm_job *job)
 
 static fv_status multiply_stripes(fv_gemm_job *job)
 {
-    const fv_gemm_stored *stored = &job->gemm->stored;
     fv_context *context = job->gemm->context;
     fv_context_parallel_for(context, fv_ceil_div(job->num_rows, FV_STORED_MAX_X), load_x_task, job);
-    const int32_t type = job->weight->parts[0].layout->type; /* others take tasks of its kind */
-    if (is_for_many(fv_stored_find_kernel(stored->table, type), job->num_rows)) {
+    job->is_many = is_for_many(job);
+    if (job->is_many) {
         size_many_tasks(job);
     } else {
         job->chunk_stripes = stripes_of_task(job);

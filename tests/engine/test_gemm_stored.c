@@ -531,6 +531,23 @@ static void test_parts_of_several_types(void **state)
     }
 }
 
+/* Parts of which one has kernels for so many rows and the other has not, and more rows of W than a call of the former takes. */
+static void test_parts_that_begin_apart(void **state)
+{
+    (void)state;
+    static const part parts[][2] = {{{FV_GGUF_F16, 8}, {FV_GGUF_Q4_1, 1001}},
+                                    {{FV_GGUF_Q4_1, 1001}, {FV_GGUF_BF16, 9}}};
+    for (int32_t isa = 0; isa < FV_ARRAY_LEN(isas); isa++) {
+        if (!has_isa(isas[isa])) continue;
+        for (int32_t i = 0; i < FV_ARRAY_LEN(parts); i++) {
+            fixture f;
+            set_up(&f, isas[isa], 1, 32, parts[i], 2);
+            check_all_counts(&f);
+            tear_down(&f);
+        }
+    }
+}
+
 static void test_threads_do_not_matter(void **state)
 {
     (void)state;
@@ -688,6 +705,7 @@ int main(void)
         cmocka_unit_test(test_values),
         cmocka_unit_test(test_short_rows),
         cmocka_unit_test(test_parts_of_several_types),
+        cmocka_unit_test(test_parts_that_begin_apart),
         cmocka_unit_test(test_threads_do_not_matter),
         cmocka_unit_test(test_other_rows_do_not_matter),
         cmocka_unit_test(test_unusual_rows),
