@@ -4,7 +4,7 @@
 
 #if defined(__AVX2__) && defined(__FMA__) && defined(__F16C__)
 
-enum { FV_STORED_MIN_INTEGERS = 16, FV_STORED_MIN_FLOATS = 64 };
+enum { FV_STORED_MIN_INTEGERS = 16 };
 
 #include "engine/stored/stored_kernels.h"
 

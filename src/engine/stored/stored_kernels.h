@@ -6,7 +6,8 @@
  * is 128 x 32767, of which 32 are added. So both forms give the same bits.
  *
  * A file that includes this is compiled for its instructions, and makes a table of it. It defines from how many rows of X on there
- * are panels: FV_STORED_MIN_INTEGERS, FV_STORED_MIN_FLOATS. */
+ * are panels: FV_STORED_MIN_INTEGERS, and with vectors of 512 bits FV_STORED_MIN_FLOATS; those of 256 have no panels of floats, which
+ * few rows take nearly as fast. */
 #ifndef FV_ENGINE_STORED_STORED_KERNELS_H
 #define FV_ENGINE_STORED_STORED_KERNELS_H
 
@@ -171,27 +172,38 @@ FV_ALWAYS_INLINE void multiply_stripes(float *y, int64_t y_stride, const fv_stor
     if (row < w->num_rows) multiply_width(y, y_stride, x, num_x, w, row, 1, of, &ahead);
 }
 
+/* Values k and k + 1, in chains of their own: an FMA need not wait for the one before it. */
+FV_ALWAYS_INLINE void add_two_floats(__m256 sums[][2], const fv_stored_x *x, int32_t num_x, int64_t k,
+                                     const uint8_t *stripe, __m256 (*load)(const uint8_t *stripe))
+{
+    const __m256 first = load(stripe), second = load(stripe + FV_STORED_SCALE_BYTES);
+    FV_STORED_UNROLL
+    for (int32_t i = 0; i < num_x; i++) {
+        sums[i][0] = _mm256_fmadd_ps(first, _mm256_broadcast_ss(x[i].values + k), sums[i][0]);
+        sums[i][1] = _mm256_fmadd_ps(second, _mm256_broadcast_ss(x[i].values + k + 1), sums[i][1]);
+    }
+}
+
 FV_ALWAYS_INLINE void multiply_floats(float *y, int64_t y_stride, const fv_stored_x *x, int32_t num_x,
                                       const fv_stored_rows *w, __m256 (*load)(const uint8_t *stripe))
 {
+    enum { line_values = FV_CACHE_LINE / FV_STORED_SCALE_BYTES };
     const uint8_t *stripe = w->stripes;
     fv_stored_stream ahead = fv_stored_stream_of(&w->ahead);
     const bool is_in_order = ahead.num_tracks == 1;
     for (int64_t row = 0; row < w->num_rows; row += FV_STORED_ROWS) {
-        __m256 sums[FV_STORED_MAX_X][2]; /* two chains: an FMA need not wait for the one before it */
+        __m256 sums[FV_STORED_MAX_X][2];
         FV_STORED_UNROLL
         for (int32_t i = 0; i < num_x; i++) sums[i][0] = sums[i][1] = _mm256_setzero_ps();
         int64_t k = 0;
-        for (; k + 2 <= w->in_features; k += 2, stripe += 2 * FV_STORED_SCALE_BYTES) {
-            if (is_in_order && k % 4 == 0) _mm_prefetch((const char *)stripe + prefetch_distance, _MM_HINT_T0);
-            fv_stored_stream_ask(&ahead, 2 * FV_STORED_SCALE_BYTES);
-            const __m256 first = load(stripe), second = load(stripe + FV_STORED_SCALE_BYTES);
-            FV_STORED_UNROLL
-            for (int32_t i = 0; i < num_x; i++) {
-                sums[i][0] = _mm256_fmadd_ps(first, _mm256_broadcast_ss(x[i].values + k), sums[i][0]);
-                sums[i][1] = _mm256_fmadd_ps(second, _mm256_broadcast_ss(x[i].values + k + 1), sums[i][1]);
-            }
+        for (; k + line_values <= w->in_features; k += line_values, stripe += FV_CACHE_LINE) {
+            if (is_in_order) _mm_prefetch((const char *)stripe + prefetch_distance, _MM_HINT_T0);
+            fv_stored_stream_ask(&ahead, FV_CACHE_LINE);
+            add_two_floats(sums, x, num_x, k, stripe, load);
+            add_two_floats(sums, x, num_x, k + 2, stripe + 2 * FV_STORED_SCALE_BYTES, load);
         }
+        for (; k + 2 <= w->in_features; k += 2, stripe += 2 * FV_STORED_SCALE_BYTES)
+            add_two_floats(sums, x, num_x, k, stripe, load);
         __m256 totals[FV_STORED_MAX_X];
         FV_STORED_UNROLL
         for (int32_t i = 0; i < num_x; i++) {
@@ -304,9 +316,20 @@ FV_ALWAYS_INLINE void expand_floats(float *out, const fv_stored_rows *w, __m256 
 #define DEFINE_STRIPES(name)                         \
     DEFINE_KERNELS(name, stripes, &fv_stored_##name) \
     DEFINE_MANY(name, fv_stored_multiply_panels, &fv_stored_##name)
+#if defined(__AVX512F__)
 #define DEFINE_FLOATS(name)                             \
     DEFINE_KERNELS(name, floats, fv_stored_load_##name) \
     DEFINE_MANY(name, fv_stored_multiply_float_panels, fv_stored_load_##name)
+#define FLOATS(TYPE, name) KERNEL(TYPE, name, multiply_many_##name, FV_STORED_MIN_FLOATS)
+#else
+#define DEFINE_FLOATS(name) DEFINE_KERNELS(name, floats, fv_stored_load_##name)
+#define FLOATS(TYPE, name) KERNEL(TYPE, name, NULL, 0)
+#endif
+#define STRIPES(TYPE, name) KERNEL(TYPE, name, multiply_many_##name, FV_STORED_MIN_INTEGERS)
+#define KERNEL(TYPE, name, many, min_many_x)                             \
+    {                                                                    \
+        FV_GGUF_##TYPE, multiply_##name, many, min_many_x, expand_##name \
+    }
 
 DEFINE_STRIPES(q4_0)
 DEFINE_STRIPES(q4_1)
@@ -376,18 +399,10 @@ static void load_x(const fv_stored_x *x, int64_t in_features)
     for (int64_t block = 0; block < in_features / FV_STORED_X_BLOCK; block++) load_block(x, block);
 }
 
-#define KERNEL(TYPE, name, min_many_x)                                                   \
-    {                                                                                    \
-        FV_GGUF_##TYPE, multiply_##name, multiply_many_##name, min_many_x, expand_##name \
-    }
 static const fv_stored_kernel kernels[] = {
-    KERNEL(F16, f16, FV_STORED_MIN_FLOATS),     KERNEL(BF16, bf16, FV_STORED_MIN_FLOATS),
-    KERNEL(Q4_0, q4_0, FV_STORED_MIN_INTEGERS), KERNEL(Q4_1, q4_1, FV_STORED_MIN_INTEGERS),
-    KERNEL(Q5_0, q5_0, FV_STORED_MIN_INTEGERS), KERNEL(Q5_1, q5_1, FV_STORED_MIN_INTEGERS),
-    KERNEL(Q8_0, q8_0, FV_STORED_MIN_INTEGERS), KERNEL(Q4_K, q4_k, FV_STORED_MIN_INTEGERS),
-    KERNEL(Q5_K, q5_k, FV_STORED_MIN_INTEGERS), KERNEL(Q6_K, q6_k, FV_STORED_MIN_INTEGERS),
+    FLOATS(F16, f16),    FLOATS(BF16, bf16),  STRIPES(Q4_0, q4_0), STRIPES(Q4_1, q4_1), STRIPES(Q5_0, q5_0),
+    STRIPES(Q5_1, q5_1), STRIPES(Q8_0, q8_0), STRIPES(Q4_K, q4_k), STRIPES(Q5_K, q5_k), STRIPES(Q6_K, q6_k),
 };
-#undef KERNEL
 
 /* Of a call for many rows. */
 typedef union many_memory {
