@@ -20,13 +20,12 @@ enum {
     x_rows_of_task = 64,     /* rows of X that one task of the kernels for few rows multiplies */
     least_bytes = 16 << 10,  /* of W, of a task */
     cached_bytes = 32 << 10, /* stays in the first cache for several rows of X */
-    asked_bytes = 128 << 10, /* is asked for while a worker is at the task before */
+    most_bytes = 128 << 10,  /* of W, of a task for few rows */
     stripes_at_once = 2,     /* that the kernels have beside each other for several rows of X */
     many_stripes = 6,        /* of which tasks for many rows have a multiple, up to all of a call's */
     many_tasks_per_worker = 4,
     min_many_rows_of_task = 32, /* of X, where weights have too few stripes for all workers */
     tasks_per_worker = 8,
-    ahead_tasks_per_worker = 6,   /* from here on a worker takes tasks ahead */
     tile_outputs = 32,            /* of a panel of tiles, at least */
     tile_panel_bytes = 512 << 10, /* of one that has more: the second cache holds it beside rows of X */
     tile_features = 4096,         /* of it, at most: more are multiplied in parts */
@@ -230,13 +229,13 @@ static void load_x_task(void *user, int64_t index, int32_t worker)
 
 static int64_t num_stripes(const fv_stored_rows *part) { return fv_ceil_div(part->num_rows, FV_STORED_ROWS); }
 
-/* For up to FV_STORED_MAX_X rows of X what can be asked for ahead, for more what a cache holds; so little that each worker has
+/* For up to FV_STORED_MAX_X rows of X as much as is worth a task, for more what a cache holds; so little that each worker has
  * several tasks of the weight, where it has so many stripes. */
 static int64_t stripes_of_task(const fv_gemm_job *job)
 {
     const fv_gemm_weight *weight = job->weight;
     const int64_t workers = fv_context_num_workers(job->gemm->context);
-    const int64_t most = job->num_rows <= FV_STORED_MAX_X ? asked_bytes : cached_bytes;
+    const int64_t most = job->num_rows <= FV_STORED_MAX_X ? most_bytes : cached_bytes;
     const int64_t share = (int64_t)weight->bytes / (workers * tasks_per_worker);
     const int64_t bytes = fv_max_i64(least_bytes, fv_min_i64(most, share));
     int64_t all_stripes = 0;
@@ -266,62 +265,35 @@ static int64_t stripes_at(fv_stored_rows *rows, const fv_gemm_job *job, int64_t 
 
 /* --- tasks of stripes ---------------------------------------------------------------------------- */
 
-/* A task, and what the worker takes after it, which is to be asked for meanwhile; -1: none, or not known. */
-typedef void (*stripes_task_fn)(const fv_gemm_job *job, int64_t index, int64_t next, int32_t worker);
+typedef void (*stripes_task_fn)(const fv_gemm_job *job, int64_t index, int32_t worker);
 
 typedef struct task_loop {
     const fv_gemm_job *job;
     stripes_task_fn task;
     fv_task_ranges ranges;
-    bool looks_ahead; /* workers take a task while they are at the one before */
 } task_loop;
 
 /* A worker's tasks, until there are none. */
 static void take_tasks(void *user, int64_t index, int32_t worker)
 {
     const task_loop *loop = user;
-    int64_t task = fv_task_ranges_take(&loop->ranges, index);
-    while (task >= 0) {
-        int64_t next = loop->looks_ahead ? fv_task_ranges_take(&loop->ranges, index) : -1;
-        loop->task(loop->job, task, next, worker);
-        task = loop->looks_ahead ? next : fv_task_ranges_take(&loop->ranges, index);
-    }
+    for (int64_t task; (task = fv_task_ranges_take(&loop->ranges, index)) >= 0;) loop->task(loop->job, task, worker);
 }
 
-/* Tasks are taken ahead where lines are asked for in tracks, if there are many: of few a worker would keep some from those that
- * have none. */
 static void run_tasks(const fv_gemm_job *job, int64_t num_tasks, stripes_task_fn task)
 {
     fv_context *context = job->gemm->context;
-    const int64_t workers = fv_context_num_workers(context);
-    task_loop loop = {
-        .job = job,
-        .task = task,
-        .ranges = {job->gemm->stored.ranges, fv_min_i64(num_tasks, workers)},
-        .looks_ahead = context->ahead_tracks > 1 && num_tasks >= ahead_tasks_per_worker * workers,
-    };
-    fv_task_ranges_fill(&loop.ranges, num_tasks);
-    fv_context_parallel_for(context, loop.ranges.count, take_tasks, &loop);
+    const fv_task_ranges ranges = {job->gemm->stored.ranges, fv_min_i64(num_tasks, fv_context_num_workers(context))};
+    fv_task_ranges_fill(&ranges, num_tasks);
+    task_loop loop = {job, task, ranges};
+    fv_context_parallel_for(context, ranges.count, take_tasks, &loop);
 }
 
-/* The stripes of task `index`, those of task `next` ahead of them. Returns as stripes_at. */
-static int64_t stripes_of_tasks(fv_stored_rows *rows, const fv_gemm_job *job, int64_t index, int64_t next)
-{
-    const int64_t output = stripes_at(rows, job, index % job->num_chunks);
-    if (next >= 0) {
-        fv_stored_rows next_rows;
-        stripes_at(&next_rows, job, next % job->num_chunks);
-        rows->ahead = (fv_stored_ahead){next_rows.stripes, (int64_t)bytes_of_part(&next_rows),
-                                        job->gemm->context->ahead_tracks};
-    }
-    return output;
-}
-
-static void multiply_chunk(const fv_gemm_job *job, int64_t index, int64_t next, int32_t worker)
+static void multiply_chunk(const fv_gemm_job *job, int64_t index, int32_t worker)
 {
     const fv_gemm_stored *stored = &job->gemm->stored;
     fv_stored_rows rows;
-    const int64_t output = stripes_of_tasks(&rows, job, index, next), y_stride = job->weight->out_features;
+    const int64_t output = stripes_at(&rows, job, index % job->num_chunks), y_stride = job->weight->out_features;
     const fv_stored_kernel *kernel = fv_stored_find_kernel(stored->table, rows.layout->type);
     const int64_t first = index / job->num_chunks * job->rows_of_task;
     const int64_t end = fv_min_i64(job->num_rows, first + job->rows_of_task);
@@ -333,7 +305,6 @@ static void multiply_chunk(const fv_gemm_job *job, int64_t index, int64_t next, 
     for (int64_t row = first; row < end; row += FV_STORED_MAX_X) {
         const int32_t count = (int32_t)fv_min_i64(end - row, FV_STORED_MAX_X);
         kernel->multiply(job->y + row * y_stride + output, y_stride, &stored->x[row], count, &rows);
-        rows.ahead.bytes = 0;
     }
 }
 
@@ -430,12 +401,12 @@ static void load_tiles_task(void *user, int64_t index, int32_t worker)
                           fv_min_i64(FV_STORED_TILE_ROWS, job->num_rows - first), in_features);
 }
 
-static void multiply_panel(const fv_gemm_job *job, int64_t index, int64_t next, int32_t worker)
+static void multiply_panel(const fv_gemm_job *job, int64_t index, int32_t worker)
 {
     const fv_gemm_stored *stored = &job->gemm->stored;
     const int64_t y_stride = job->weight->out_features;
     fv_stored_rows rows;
-    const int64_t output = stripes_of_tasks(&rows, job, index, next);
+    const int64_t output = stripes_at(&rows, job, index % job->num_chunks);
     const int64_t first = index / job->num_chunks * job->blocks_per_task * tile_row_block;
     const int64_t num_rows = fv_min_i64(job->num_rows - first, job->blocks_per_task * tile_row_block);
     uint8_t *panel = stored->panels + (size_t)worker * stored->panel_bytes;
@@ -454,7 +425,6 @@ static void multiply_panel(const fv_gemm_job *job, int64_t index, int64_t next, 
             .depth = fv_stored_tile_depth(count),
             .adds = feature > 0,
         });
-        rows.ahead.bytes = 0;
     }
 }
 

@@ -15,7 +15,7 @@
 #include "engine/dequantize.h"
 #include "engine/gemm.h"
 #include "engine/gemm_kernel.h"
-#include "engine/stored/stored_ahead.h"
+#include "engine/stored/stored.h"
 #include "stored_panel_emulated.h"
 #include "stored_tiles_emulated.h"
 
@@ -253,7 +253,7 @@ static void test_expanded_rows(void **state)
             const fv_stored_kernel *kernel = fv_stored_find_kernel(fv_stored_find_table(limits[i]), types[t]);
             float *got = malloc((num_rows * in_features + guard) * sizeof(float));
             for (int32_t k = 0; k < guard; k++) got[num_rows * in_features + k] = 12345.0f;
-            kernel->expand(got, &(fv_stored_rows){layout, stripes, num_rows, in_features, {0}});
+            kernel->expand(got, &(fv_stored_rows){layout, stripes, num_rows, in_features});
             for (int32_t k = 0; k < num_rows * in_features; k++) {
                 if (isnan(expected[k]) ? !isnan(got[k]) : !(got[k] == expected[k])) {
                     fail_msg("type %d, value %d: %a instead of %a", types[t], k, (double)got[k], (double)expected[k]);
@@ -324,7 +324,7 @@ static void test_vnni(void **state)
         const fv_stored_layout *layout = fv_stored_find_layout(types[t]);
         uint8_t *rows = create_rows(types[t], num_rows, in_features);
         uint8_t *stripes = create_stripes(rows, num_rows, in_features, layout);
-        const fv_stored_rows w = {layout, stripes, num_rows, in_features, {0}};
+        const fv_stored_rows w = {layout, stripes, num_rows, in_features};
         for (int32_t num_x = 1; num_x <= FV_STORED_MAX_X; num_x++) {
             const loaded_rows loaded = load_rows(fv_stored_find_vnni(), x, num_x, in_features);
             float *expected = multiply_few(fv_stored_find_table(FV_ISA_AVX2), &w, loaded, num_rows);
@@ -351,7 +351,7 @@ static void check_many(const fv_stored_table *table, int32_t type, many_shape of
     const int64_t y_stride = of.num_outputs + 5, y_size = of.num_x * y_stride;
     uint8_t *file_rows = create_rows(type, of.num_outputs, of.in_features);
     uint8_t *stripes = create_stripes(file_rows, of.num_outputs, of.in_features, layout);
-    const fv_stored_rows w = {layout, stripes, of.num_outputs, of.in_features, {stripes, 4096, 8}};
+    const fv_stored_rows w = {layout, stripes, of.num_outputs, of.in_features};
     float *x = malloc((size_t)(of.num_x * of.in_features) * sizeof(float));
     for (int64_t i = 0; i < of.num_x * of.in_features; i++) x[i] = value_at((uint32_t)i, 5) * (i % 41 ? 1.0f : 500.0f);
     if (of.num_x > 2) x[of.in_features + 3] = NAN;
@@ -434,7 +434,7 @@ static void check_tiles(const fv_stored_tiles *tiles, int32_t type, tile_shape o
     }
     for (int64_t feature = 0; feature < of.in_features; feature += 512) {
         const int64_t count = fv_min_i64(of.in_features - feature, 512);
-        tiles->expand(w_tiles, &(fv_stored_rows){layout, stripes, of.num_outputs, of.in_features, {0}}, feature, count);
+        tiles->expand(w_tiles, &(fv_stored_rows){layout, stripes, of.num_outputs, of.in_features}, feature, count);
         tiles->multiply(&(fv_tile_product){
             y, y_stride, of.num_rows, of.num_outputs, x_tiles + fv_stored_tiles_bytes(1, feature),
             fv_stored_tile_depth(of.in_features), w_tiles, fv_stored_tile_depth(count), feature > 0});
@@ -666,38 +666,10 @@ static void test_creation(void **state)
     tear_down(&f);
 }
 
-/* What is asked for ahead: each line of the memory once, from its tracks in turn; those behind it by less than a line of each. */
-static void test_ahead(void **state)
-{
-    (void)state;
-    static uint8_t memory[(40 + FV_MAX_AHEAD_TRACKS) * FV_CACHE_LINE];
-    for (int64_t bytes = 0; bytes <= 40 * FV_CACHE_LINE; bytes += 40) {
-        for (int32_t num_tracks = 1; num_tracks <= FV_MAX_AHEAD_TRACKS; num_tracks++) {
-            const fv_stored_ahead ahead = {memory, bytes, num_tracks};
-            fv_stored_stream stream = fv_stored_stream_of(&ahead);
-            int32_t times[40 + FV_MAX_AHEAD_TRACKS] = {0};
-            for (int32_t turn = 0; stream.bytes_left > 0; turn++) {
-                const uint8_t *line = fv_stored_stream_take(&stream);
-                assert_in_range(line - memory, 0, (int64_t)sizeof(memory) - FV_CACHE_LINE);
-                assert_int_equal((line - memory) % FV_CACHE_LINE, 0);
-                assert_int_equal((line - memory) / stream.track_bytes, turn % num_tracks);
-                times[(line - memory) / FV_CACHE_LINE]++;
-            }
-            for (int32_t i = 0; i < 40 + FV_MAX_AHEAD_TRACKS; i++) {
-                if (i * FV_CACHE_LINE < bytes)
-                    assert_int_equal(times[i], 1);
-                else
-                    assert_in_range(times[i], 0, 1);
-            }
-        }
-    }
-}
-
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_layout),
-        cmocka_unit_test(test_ahead),
         cmocka_unit_test(test_expanded_rows),
         cmocka_unit_test(test_vnni),
         cmocka_unit_test(test_many_rows),

@@ -55,20 +55,12 @@ void fv_stored_pack_stripe(uint8_t *stripe, const uint8_t *rows, int64_t num_row
 void fv_stored_unpack_blocks(uint8_t *blocks, const uint8_t *stripe, int32_t row, int64_t first_block,
                              int64_t num_blocks, const fv_stored_layout *layout);
 
-/* Memory that is wanted soon. */
-typedef struct fv_stored_ahead {
-    const uint8_t *at;
-    int64_t bytes; /* 0: none */
-    int32_t num_tracks;
-} fv_stored_ahead;
-
 /* Rows of W. */
 typedef struct fv_stored_rows {
     const fv_stored_layout *layout;
     const uint8_t *stripes;
     int64_t num_rows;
     int64_t in_features;
-    fv_stored_ahead ahead; /* what a kernel may ask for beside the products */
 } fv_stored_rows;
 
 /* One row of X. Each four integers are elements 0, 2, 1, 3: kernels take even and odd bytes of words. */

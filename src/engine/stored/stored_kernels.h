@@ -13,7 +13,6 @@
 
 #include "core/float.h"
 #include "engine/gguf.h"
-#include "engine/stored/stored_ahead.h"
 #include "engine/stored/stored_panel.h"
 #include "engine/stored/stored_panel_floats.h"
 #include "engine/stored/stored_words.h"
@@ -21,7 +20,7 @@
 /* Sums grow one by one: as a tree they would not fit the registers. */
 #define KEEP_ORDER(vector) __asm__("" : "+v"(vector))
 
-enum { max_width = 2, prefetch_distance = 2048 };
+enum { max_width = 2 };
 
 static inline __m256i splat_pair(const int16_t *pair)
 {
@@ -115,27 +114,21 @@ FV_ALWAYS_INLINE void add_part(__m256 sums[][FV_STORED_MAX_X], const fv_stored_x
     }
 }
 
-/* Reads further ahead than the hardware does by itself: 1.3 times as fast from memory with one thread, two stripes at a
- * time 1.4 to 1.9. Behind a stripe's end its place in the next ones is asked for. */
-FV_ALWAYS_INLINE void prefetch_block(const uint8_t *stripes, size_t at, size_t stripe_bytes, int32_t width,
-                                     int32_t bytes)
+/* Asks for what comes after byte `at` of stripes side by side, and behind their end for what lies there in the next ones. */
+FV_ALWAYS_INLINE void prefetch_stripes(const uint8_t *stripes, size_t at, size_t stripe_bytes, int32_t width,
+                                       int32_t bytes)
 {
-    size_t ahead = at + prefetch_distance;
-    if (ahead >= stripe_bytes) ahead += (size_t)(width - 1) * stripe_bytes;
-    for (int32_t j = 0; j < width; j++, ahead += stripe_bytes) {
-        for (int32_t i = 0; i < bytes; i += FV_CACHE_LINE) _mm_prefetch((const char *)stripes + ahead + i, _MM_HINT_T0);
-    }
+    if (at + FV_STORED_AHEAD_BYTES >= stripe_bytes) at += (size_t)(width - 1) * stripe_bytes;
+    for (int32_t j = 0; j < width; j++, at += stripe_bytes) fv_stored_prefetch(stripes + at, bytes);
 }
 
 FV_ALWAYS_INLINE void multiply_width(float *y, int64_t y_stride, const fv_stored_x *x, int32_t num_x,
-                                     const fv_stored_rows *w, int64_t row, int32_t width, const fv_stored_format *of,
-                                     fv_stored_stream *ahead)
+                                     const fv_stored_rows *w, int64_t row, int32_t width, const fv_stored_format *of)
 {
     const int64_t num_blocks = w->in_features / (of->num_parts * FV_STORED_X_BLOCK);
     const size_t stripe_bytes = (size_t)(num_blocks * of->block_bytes);
     const uint8_t *stripes = w->stripes + (size_t)(row / FV_STORED_ROWS) * stripe_bytes;
     const int32_t part_bytes = of->block_bytes / of->num_parts;
-    const bool asks_in_parts = width > 1 && ahead->num_tracks == 1; /* tracks ask for both stripes */
     __m256 sums[max_width][FV_STORED_MAX_X];
     FV_STORED_UNROLL
     for (int32_t j = 0; j < width; j++) {
@@ -144,11 +137,9 @@ FV_ALWAYS_INLINE void multiply_width(float *y, int64_t y_stride, const fv_stored
     }
     for (int64_t block = 0; block < num_blocks; block++) {
         const size_t at = (size_t)(block * of->block_bytes);
-        if (width == 1) prefetch_block(stripes, at, stripe_bytes, width, of->block_bytes);
-        fv_stored_stream_ask(ahead, width * of->block_bytes);
+        if (width == 1) fv_stored_prefetch(stripes + at, of->block_bytes);
         for (int32_t part = 0; part < of->num_parts; part++) {
-            if (asks_in_parts)
-                prefetch_block(stripes, at + (size_t)(part * part_bytes), stripe_bytes, width, part_bytes);
+            if (width > 1) prefetch_stripes(stripes, at + (size_t)(part * part_bytes), stripe_bytes, width, part_bytes);
             add_part(sums, x, num_x, block * of->num_parts + part, stripes + at, stripe_bytes, width, part, of);
         }
     }
@@ -164,12 +155,11 @@ FV_ALWAYS_INLINE void multiply_stripes(float *y, int64_t y_stride, const fv_stor
                                        const fv_stored_rows *w, const fv_stored_format *of)
 {
     const int32_t width = num_x == 1 ? 1 : max_width;
-    fv_stored_stream ahead = fv_stored_stream_of(&w->ahead);
     int64_t row = 0;
     for (; row + (width - 1) * FV_STORED_ROWS < w->num_rows; row += width * FV_STORED_ROWS) {
-        multiply_width(y, y_stride, x, num_x, w, row, width, of, &ahead);
+        multiply_width(y, y_stride, x, num_x, w, row, width, of);
     }
-    if (row < w->num_rows) multiply_width(y, y_stride, x, num_x, w, row, 1, of, &ahead);
+    if (row < w->num_rows) multiply_width(y, y_stride, x, num_x, w, row, 1, of);
 }
 
 /* Values k and k + 1, in chains of their own: an FMA need not wait for the one before it. */
@@ -189,16 +179,13 @@ FV_ALWAYS_INLINE void multiply_floats(float *y, int64_t y_stride, const fv_store
 {
     enum { line_values = FV_CACHE_LINE / FV_STORED_SCALE_BYTES };
     const uint8_t *stripe = w->stripes;
-    fv_stored_stream ahead = fv_stored_stream_of(&w->ahead);
-    const bool is_in_order = ahead.num_tracks == 1;
     for (int64_t row = 0; row < w->num_rows; row += FV_STORED_ROWS) {
         __m256 sums[FV_STORED_MAX_X][2];
         FV_STORED_UNROLL
         for (int32_t i = 0; i < num_x; i++) sums[i][0] = sums[i][1] = _mm256_setzero_ps();
         int64_t k = 0;
         for (; k + line_values <= w->in_features; k += line_values, stripe += FV_CACHE_LINE) {
-            if (is_in_order) _mm_prefetch((const char *)stripe + prefetch_distance, _MM_HINT_T0);
-            fv_stored_stream_ask(&ahead, FV_CACHE_LINE);
+            fv_stored_prefetch(stripe, FV_CACHE_LINE);
             add_two_floats(sums, x, num_x, k, stripe, load);
             add_two_floats(sums, x, num_x, k + 2, stripe + 2 * FV_STORED_SCALE_BYTES, load);
         }

@@ -67,15 +67,15 @@ FV_ALWAYS_INLINE void fv_stored_fill_lanes(fv_stored_panel *panel, int32_t row, 
 }
 
 /* Fills the panel, and asks for what the next one is filled with. */
-FV_ALWAYS_INLINE void fv_stored_fill_panel(fv_stored_panel *panel, fv_stored_walk *walk, const fv_stored_place *place,
-                                           const fv_stored_place *next, const fv_stored_format *of)
+FV_ALWAYS_INLINE void fv_stored_fill_panel(fv_stored_panel *panel, const fv_stored_walk *walk,
+                                           const fv_stored_place *place, const fv_stored_place *next,
+                                           const fv_stored_format *of)
 {
     for (int32_t lane = 0; lane < FV_STORED_PANEL_ROWS; lane += FV_STORED_LANES) {
         const uint8_t *stripes[FV_STORED_STRIPES];
         fv_stored_asked asked = fv_stored_asked_of(walk, next, lane);
         fv_stored_place_stripes(stripes, walk, place, lane);
         fv_stored_fill_lanes(panel, lane, stripes, place->count / FV_STORED_X_BLOCK, &asked, of);
-        fv_stored_stream_ask(&walk->ahead, FV_STORED_STRIPES * (int32_t)place->bytes);
     }
 }
 
@@ -166,7 +166,7 @@ FV_ALWAYS_INLINE void fv_stored_multiply_panels(float *y, int64_t y_stride, cons
     fv_stored_many *many = memory;
     const size_t sums_bytes = (size_t)fv_round_up(num_x, FV_STORED_TILE_X) * sizeof(many->sums[0][0]);
     for (int64_t p = 0; p * FV_STORED_PANEL_ROWS < w->num_rows; p++) memset(many->sums[p], 0, sums_bytes);
-    fv_stored_walk walk = fv_stored_walk_of(w, w->in_features, FV_STORED_PANEL_VALUES);
+    const fv_stored_walk walk = fv_stored_walk_of(w, w->in_features, FV_STORED_PANEL_VALUES);
     fv_stored_place place = fv_stored_place_at(&walk, 0), next;
     for (; place.count > 0; place = next) {
         next = fv_stored_place_after(&walk, place);

@@ -26,7 +26,7 @@ typedef __m256 (*fv_stored_load_fn)(const uint8_t *stripe);
 
 enum { FV_STORED_FLOAT_BYTES = 2 * FV_STORED_ROWS }; /* of a stripe's value */
 
-FV_ALWAYS_INLINE void fv_stored_fill_floats(fv_stored_float_panel *panel, fv_stored_walk *walk,
+FV_ALWAYS_INLINE void fv_stored_fill_floats(fv_stored_float_panel *panel, const fv_stored_walk *walk,
                                             const fv_stored_place *place, const fv_stored_place *next,
                                             fv_stored_load_fn load)
 {
@@ -42,11 +42,10 @@ FV_ALWAYS_INLINE void fv_stored_fill_floats(fv_stored_float_panel *panel, fv_sto
                 values[i] = _mm256_castps_si256(load(stripes[i] + k * FV_STORED_FLOAT_BYTES));
             fv_stored_lanes_store(&panel->values[k % 2][k / 2][lane], values);
         }
-        fv_stored_stream_ask(&walk->ahead, FV_STORED_STRIPES * (int32_t)place->bytes);
     }
 }
 
-/* Adds every second one of `count` pairs of values to the sums of four rows of X; x are the rows from the first of those values on. */
+/* Adds `count` values, which are every second one of W and of x, to the sums of four rows of X. */
 FV_ALWAYS_INLINE void fv_stored_multiply_floats(float (*sums)[FV_STORED_PANEL_ROWS], const float *const *x,
                                                 float (*values)[FV_STORED_PANEL_ROWS], int32_t count)
 {
@@ -107,7 +106,7 @@ FV_ALWAYS_INLINE void fv_stored_walk_floats(float *y, int64_t y_stride, const fv
         memset(many->sums[0][p], 0, sums_bytes);
         memset(many->sums[1][p], 0, sums_bytes);
     }
-    fv_stored_walk walk = fv_stored_walk_of(w, 2 * num_pairs, FV_STORED_PANEL_FLOATS);
+    const fv_stored_walk walk = fv_stored_walk_of(w, 2 * num_pairs, FV_STORED_PANEL_FLOATS);
     fv_stored_place place = fv_stored_place_at(&walk, 0), next;
     for (; place.count > 0; place = next) {
         next = fv_stored_place_after(&walk, place);
@@ -145,7 +144,6 @@ FV_ALWAYS_INLINE void fv_stored_multiply_float_panels(float *y, int64_t y_stride
         part.stripes = w->stripes + (size_t)(row / FV_STORED_ROWS) * fv_stored_stripe_bytes(w->layout, w->in_features);
         part.num_rows = fv_min_i64(step, w->num_rows - row);
         fv_stored_walk_floats(y + row, y_stride, x, num_x, &part, memory, load);
-        part.ahead.bytes = 0;
     }
 }
 

@@ -6,14 +6,14 @@
 #ifndef FV_ENGINE_STORED_STORED_PLACE_H
 #define FV_ENGINE_STORED_STORED_PLACE_H
 
-#include "engine/stored/stored_ahead.h"
+#include "engine/stored/stored.h"
 #include "engine/stored/stored_lanes.h"
 
 enum {
     FV_STORED_STRIPES = FV_STORED_LANES / FV_STORED_ROWS, /* whose rows are the lanes of a vector */
     FV_STORED_PANEL_ROWS = FV_STORED_GROUPS * FV_STORED_LANES,
     FV_STORED_MANY_PANELS = FV_STORED_MANY_ROWS / FV_STORED_PANEL_ROWS,
-    FV_STORED_TILE_X = 4, /* rows of X whose sums are in registers */
+    FV_STORED_TILE_X = 4, /* rows of X that meet a panel at once */
 };
 
 _Static_assert(FV_STORED_MANY_ROWS % FV_STORED_PANEL_ROWS == 0, "panels of a call are whole");
@@ -32,13 +32,11 @@ typedef struct fv_stored_walk {
     int64_t num_values;
     int32_t step;
     size_t stripe_bytes;
-    fv_stored_stream ahead;
 } fv_stored_walk;
 
 static inline fv_stored_walk fv_stored_walk_of(const fv_stored_rows *w, int64_t num_values, int32_t step)
 {
-    return (fv_stored_walk){w, num_values, step, fv_stored_stripe_bytes(w->layout, w->in_features),
-                            fv_stored_stream_of(&w->ahead)};
+    return (fv_stored_walk){w, num_values, step, fv_stored_stripe_bytes(w->layout, w->in_features)};
 }
 
 /* The first rows' place from value `first` on. */

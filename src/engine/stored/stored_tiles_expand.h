@@ -5,7 +5,6 @@
 
 #include "core/float.h"
 #include "engine/gguf.h"
-#include "engine/stored/stored_ahead.h"
 #include "engine/stored/stored_tiles.h"
 #include "engine/stored/stored_words.h"
 #if defined(__AVX512BF16__) && defined(__AVX512BW__)
@@ -102,14 +101,14 @@ FV_ALWAYS_INLINE void fv_stored_expand_words(uint8_t *tiles, const fv_stored_row
 {
     const fv_stored_format *of = fv_stored_format_of(format);
     const int64_t num_blocks = count / (of->num_parts * FV_STORED_X_BLOCK);
-    fv_stored_stream ahead = fv_stored_stream_of(&w->ahead);
+    const int32_t part_bytes = of->block_bytes / of->num_parts;
     for (int64_t row = 0; row < w->num_rows; row += FV_STORED_ROWS) {
         uint8_t *to = fv_stored_pairs_of_stripe(tiles, row, count);
         const uint8_t *stripe = fv_stored_features_at(w, row, first);
         for (int64_t block = 0; block < num_blocks; block++, stripe += of->block_bytes) {
             const uint8_t *words = stripe + of->scales_bytes;
-            fv_stored_stream_ask(&ahead, of->block_bytes);
             for (int32_t part = 0; part < of->num_parts; part++) {
+                fv_stored_prefetch(stripe + part * part_bytes, part_bytes);
                 FV_STORED_UNROLL
                 for (int32_t column = 0; column < FV_STORED_COLUMNS; column += FV_STORED_COLUMNS_AT_ONCE) {
                     fv_stored_expand_columns(to, words, part, column, of->scale(stripe, words, part, column / 4),
