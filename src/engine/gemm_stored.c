@@ -40,7 +40,7 @@ void fv_gemm_stored_init(fv_gemm_stored *stored, fv_isa limit)
 }
 
 /* Does the library multiply weights as stored, where there are many rows? */
-static bool has_library(const fv_gemm_stored *stored) { return !stored->tiles && stored->table->many_bytes == 0; }
+static bool has_library(const fv_gemm_stored *stored) { return !stored->tiles && stored->table->expand; }
 
 static bool uses_panels(const fv_gemm_job *job)
 {
@@ -152,10 +152,12 @@ static size_t bytes_of_floats(const fv_gemm_kernel *kernel, int64_t in_features)
 static size_t bytes_of_panel(const fv_gemm_library *gemm)
 {
     const fv_gemm_stored *stored = &gemm->stored;
-    const int64_t packed = gemm->kernel->pack ? (int64_t)stored->max_packed_bytes : 0;
     int64_t bytes = (int64_t)stored->table->many_bytes;
     if (stored->tiles) bytes = fv_max_i64(bytes, tile_panel_bytes);
-    if (has_library(stored)) bytes = (int64_t)bytes_of_floats(gemm->kernel, stored->max_in_features) + packed;
+    if (has_library(stored)) {
+        bytes = (int64_t)bytes_of_floats(gemm->kernel, stored->max_in_features);
+        if (gemm->kernel->pack) bytes += (int64_t)stored->max_packed_bytes;
+    }
     return (size_t)fv_round_up(bytes, FV_GEMM_ALIGNMENT);
 }
 
@@ -229,6 +231,21 @@ static void load_x_task(void *user, int64_t index, int32_t worker)
 
 static int64_t num_stripes(const fv_stored_rows *part) { return fv_ceil_div(part->num_rows, FV_STORED_ROWS); }
 
+static int64_t stripes_of_weight(const fv_gemm_weight *weight)
+{
+    int64_t count = 0;
+    for (int32_t i = 0; i < weight->num_parts; i++) count += num_stripes(&weight->parts[i]);
+    return count;
+}
+
+/* Of chunk_stripes each; none is of two parts. */
+static int64_t chunks_of_weight(const fv_gemm_weight *weight, int64_t chunk_stripes)
+{
+    int64_t count = 0;
+    for (int32_t i = 0; i < weight->num_parts; i++) count += fv_ceil_div(num_stripes(&weight->parts[i]), chunk_stripes);
+    return count;
+}
+
 /* For up to FV_STORED_MAX_X rows of X as much as is worth a task, for more what a cache holds; so little that each worker has
  * several tasks of the weight, where it has so many stripes. */
 static int64_t stripes_of_task(const fv_gemm_job *job)
@@ -238,10 +255,8 @@ static int64_t stripes_of_task(const fv_gemm_job *job)
     const int64_t most = job->num_rows <= FV_STORED_MAX_X ? most_bytes : cached_bytes;
     const int64_t share = (int64_t)weight->bytes / (workers * tasks_per_worker);
     const int64_t bytes = fv_max_i64(least_bytes, fv_min_i64(most, share));
-    int64_t all_stripes = 0;
-    for (int32_t i = 0; i < weight->num_parts; i++) all_stripes += num_stripes(&weight->parts[i]);
     const int64_t at_once = job->num_rows > 1 ? stripes_at_once : 1;
-    return fv_max_i64(at_once, bytes * all_stripes / (int64_t)weight->bytes);
+    return fv_max_i64(at_once, bytes * stripes_of_weight(weight) / (int64_t)weight->bytes);
 }
 
 /* Stripes [first, first + chunk_stripes) of the part that chunk `index` is of, as far as they are there. Returns the
@@ -319,20 +334,24 @@ static bool is_for_many(const fv_gemm_job *job)
     return true;
 }
 
-/* What tasks for many rows are of: as many stripes and rows as leave each worker several tasks, rather of all rows. */
-static void size_many_tasks(fv_gemm_job *job)
+/* For many rows: as many as leave each worker several tasks, up to all of a call's. */
+static int64_t stripes_of_many_task(const fv_gemm_job *job)
 {
-    const int64_t workers = fv_context_num_workers(job->gemm->context);
-    int64_t all_stripes = 0;
-    for (int32_t i = 0; i < job->weight->num_parts; i++) all_stripes += num_stripes(&job->weight->parts[i]);
-    int64_t num_blocks = fv_ceil_div(job->num_rows, FV_STORED_MANY_X);
-    const int64_t share = all_stripes * num_blocks / (workers * many_tasks_per_worker);
+    const int64_t num_tasks = (int64_t)fv_context_num_workers(job->gemm->context) * many_tasks_per_worker;
+    const int64_t num_blocks = fv_ceil_div(job->num_rows, FV_STORED_MANY_X);
+    const int64_t share = stripes_of_weight(job->weight) * num_blocks / num_tasks;
     const int64_t stripes = fv_min_i64(share, FV_STORED_MANY_ROWS / FV_STORED_ROWS) / many_stripes * many_stripes;
-    job->chunk_stripes = fv_max_i64(many_stripes, stripes);
-    const int64_t num_chunks = fv_ceil_div(all_stripes, job->chunk_stripes);
-    while (num_chunks * num_blocks < 2 * workers && job->num_rows / (2 * num_blocks) >= min_many_rows_of_task)
+    return fv_max_i64(many_stripes, stripes);
+}
+
+/* All rows of X, or even parts of them: up to a call's, and fewer where there are too few chunks for all workers. */
+static int64_t rows_of_many_task(const fv_gemm_job *job)
+{
+    const int64_t num_tasks = 2 * (int64_t)fv_context_num_workers(job->gemm->context);
+    int64_t num_blocks = fv_ceil_div(job->num_rows, FV_STORED_MANY_X);
+    while (job->num_chunks * num_blocks < num_tasks && job->num_rows / (2 * num_blocks) >= min_many_rows_of_task)
         num_blocks *= 2;
-    job->rows_of_task = fv_round_up(fv_ceil_div(job->num_rows, num_blocks), FV_STORED_MAX_X);
+    return fv_round_up(fv_ceil_div(job->num_rows, num_blocks), FV_STORED_MAX_X);
 }
 
 static fv_status multiply_stripes(fv_gemm_job *job)
@@ -340,16 +359,9 @@ static fv_status multiply_stripes(fv_gemm_job *job)
     fv_context *context = job->gemm->context;
     fv_context_parallel_for(context, fv_ceil_div(job->num_rows, FV_STORED_MAX_X), load_x_task, job);
     job->is_many = is_for_many(job);
-    if (job->is_many) {
-        size_many_tasks(job);
-    } else {
-        job->chunk_stripes = stripes_of_task(job);
-        job->rows_of_task = x_rows_of_task;
-    }
-    job->num_chunks = 0;
-    for (int32_t i = 0; i < job->weight->num_parts; i++) {
-        job->num_chunks += fv_ceil_div(num_stripes(&job->weight->parts[i]), job->chunk_stripes);
-    }
+    job->chunk_stripes = job->is_many ? stripes_of_many_task(job) : stripes_of_task(job);
+    job->num_chunks = chunks_of_weight(job->weight, job->chunk_stripes);
+    job->rows_of_task = job->is_many ? rows_of_many_task(job) : x_rows_of_task;
     run_tasks(job, fv_ceil_div(job->num_rows, job->rows_of_task) * job->num_chunks, multiply_chunk);
     return FV_OK;
 }
@@ -363,7 +375,7 @@ static fv_status make_panel(fv_gemm_chunk *panel, const fv_gemm_job *job, const 
     const fv_gemm_kernel *kernel = job->gemm->kernel;
     uint8_t *memory = stored->panels + (size_t)worker * stored->panel_bytes;
     float *floats = (float *)(void *)memory;
-    fv_stored_find_kernel(stored->table, rows->layout->type)->expand(floats, rows);
+    stored->table->expand(floats, rows);
     *panel = (fv_gemm_chunk){.data = floats, .num_outputs = rows->num_rows, .in_features = rows->in_features};
     if (!kernel->pack) return FV_OK;
     panel->data = memory + bytes_of_floats(kernel, rows->in_features);
@@ -433,10 +445,7 @@ static void multiply_panel(const fv_gemm_job *job, int64_t index, int32_t worker
 static int64_t deal_out_panels(fv_gemm_job *job, int64_t outputs, int64_t row_block, int64_t tasks_each)
 {
     job->chunk_stripes = outputs / FV_STORED_ROWS;
-    job->num_chunks = 0;
-    for (int32_t i = 0; i < job->weight->num_parts; i++) {
-        job->num_chunks += fv_ceil_div(num_stripes(&job->weight->parts[i]), job->chunk_stripes);
-    }
+    job->num_chunks = chunks_of_weight(job->weight, job->chunk_stripes);
     const int64_t num_blocks = fv_ceil_div(job->num_rows, row_block);
     const int64_t num_tasks = (int64_t)fv_context_num_workers(job->gemm->context) * tasks_each;
     job->blocks_per_task = fv_max_i64(1, num_blocks * job->num_chunks / num_tasks);

@@ -8,23 +8,16 @@
 #include "engine/stored/stored_panel.h"
 #include "engine/stored/stored_panel_floats.h"
 
-#define DEFINE(name, function, how)                                                                   \
-    static void multiply_many_##name(float *y, int64_t y_stride, const fv_stored_x *x, int64_t num_x, \
-                                     const fv_stored_rows *w, void *memory)                           \
-    {                                                                                                 \
-        function(y, y_stride, x, num_x, w, memory, how);                                              \
-    }
-
-DEFINE(q4_0, fv_stored_multiply_panels, &fv_stored_q4_0)
-DEFINE(q4_1, fv_stored_multiply_panels, &fv_stored_q4_1)
-DEFINE(q5_0, fv_stored_multiply_panels, &fv_stored_q5_0)
-DEFINE(q5_1, fv_stored_multiply_panels, &fv_stored_q5_1)
-DEFINE(q8_0, fv_stored_multiply_panels, &fv_stored_q8_0)
-DEFINE(q4_k, fv_stored_multiply_panels, &fv_stored_q4_k)
-DEFINE(q5_k, fv_stored_multiply_panels, &fv_stored_q5_k)
-DEFINE(q6_k, fv_stored_multiply_panels, &fv_stored_q6_k)
-DEFINE(f16, fv_stored_multiply_float_panels, fv_stored_load_f16)
-DEFINE(bf16, fv_stored_multiply_float_panels, fv_stored_load_bf16)
+FV_STORED_DEFINE_MANY(q4_0, fv_stored_multiply_panels, &fv_stored_q4_0)
+FV_STORED_DEFINE_MANY(q4_1, fv_stored_multiply_panels, &fv_stored_q4_1)
+FV_STORED_DEFINE_MANY(q5_0, fv_stored_multiply_panels, &fv_stored_q5_0)
+FV_STORED_DEFINE_MANY(q5_1, fv_stored_multiply_panels, &fv_stored_q5_1)
+FV_STORED_DEFINE_MANY(q8_0, fv_stored_multiply_panels, &fv_stored_q8_0)
+FV_STORED_DEFINE_MANY(q4_k, fv_stored_multiply_panels, &fv_stored_q4_k)
+FV_STORED_DEFINE_MANY(q5_k, fv_stored_multiply_panels, &fv_stored_q5_k)
+FV_STORED_DEFINE_MANY(q6_k, fv_stored_multiply_panels, &fv_stored_q6_k)
+FV_STORED_DEFINE_MANY(f16, fv_stored_multiply_float_panels, fv_stored_load_f16)
+FV_STORED_DEFINE_MANY(bf16, fv_stored_multiply_float_panels, fv_stored_load_bf16)
 
 static const fv_stored_kernel kernels[] = {
     {.type = FV_GGUF_Q4_0, .multiply_many = multiply_many_q4_0},

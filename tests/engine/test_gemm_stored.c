@@ -237,7 +237,7 @@ static void test_layout(void **state)
     }
 }
 
-/* Every table's floats are those of fv_dequantize_row. */
+/* The floats of every table that makes them are those of fv_dequantize_row. */
 static void test_expanded_rows(void **state)
 {
     (void)state;
@@ -250,10 +250,11 @@ static void test_expanded_rows(void **state)
         float *expected = malloc(num_rows * in_features * sizeof(float));
         assert_int_equal(fv_dequantize_row(expected, rows, types[t], num_rows * in_features), FV_OK);
         for (int32_t i = 0; i < FV_ARRAY_LEN(limits) && limits[i] <= fv_cpu_isa(); i++) {
-            const fv_stored_kernel *kernel = fv_stored_find_kernel(fv_stored_find_table(limits[i]), types[t]);
+            const fv_stored_table *table = fv_stored_find_table(limits[i]);
+            if (!table->expand) continue;
             float *got = malloc((num_rows * in_features + guard) * sizeof(float));
             for (int32_t k = 0; k < guard; k++) got[num_rows * in_features + k] = 12345.0f;
-            kernel->expand(got, &(fv_stored_rows){layout, stripes, num_rows, in_features});
+            table->expand(got, &(fv_stored_rows){layout, stripes, num_rows, in_features});
             for (int32_t k = 0; k < num_rows * in_features; k++) {
                 if (isnan(expected[k]) ? !isnan(got[k]) : !(got[k] == expected[k])) {
                     fail_msg("type %d, value %d: %a instead of %a", types[t], k, (double)got[k], (double)expected[k]);

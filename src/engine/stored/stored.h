@@ -85,8 +85,6 @@ typedef struct fv_stored_kernel {
     fv_stored_multiply_fn multiply;
     fv_stored_multiply_many_fn multiply_many; /* NULL: as few rows */
     int64_t min_many_x;                       /* rows of X from which on it is faster */
-    /* out [num_rows, in_features], the same values as fv_dequantize_row's. */
-    void (*expand)(float *out, const fv_stored_rows *w);
 } fv_stored_kernel;
 
 typedef struct fv_stored_table {
@@ -96,6 +94,8 @@ typedef struct fv_stored_table {
      * that is not finite leaves no product with its block finite. NULL: `values` are enough. */
     void (*load_x)(const fv_stored_x *x, int64_t in_features);
     size_t many_bytes; /* 0: there is no multiply_many */
+    /* out [num_rows, in_features], the same values as fv_dequantize_row's. NULL: the kernels serve many rows themselves. */
+    void (*expand)(float *out, const fv_stored_rows *w);
     const fv_stored_kernel *kernels;
     int32_t num_kernels;
 } fv_stored_table;

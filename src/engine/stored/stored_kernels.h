@@ -177,14 +177,13 @@ FV_ALWAYS_INLINE void add_two_floats(__m256 sums[][2], const fv_stored_x *x, int
 FV_ALWAYS_INLINE void multiply_floats(float *y, int64_t y_stride, const fv_stored_x *x, int32_t num_x,
                                       const fv_stored_rows *w, __m256 (*load)(const uint8_t *stripe))
 {
-    enum { line_values = FV_CACHE_LINE / FV_STORED_SCALE_BYTES };
     const uint8_t *stripe = w->stripes;
     for (int64_t row = 0; row < w->num_rows; row += FV_STORED_ROWS) {
         __m256 sums[FV_STORED_MAX_X][2];
         FV_STORED_UNROLL
         for (int32_t i = 0; i < num_x; i++) sums[i][0] = sums[i][1] = _mm256_setzero_ps();
         int64_t k = 0;
-        for (; k + line_values <= w->in_features; k += line_values, stripe += FV_CACHE_LINE) {
+        for (; k + FV_STORED_LINE_FLOATS <= w->in_features; k += FV_STORED_LINE_FLOATS, stripe += FV_CACHE_LINE) {
             fv_stored_prefetch(stripe, FV_CACHE_LINE);
             add_two_floats(sums, x, num_x, k, stripe, load);
             add_two_floats(sums, x, num_x, k + 2, stripe + 2 * FV_STORED_SCALE_BYTES, load);
@@ -203,83 +202,6 @@ FV_ALWAYS_INLINE void multiply_floats(float *y, int64_t y_stride, const fv_store
     }
 }
 
-/* --- expanding ------------------------------------------------------------------------------------- */
-
-/* Rows become columns. */
-FV_ALWAYS_INLINE void transpose(__m256 *m)
-{
-    __m256 pairs[FV_STORED_ROWS], quads[FV_STORED_ROWS];
-    FV_STORED_UNROLL
-    for (int32_t i = 0; i < FV_STORED_ROWS; i += 2) {
-        pairs[i] = _mm256_unpacklo_ps(m[i], m[i + 1]);
-        pairs[i + 1] = _mm256_unpackhi_ps(m[i], m[i + 1]);
-    }
-    FV_STORED_UNROLL
-    for (int32_t i = 0; i < FV_STORED_ROWS; i += 4) {
-        quads[i] = _mm256_shuffle_ps(pairs[i], pairs[i + 2], _MM_SHUFFLE(1, 0, 1, 0));
-        quads[i + 1] = _mm256_shuffle_ps(pairs[i], pairs[i + 2], _MM_SHUFFLE(3, 2, 3, 2));
-        quads[i + 2] = _mm256_shuffle_ps(pairs[i + 1], pairs[i + 3], _MM_SHUFFLE(1, 0, 1, 0));
-        quads[i + 3] = _mm256_shuffle_ps(pairs[i + 1], pairs[i + 3], _MM_SHUFFLE(3, 2, 3, 2));
-    }
-    FV_STORED_UNROLL
-    for (int32_t i = 0; i < 4; i++) {
-        m[i] = _mm256_permute2f128_ps(quads[i], quads[i + 4], 0x20);
-        m[i + 4] = _mm256_permute2f128_ps(quads[i], quads[i + 4], 0x31);
-    }
-}
-
-/* Eight values of each of eight rows; those rows that are there. */
-FV_ALWAYS_INLINE void store_transposed(float *out, int64_t row_stride, __m256 *values, int64_t num_rows)
-{
-    transpose(values);
-    for (int64_t row = 0; row < fv_min_i64(num_rows, FV_STORED_ROWS); row++) {
-        _mm256_storeu_ps(out + row * row_stride, values[row]);
-    }
-}
-
-FV_ALWAYS_INLINE void expand_stripes(float *out, const fv_stored_rows *w, const fv_stored_format *of)
-{
-    const int64_t block_values = of->num_parts * FV_STORED_X_BLOCK;
-    const uint8_t *stripe = w->stripes;
-    for (int64_t row = 0; row < w->num_rows; row += FV_STORED_ROWS, out += FV_STORED_ROWS * w->in_features) {
-        for (int64_t first = 0; first < w->in_features; first += block_values, stripe += of->block_bytes) {
-            for (int32_t part = 0; part < of->num_parts; part++) {
-                float *to = out + first + part * FV_STORED_X_BLOCK;
-                FV_STORED_UNROLL
-                for (int32_t column = 0; column < FV_STORED_COLUMNS; column += 2, to += FV_STORED_ROWS) {
-                    const uint8_t *words = stripe + of->scales_bytes;
-                    const fv_stored_scale scale = of->scale(stripe, words, part, column / 4);
-                    __m256 values[FV_STORED_ROWS];
-                    fv_stored_values_of_word(values, of->unpack(words, part, column), scale, of->has_minimum);
-                    fv_stored_values_of_word(values + 4, of->unpack(words, part, column + 1), scale, of->has_minimum);
-                    store_transposed(to, w->in_features, values, w->num_rows - row);
-                }
-            }
-        }
-    }
-}
-
-FV_ALWAYS_INLINE void expand_floats(float *out, const fv_stored_rows *w, __m256 (*load)(const uint8_t *stripe))
-{
-    const uint8_t *stripe = w->stripes;
-    for (int64_t row = 0; row < w->num_rows; row += FV_STORED_ROWS, out += FV_STORED_ROWS * w->in_features) {
-        int64_t k = 0;
-        for (; k + FV_STORED_ROWS <= w->in_features;
-             k += FV_STORED_ROWS, stripe += FV_STORED_ROWS * FV_STORED_SCALE_BYTES) {
-            __m256 values[FV_STORED_ROWS];
-            FV_STORED_UNROLL
-            for (int32_t i = 0; i < FV_STORED_ROWS; i++) values[i] = load(stripe + i * FV_STORED_SCALE_BYTES);
-            store_transposed(out + k, w->in_features, values, w->num_rows - row);
-        }
-        for (; k < w->in_features; k++, stripe += FV_STORED_SCALE_BYTES) {
-            float values[FV_STORED_ROWS];
-            _mm256_storeu_ps(values, load(stripe));
-            for (int64_t i = 0; i < fv_min_i64(FV_STORED_ROWS, w->num_rows - row); i++)
-                out[i * w->in_features + k] = values[i];
-        }
-    }
-}
-
 /* --- the formats ----------------------------------------------------------------------------------- */
 
 /* A function for each number of rows of X: with all numbers constant, sums and words stay in registers. */
@@ -291,31 +213,24 @@ FV_ALWAYS_INLINE void expand_floats(float *out, const fv_stored_rows *w, __m256 
         if (num_x == 2) multiply_##kind(y, y_stride, x, 2, w, how);                              \
         if (num_x == 3) multiply_##kind(y, y_stride, x, 3, w, how);                              \
         if (num_x == 4) multiply_##kind(y, y_stride, x, 4, w, how);                              \
-    }                                                                                            \
-    static void expand_##name(float *out, const fv_stored_rows *w) { expand_##kind(out, w, how); }
-
-#define DEFINE_MANY(name, function, how)                                                              \
-    static void multiply_many_##name(float *y, int64_t y_stride, const fv_stored_x *x, int64_t num_x, \
-                                     const fv_stored_rows *w, void *memory)                           \
-    {                                                                                                 \
-        function(y, y_stride, x, num_x, w, memory, how);                                              \
     }
+
 #define DEFINE_STRIPES(name)                         \
     DEFINE_KERNELS(name, stripes, &fv_stored_##name) \
-    DEFINE_MANY(name, fv_stored_multiply_panels, &fv_stored_##name)
+    FV_STORED_DEFINE_MANY(name, fv_stored_multiply_panels, &fv_stored_##name)
 #if defined(__AVX512F__)
 #define DEFINE_FLOATS(name)                             \
     DEFINE_KERNELS(name, floats, fv_stored_load_##name) \
-    DEFINE_MANY(name, fv_stored_multiply_float_panels, fv_stored_load_##name)
+    FV_STORED_DEFINE_MANY(name, fv_stored_multiply_float_panels, fv_stored_load_##name)
 #define FLOATS(TYPE, name) KERNEL(TYPE, name, multiply_many_##name, FV_STORED_MIN_FLOATS)
 #else
 #define DEFINE_FLOATS(name) DEFINE_KERNELS(name, floats, fv_stored_load_##name)
 #define FLOATS(TYPE, name) KERNEL(TYPE, name, NULL, 0)
 #endif
 #define STRIPES(TYPE, name) KERNEL(TYPE, name, multiply_many_##name, FV_STORED_MIN_INTEGERS)
-#define KERNEL(TYPE, name, many, min_many_x)                             \
-    {                                                                    \
-        FV_GGUF_##TYPE, multiply_##name, many, min_many_x, expand_##name \
+#define KERNEL(TYPE, name, many, min_many_x)              \
+    {                                                     \
+        FV_GGUF_##TYPE, multiply_##name, many, min_many_x \
     }
 
 DEFINE_STRIPES(q4_0)
@@ -390,6 +305,9 @@ static const fv_stored_kernel kernels[] = {
     FLOATS(F16, f16),    FLOATS(BF16, bf16),  STRIPES(Q4_0, q4_0), STRIPES(Q4_1, q4_1), STRIPES(Q5_0, q5_0),
     STRIPES(Q5_1, q5_1), STRIPES(Q8_0, q8_0), STRIPES(Q4_K, q4_k), STRIPES(Q5_K, q5_k), STRIPES(Q6_K, q6_k),
 };
+#undef FLOATS
+#undef STRIPES
+#undef KERNEL
 
 /* Of a call for many rows. */
 typedef union many_memory {

@@ -144,21 +144,6 @@ FV_ALWAYS_INLINE void fv_stored_multiply_tile(float (*sums)[FV_STORED_PANEL_ROWS
     }
 }
 
-/* Sums to their places in Y, which has num_outputs of them from there on. */
-FV_ALWAYS_INLINE void fv_stored_store_panel(float *y, int64_t y_stride, float (*sums)[FV_STORED_PANEL_ROWS],
-                                            int64_t num_x, int64_t num_outputs)
-{
-    for (int64_t row = 0; row < num_x; row++, y += y_stride) {
-        if (num_outputs < FV_STORED_PANEL_ROWS) {
-            memcpy(y, sums[row], (size_t)num_outputs * sizeof(*y));
-            continue;
-        }
-        FV_STORED_UNROLL
-        for (int32_t i = 0; i < FV_STORED_PANEL_ROWS; i += FV_STORED_LANES)
-            fv_stored_floats_store(y + i, fv_stored_floats_load(&sums[row][i]));
-    }
-}
-
 /* fv_stored_multiply_many_fn of a format. */
 FV_ALWAYS_INLINE void fv_stored_multiply_panels(float *y, int64_t y_stride, const fv_stored_x *x, int64_t num_x,
                                                 const fv_stored_rows *w, void *memory, const fv_stored_format *of)

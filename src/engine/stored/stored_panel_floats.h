@@ -4,6 +4,7 @@
 #define FV_ENGINE_STORED_STORED_PANEL_FLOATS_H
 
 #include "engine/stored/stored_place.h"
+#include "engine/stored/stored_words.h"
 
 enum {
     FV_STORED_PANEL_FLOATS = 128, /* values of a row */
@@ -24,8 +25,6 @@ typedef struct fv_stored_many_floats {
 /* Eight rows' values. */
 typedef __m256 (*fv_stored_load_fn)(const uint8_t *stripe);
 
-enum { FV_STORED_FLOAT_BYTES = 2 * FV_STORED_ROWS }; /* of a stripe's value */
-
 FV_ALWAYS_INLINE void fv_stored_fill_floats(fv_stored_float_panel *panel, const fv_stored_walk *walk,
                                             const fv_stored_place *place, const fv_stored_place *next,
                                             fv_stored_load_fn load)
@@ -35,11 +34,11 @@ FV_ALWAYS_INLINE void fv_stored_fill_floats(fv_stored_float_panel *panel, const 
         fv_stored_asked asked = fv_stored_asked_of(walk, next, lane);
         fv_stored_place_stripes(stripes, walk, place, lane);
         for (int32_t k = 0; k < place->count; k++) {
-            if (k % 4 == 0) fv_stored_ask(&asked, FV_CACHE_LINE);
+            if (k % FV_STORED_LINE_FLOATS == 0) fv_stored_ask(&asked, FV_CACHE_LINE);
             __m256i values[FV_STORED_STRIPES];
             FV_STORED_UNROLL
             for (int32_t i = 0; i < FV_STORED_STRIPES; i++)
-                values[i] = _mm256_castps_si256(load(stripes[i] + k * FV_STORED_FLOAT_BYTES));
+                values[i] = _mm256_castps_si256(load(stripes[i] + k * FV_STORED_SCALE_BYTES));
             fv_stored_lanes_store(&panel->values[k % 2][k / 2][lane], values);
         }
     }
@@ -76,22 +75,20 @@ FV_ALWAYS_INLINE void fv_stored_multiply_floats(float (*sums)[FV_STORED_PANEL_RO
     }
 }
 
-/* Even and odd sums of some outputs to their places in Y, with the last value of an odd number, of which the panel is then. */
-static inline void fv_stored_store_floats(float *y, int64_t y_stride, fv_stored_many_floats *many, int64_t p,
-                                          const fv_stored_x *x, int64_t num_x, int64_t num_outputs, int64_t last)
+/* Adds the sums of odd values to those of even ones, and the last value of an odd number, of which the panel is then. */
+static inline void fv_stored_end_floats(float (*even)[FV_STORED_PANEL_ROWS], float (*odd)[FV_STORED_PANEL_ROWS],
+                                        const fv_stored_float_panel *panel, const fv_stored_x *x, int64_t num_x,
+                                        int64_t last)
 {
-    for (int64_t row = 0; row < num_x; row++, y += y_stride) {
-        const float *even = many->sums[0][p][row], *odd = many->sums[1][p][row];
-        float totals[FV_STORED_PANEL_ROWS];
+    for (int64_t row = 0; row < num_x; row++) {
         for (int32_t i = 0; i < FV_STORED_PANEL_ROWS; i += FV_STORED_LANES) {
-            fv_stored_floats sum = fv_stored_floats_add(fv_stored_floats_load(even + i),
-                                                        fv_stored_floats_load(odd + i));
+            fv_stored_floats sum = fv_stored_floats_add(fv_stored_floats_load(&even[row][i]),
+                                                        fv_stored_floats_load(&odd[row][i]));
             if (last >= 0)
-                sum = fv_stored_floats_fma(fv_stored_floats_load(&many->panel.values[0][0][i]),
+                sum = fv_stored_floats_fma(fv_stored_floats_load(&panel->values[0][0][i]),
                                            fv_stored_floats_splat(x[row].values[last]), sum);
-            fv_stored_floats_store(totals + i, sum);
+            fv_stored_floats_store(&even[row][i], sum);
         }
-        memcpy(y, totals, (size_t)fv_min_i64(num_outputs, FV_STORED_PANEL_ROWS) * sizeof(*y));
     }
 }
 
@@ -126,11 +123,12 @@ FV_ALWAYS_INLINE void fv_stored_walk_floats(float *y, int64_t y_stride, const fv
     const fv_stored_place none = fv_stored_place_at(&walk, walk.num_values);
     for (int64_t p = 0; p * FV_STORED_PANEL_ROWS < w->num_rows; p++, y += FV_STORED_PANEL_ROWS) {
         if (last >= 0) {
-            const fv_stored_place of_last = {p * FV_STORED_PANEL_ROWS, last, 1, (size_t)last * FV_STORED_FLOAT_BYTES,
-                                             FV_STORED_FLOAT_BYTES};
+            const fv_stored_place of_last = {p * FV_STORED_PANEL_ROWS, last, 1, (size_t)last * FV_STORED_SCALE_BYTES,
+                                             FV_STORED_SCALE_BYTES};
             fv_stored_fill_floats(&many->panel, &walk, &of_last, &none, load);
         }
-        fv_stored_store_floats(y, y_stride, many, p, x, num_x, w->num_rows - p * FV_STORED_PANEL_ROWS, last);
+        fv_stored_end_floats(many->sums[0][p], many->sums[1][p], &many->panel, x, num_x, last);
+        fv_stored_store_panel(y, y_stride, many->sums[0][p], num_x, w->num_rows - p * FV_STORED_PANEL_ROWS);
     }
 }
 

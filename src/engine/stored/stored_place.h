@@ -96,4 +96,27 @@ FV_ALWAYS_INLINE void fv_stored_rows_of_tile(const fv_stored_x **rows, const fv_
     for (int32_t i = 0; i < FV_STORED_TILE_X; i++) rows[i] = x + fv_min_i64(row + i, num_x - 1);
 }
 
+/* Sums to their places in Y, which has num_outputs of them from there on. */
+FV_ALWAYS_INLINE void fv_stored_store_panel(float *y, int64_t y_stride, float (*sums)[FV_STORED_PANEL_ROWS],
+                                            int64_t num_x, int64_t num_outputs)
+{
+    for (int64_t row = 0; row < num_x; row++, y += y_stride) {
+        if (num_outputs < FV_STORED_PANEL_ROWS) {
+            memcpy(y, sums[row], (size_t)num_outputs * sizeof(*y));
+            continue;
+        }
+        FV_STORED_UNROLL
+        for (int32_t i = 0; i < FV_STORED_PANEL_ROWS; i += FV_STORED_LANES)
+            fv_stored_floats_store(y + i, fv_stored_floats_load(&sums[row][i]));
+    }
+}
+
+/* fv_stored_multiply_many_fn of a type, by one of the walks. */
+#define FV_STORED_DEFINE_MANY(name, function, how)                                                    \
+    static void multiply_many_##name(float *y, int64_t y_stride, const fv_stored_x *x, int64_t num_x, \
+                                     const fv_stored_rows *w, void *memory)                           \
+    {                                                                                                 \
+        function(y, y_stride, x, num_x, w, memory, how);                                              \
+    }
+
 #endif

@@ -64,21 +64,17 @@ static void expand(float *out, const fv_stored_rows *w)
 }
 
 static const fv_stored_kernel kernels[] = {
-    {.type = FV_GGUF_F16, .multiply = multiply, .expand = expand},
-    {.type = FV_GGUF_BF16, .multiply = multiply, .expand = expand},
-    {.type = FV_GGUF_Q4_0, .multiply = multiply, .expand = expand},
-    {.type = FV_GGUF_Q4_1, .multiply = multiply, .expand = expand},
-    {.type = FV_GGUF_Q5_0, .multiply = multiply, .expand = expand},
-    {.type = FV_GGUF_Q5_1, .multiply = multiply, .expand = expand},
-    {.type = FV_GGUF_Q8_0, .multiply = multiply, .expand = expand},
-    {.type = FV_GGUF_Q4_K, .multiply = multiply, .expand = expand},
-    {.type = FV_GGUF_Q5_K, .multiply = multiply, .expand = expand},
-    {.type = FV_GGUF_Q6_K, .multiply = multiply, .expand = expand},
+    {.type = FV_GGUF_F16, .multiply = multiply},  {.type = FV_GGUF_BF16, .multiply = multiply},
+    {.type = FV_GGUF_Q4_0, .multiply = multiply}, {.type = FV_GGUF_Q4_1, .multiply = multiply},
+    {.type = FV_GGUF_Q5_0, .multiply = multiply}, {.type = FV_GGUF_Q5_1, .multiply = multiply},
+    {.type = FV_GGUF_Q8_0, .multiply = multiply}, {.type = FV_GGUF_Q4_K, .multiply = multiply},
+    {.type = FV_GGUF_Q5_K, .multiply = multiply}, {.type = FV_GGUF_Q6_K, .multiply = multiply},
 };
 
 const fv_stored_table fv_stored_table_portable = {
     .isa = FV_ISA_PORTABLE,
     .name = "portable",
+    .expand = expand,
     .kernels = kernels,
     .num_kernels = FV_ARRAY_LEN(kernels),
 };

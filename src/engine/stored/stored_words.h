@@ -15,7 +15,8 @@
 enum {
     FV_STORED_COLUMNS = 8, /* a column is a word of each row */
     FV_STORED_WORD_BYTES = 32,
-    FV_STORED_SCALE_BYTES = 16,
+    FV_STORED_SCALE_BYTES = 16, /* of a number of 16 bits of each row */
+    FV_STORED_LINE_FLOATS = FV_CACHE_LINE / FV_STORED_SCALE_BYTES,
     FV_STORED_AHEAD_BYTES = 2048,
 };
 
