@@ -76,7 +76,7 @@ typedef struct fv_attend_params {
     fv_dtype q_dtype;
     /* Of the CPU kernels: places from which keys are asked for ahead, in turn; 1: in order; 0: as a kernel likes. */
     int32_t ahead_tracks;
-    int32_t multiplies_pairs; /* 1: level avx512_bf16 multiplies pairs of bf16 where many rows meet a key, too */
+    int32_t multiplies_pairs; /* 1: level avx512_bf16 multiplies pairs of bf16, of few rows and of many */
     int32_t ahead_is_near;    /* 1: in order, they are asked for into the cache nearest to the core */
     fv_kv_view cache;
 

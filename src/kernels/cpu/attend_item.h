@@ -393,6 +393,10 @@ void FV_ISA_SYMBOL(fv_attend_few_rows)(const fv_attend_job *job, const fv_attend
 
 /* 0: not by this level, whose base takes the item. `num_rows` are those of the item's query. */
 int32_t FV_ISA_SYMBOL(fv_attend_few_serves)(const fv_attend_job *job, int64_t num_rows);
+/* The same of a level with pairs, of queries of any dtype over fp8; the scratch is that of few rows. */
+int32_t FV_ISA_SYMBOL(fv_attend_few_bytes_serves)(const fv_attend_job *job, int64_t num_rows);
+void FV_ISA_SYMBOL(fv_attend_few_bytes)(const fv_attend_job *job, const fv_attend_job *next, void *scratch);
+
 size_t FV_BASE_SYMBOL(fv_attend_few_scratch)(const fv_attend_params *params);
 void FV_BASE_SYMBOL(fv_attend_few_rows)(const fv_attend_job *job, const fv_attend_job *next, void *scratch);
 

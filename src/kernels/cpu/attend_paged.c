@@ -47,6 +47,13 @@ static void attend_item(const fv_attend_params *params, const fv_work_item *item
 #endif
     const int32_t is_ours = num_rows > FV_DECODE_ROWS ? FV_ISA_SYMBOL(fv_attend_many_serves)(&job)
                                                       : FV_ISA_SYMBOL(fv_attend_few_serves)(&job, num_rows);
+#if defined(FV_HAS_PAIRS)
+    if (!is_ours && FV_ISA_SYMBOL(fv_attend_few_bytes_serves)(&job, num_rows)) {
+        const fv_attend_job next_job = job_of_next(params, next);
+        FV_ISA_SYMBOL(fv_attend_few_bytes)(&job, &next_job, scratch);
+        return;
+    }
+#endif
 #if FV_BASE_HAS_ONE_STRIP
     if (!is_ours && FV_BASE_SYMBOL(fv_attend_one_strip_serves)(&job, num_rows)) {
         const fv_attend_job next_job = job_of_next(params, next);

@@ -223,7 +223,15 @@ typedef struct fv_few_kernels {
     FV_FEW_DEFINE_DTYPE(e5m2, FV_DTYPE_F8_E5M2) \
     FV_FEW_DEFINE_DTYPE(i8, FV_DTYPE_I8)
 
-/* The same of FV_FEW_KERNEL_TABLE. */
+/* The same of FV_FEW_KERNEL_TABLE_FP8. */
+#define FV_FEW_DEFINE_FP8                       \
+    FV_FEW_DEFINE_SOFTMAX(1)                    \
+    FV_FEW_DEFINE_SOFTMAX(2)                    \
+    FV_FEW_DEFINE_SOFTMAX(4)                    \
+    FV_FEW_DEFINE_DTYPE(e4m3, FV_DTYPE_F8_E4M3) \
+    FV_FEW_DEFINE_DTYPE(e5m2, FV_DTYPE_F8_E5M2)
+
+/* And of FV_FEW_KERNEL_TABLE. */
 #define FV_FEW_DEFINE_ALL                  \
     FV_FEW_DEFINE_PAIRS                    \
     FV_FEW_DEFINE_DTYPE(f32, FV_DTYPE_F32) \
@@ -244,6 +252,10 @@ typedef struct fv_few_kernels {
 #define FV_FEW_KERNELS_OF_PAIRS                                                                          \
     [FV_DTYPE_BF16] = FV_FEW_KERNELS_OF_DTYPE(bf16), [FV_DTYPE_F8_E4M3] = FV_FEW_KERNELS_OF_DTYPE(e4m3), \
     [FV_DTYPE_F8_E5M2] = FV_FEW_KERNELS_OF_DTYPE(e5m2), [FV_DTYPE_I8] = FV_FEW_KERNELS_OF_DTYPE(i8)
+#define FV_FEW_KERNEL_TABLE_FP8                                                                                 \
+    {                                                                                                           \
+        [FV_DTYPE_F8_E4M3] = FV_FEW_KERNELS_OF_DTYPE(e4m3), [FV_DTYPE_F8_E5M2] = FV_FEW_KERNELS_OF_DTYPE(e5m2), \
+    }
 #define FV_FEW_KERNEL_TABLE_PAIRS \
     {                             \
         FV_FEW_KERNELS_OF_PAIRS,  \

@@ -1,6 +1,6 @@
 /* attend_paged and attend_dense with tiles: attend_tiles.c and, up to 32 rows, attend_few_tiles.c. What tiles do not
  * serve, queries of other dtypes than bf16 and fp16, head sizes that are not multiples of 8, goes to the level below,
- * avx512; so do one and two rows, up to 4 over pages that are not multiples of 16 keys and over pieces of 16-bit numbers, up to
+ * avx512_bf16; so do one and two rows, up to 4 over pages that are not multiples of 16 keys and over pieces of 16-bit numbers, up to
  * 12 of fp16, and few rows over caches whose keys are strided otherwise.
  *
  * A Q block of 512 rows makes the pairs of V, once for a block of keys, a small part of the products. */
