@@ -49,6 +49,7 @@ typedef struct fv_attend_job {
      * (fv_attend_find_scales), and these are NULL. */
     const float *k_head_scale, *v_head_scale;
     int32_t has_k_scales, has_v_scales; /* of single keys */
+    int32_t is_asked_for;               /* 1: its first keys, by who did the item before */
 } fv_attend_job;
 
 /* Constants of the score of one KV head, finite where those of the call are: 0 times infinity is no number. */

@@ -25,79 +25,97 @@ static int64_t num_rows_of(const fv_attend_params *params, const fv_work_item *i
     return fv_max_i32(query_len, item->num_tokens) * group;
 }
 
-/* Without keys where there is none. */
-static fv_attend_job job_of_next(const fv_attend_params *params, const fv_work_item *next)
+/* What a worker keeps from item to item, at the start of its scratch. */
+typedef struct worker_notes {
+    int64_t asked_for; /* the item of the list whose first keys it has asked for, or -1 */
+} worker_notes;
+
+#define NOTES_BYTES FV_CACHE_LINE
+
+static void *scratch_of(const fv_attend_params *params, int32_t worker)
 {
-    return next ? fv_attend_job_of(params, next) : (fv_attend_job){0};
+    return (char *)params->scratch + (size_t)worker * params->scratch_bytes;
 }
 
-/* `next`: the item that the worker will probably take up afterwards, or NULL. */
-static void attend_item(const fv_attend_params *params, const fv_work_item *item, const fv_work_item *next,
-                        int32_t worker)
+typedef void (*few_rows_fn)(const fv_attend_job *job, const fv_attend_job *next, void *scratch);
+
+/* What serves the item by rows that are read where they lie, and asks for those of the next one; NULL: no such strategy. */
+static few_rows_fn few_rows_of(const fv_attend_job *job, int64_t num_rows, int32_t is_ours)
 {
-    void *scratch = (char *)params->scratch + (size_t)worker * params->scratch_bytes;
-    const fv_attend_job job = fv_attend_job_of(params, item);
-    const int64_t num_rows = num_rows_of(params, item);
 #if FV_HAS_ONE_STRIP
-    if (FV_ISA_SYMBOL(fv_attend_one_strip_serves)(&job, num_rows)) {
-        const fv_attend_job next_job = job_of_next(params, next);
-        FV_ISA_SYMBOL(fv_attend_one_strip)(&job, &next_job, scratch);
-        return;
-    }
+    if (FV_ISA_SYMBOL(fv_attend_one_strip_serves)(job, num_rows)) return FV_ISA_SYMBOL(fv_attend_one_strip);
 #endif
-    const int32_t is_ours = num_rows > FV_DECODE_ROWS ? FV_ISA_SYMBOL(fv_attend_many_serves)(&job)
-                                                      : FV_ISA_SYMBOL(fv_attend_few_serves)(&job, num_rows);
 #if defined(FV_HAS_PAIRS)
-    if (!is_ours && FV_ISA_SYMBOL(fv_attend_few_bytes_serves)(&job, num_rows)) {
-        const fv_attend_job next_job = job_of_next(params, next);
-        FV_ISA_SYMBOL(fv_attend_few_bytes)(&job, &next_job, scratch);
-        return;
-    }
+    if (!is_ours && FV_ISA_SYMBOL(fv_attend_few_bytes_serves)(job, num_rows)) return FV_ISA_SYMBOL(fv_attend_few_bytes);
 #endif
 #if FV_BASE_HAS_ONE_STRIP
-    if (!is_ours && FV_BASE_SYMBOL(fv_attend_one_strip_serves)(&job, num_rows)) {
-        const fv_attend_job next_job = job_of_next(params, next);
-        FV_BASE_SYMBOL(fv_attend_one_strip)(&job, &next_job, scratch);
-        return;
-    }
+    if (!is_ours && FV_BASE_SYMBOL(fv_attend_one_strip_serves)(job, num_rows))
+        return FV_BASE_SYMBOL(fv_attend_one_strip);
 #endif
-    if (num_rows > FV_DECODE_ROWS) {
-        if (is_ours)
-            FV_ISA_SYMBOL(fv_attend_many_rows)(&job, scratch);
-        else
-            FV_BASE_SYMBOL(fv_attend_many_rows)(&job, scratch);
-        return;
+    if (num_rows > FV_DECODE_ROWS || FV_BASE_SYMBOL(fv_attend_packed_serves)(job->params)) return NULL;
+    return is_ours ? FV_ISA_SYMBOL(fv_attend_few_rows) : FV_BASE_SYMBOL(fv_attend_few_rows);
+}
+
+/* `next`: the item that the worker will probably take up afterwards, or NULL. Returns 1 where its first keys have been asked for. */
+static int32_t attend_item(const fv_attend_params *params, const fv_work_item *item, const fv_work_item *next,
+                           int32_t is_asked_for, int32_t worker)
+{
+    void *scratch = (char *)scratch_of(params, worker) + NOTES_BYTES;
+    fv_attend_job job = fv_attend_job_of(params, item);
+    job.is_asked_for = is_asked_for;
+    const int64_t num_rows = num_rows_of(params, item);
+    const int32_t is_ours = num_rows > FV_DECODE_ROWS ? FV_ISA_SYMBOL(fv_attend_many_serves)(&job)
+                                                      : FV_ISA_SYMBOL(fv_attend_few_serves)(&job, num_rows);
+    const few_rows_fn few_rows = few_rows_of(&job, num_rows, is_ours);
+    if (few_rows) {
+        const fv_attend_job next_job = next ? fv_attend_job_of(params, next) : (fv_attend_job){0}; /* without keys */
+        few_rows(&job, &next_job, scratch);
+        return next != NULL;
     }
-    if (FV_BASE_SYMBOL(fv_attend_packed_serves)(params)) {
+    if (num_rows <= FV_DECODE_ROWS)
         FV_BASE_SYMBOL(fv_attend_packed_rows)(&job, scratch);
-        return;
-    }
-    const fv_attend_job next_job = job_of_next(params, next);
-    if (is_ours)
-        FV_ISA_SYMBOL(fv_attend_few_rows)(&job, &next_job, scratch);
+    else if (is_ours)
+        FV_ISA_SYMBOL(fv_attend_many_rows)(&job, scratch);
     else
-        FV_BASE_SYMBOL(fv_attend_few_rows)(&job, &next_job, scratch);
+        FV_BASE_SYMBOL(fv_attend_many_rows)(&job, scratch);
+    return 0;
 }
 
-typedef struct item_list {
+/* Items or cells in order, each about as long: a worker's next one is as many further as there are workers. */
+typedef struct task_order {
     const fv_attend_params *params;
+    const fv_attend_grid *grid; /* NULL: the list */
+    int64_t num_tasks;
     int32_t num_workers;
-} item_list;
+} task_order;
 
-/* Workers take items in order, each about as long: a worker's next one is as many further as there are workers. */
-static void list_task(void *user, int64_t index, int32_t worker)
+/* NULL: there is none, or a cell without work; `cell` is its memory. */
+static const fv_work_item *item_of(const task_order *order, int64_t index, fv_work_item *cell)
 {
-    const item_list *list = user;
-    const fv_attend_params *params = list->params;
-    const int64_t next = index + list->num_workers;
-    attend_item(params, &params->items[index], next < params->num_items ? &params->items[next] : NULL, worker);
+    if (index >= order->num_tasks) return NULL;
+    if (!order->grid) return &order->params->items[index];
+    return fv_attend_grid_item(cell, order->grid, index) ? cell : NULL;
 }
 
-static void grid_task(void *user, int64_t index, int32_t worker)
+static void attend_task(void *user, int64_t index, int32_t worker)
 {
-    const fv_attend_grid *grid = user;
-    fv_work_item item;
-    if (fv_attend_grid_item(&item, grid, index)) attend_item(grid->params, &item, NULL, worker);
+    const task_order *order = user;
+    worker_notes *notes = scratch_of(order->params, worker);
+    fv_work_item cells[2];
+    const fv_work_item *item = item_of(order, index, &cells[0]);
+    if (!item) return;
+    const int64_t next = index + order->num_workers;
+    const int32_t is_asked_for = notes->asked_for == index;
+    const int32_t has_asked = attend_item(order->params, item, item_of(order, next, &cells[1]), is_asked_for, worker);
+    notes->asked_for = has_asked ? next : -1;
+}
+
+static void attend_all(const fv_launch *launch_at, task_order *order)
+{
+    order->num_workers = fv_max_i32(1, launch_at->executor->num_workers);
+    for (int32_t worker = 0; worker < order->num_workers && worker < order->num_tasks; worker++)
+        *(worker_notes *)scratch_of(order->params, worker) = (worker_notes){.asked_for = -1};
+    fv_executor_run(launch_at->executor, order->num_tasks, attend_task, order);
 }
 
 static fv_status launch(const fv_launch *launch_at, const fv_attend_params *params)
@@ -107,12 +125,11 @@ static fv_status launch(const fv_launch *launch_at, const fv_attend_params *para
     }
     assert(params->scratch);
     if (params->items) {
-        item_list list = {params, fv_max_i32(1, launch_at->executor->num_workers)};
-        fv_executor_run(launch_at->executor, params->num_items, list_task, &list);
+        attend_all(launch_at, &(task_order){.params = params, .num_tasks = params->num_items});
         return FV_OK;
     }
-    fv_attend_grid grid = fv_attend_grid_of(params, launch_at->executor->num_workers);
-    fv_executor_run(launch_at->executor, grid.num_cells, grid_task, &grid);
+    const fv_attend_grid grid = fv_attend_grid_of(params, launch_at->executor->num_workers);
+    attend_all(launch_at, &(task_order){.params = params, .grid = &grid, .num_tasks = grid.num_cells});
     return FV_OK;
 }
 
@@ -139,7 +156,7 @@ static size_t scratch_bytes(const fv_attend_params *params)
     const size_t of_base = FV_BASE_SYMBOL(fv_attend_one_strip_scratch)(params);
     if (of_base > most) most = of_base;
 #endif
-    return (size_t)fv_round_up((int64_t)most, FV_CACHE_LINE);
+    return NOTES_BYTES + (size_t)fv_round_up((int64_t)most, FV_CACHE_LINE);
 }
 
 static const char *why_not(const fv_problem *problem)

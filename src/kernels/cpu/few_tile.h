@@ -320,6 +320,34 @@ static inline void fv_few_tile_prefetch(fv_prefetch_stream *stream, const fv_few
     if (stream->order == FV_PREFETCH_IN_ORDER) fv_prefetch_sparsely(stream);
 }
 
+/* Reads `size` elements of each of the tile's rows and of the item's heads, line by line. */
+static inline void fv_few_tile_read_plane(const fv_few_keys *keys, const fv_few_tile *tile, const fv_kv_plane *plane,
+                                          const char *const *rows, int32_t size)
+{
+    const fv_work_item *item = keys->job->item;
+    const int32_t are_together = plane->head_stride < plane->slot_stride; /* the heads of a token */
+    const int32_t num_runs = are_together ? 1 : item->num_kv_heads, heads = item->num_kv_heads / num_runs;
+    const int64_t bytes = (heads - 1) * plane->head_stride + size * (int64_t)fv_dtype_bytes(tile->source->dtype);
+    for (int32_t run = 0; run < num_runs; run++) {
+        for (int32_t i = tile->first; i < tile->end; i++) {
+            const char *at = rows[i] + (item->first_kv_head + run) * plane->head_stride;
+            for (int64_t byte = 0; byte < bytes; byte += FV_CACHE_LINE) (void)*(const volatile char *)(at + byte);
+        }
+    }
+}
+
+/* Reads a tile that nobody has asked for, in the order in which it lies: head by head, as it is multiplied, each few lines would come
+ * with memory's latency, and prefetches of so many are dropped. Not what is copied first or lies in pieces. */
+static inline void fv_few_tile_read(const fv_few_keys *keys, const fv_few_tile *tile)
+{
+    const fv_attend_params *params = keys->job->params;
+    const fv_key_source *source = tile->source;
+    if (keys->in_pieces || !source->k_in_place || !source->v_in_place || source->shared_size > 0) return;
+    fv_few_tile_read_plane(keys, tile, &source->k, keys->tables->k_rows[tile->turn], params->head_size);
+    if (source->v.data != source->k.data)
+        fv_few_tile_read_plane(keys, tile, &source->v, keys->tables->v_rows[tile->turn], params->v_head_size);
+}
+
 typedef void (*fv_few_tile_fn)(void *user, fv_few_tile *tile, int32_t head);
 
 /* Calls `attend` for all tiles of the item, each with all of its heads. The last one asks for the first tile of `next_job`, the
@@ -331,6 +359,7 @@ FV_ALWAYS_INLINE void fv_few_keys_walk(const fv_few_keys *keys, const fv_attend_
     next_keys.job = next_job;
     fv_few_tile tile = fv_few_tile_from(keys, keys->job->keys.first, 0);
     fv_prefetch_stream ahead;
+    if (!keys->job->is_asked_for) fv_few_tile_read(keys, &tile);
     fv_prefetch_aim_at_nothing(&ahead, keys->tables->k_rows[0]);
     while (tile.first < tile.end) {
         const fv_few_tile next = fv_few_tile_from(keys, tile.first_key + tile.end, !tile.turn);
