@@ -27,7 +27,7 @@ static int64_t num_rows_of(const fv_attend_params *params, const fv_work_item *i
 
 /* What a worker keeps from item to item, at the start of its scratch. */
 typedef struct worker_notes {
-    int64_t asked_for; /* the item of the list whose first keys it has asked for, or -1 */
+    int64_t asked_for; /* the task whose first keys it has asked for, or -1 */
 } worker_notes;
 
 #define NOTES_BYTES FV_CACHE_LINE
