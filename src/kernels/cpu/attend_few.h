@@ -6,7 +6,7 @@
  * each line that is worked on: in tracks, or in order and those before it again (prefetch_stream.h). Without that,
  * waiting and arithmetic add up instead of overlapping.
  *
- * Rows go in groups of R = 1, 2 or 4 that share each converted key (row_group.h), 3 rows in one of 3. Eight dot
+ * Rows go in groups of R = 1, 2 or 4 that share each converted key (row_group.h), 3, 5, 6 and 9 rows in groups of 3. Eight dot
  * products (R rows x 8 / R keys), of 3 rows twelve, are reduced together, which leaves the scores in the order of the
  * softmax.
  *

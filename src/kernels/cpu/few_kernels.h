@@ -16,7 +16,7 @@
 #define FV_FEW_HAS_ORDERS 0
 #endif
 
-/* 1: there is a form of its own for 3 rows (three query heads for each KV head, one token); 0: they are served as 4. */
+/* 1: there is a form of its own for 3 rows (as three query heads for each KV head, one token, are); 0: they are served as 4. */
 #ifndef FV_FEW_HAS_3_ROWS
 #define FV_FEW_HAS_3_ROWS 0
 #endif
@@ -32,10 +32,11 @@
 /* Scores of a key: one for each row; of 3 rows the last is there twice, so that vectors have whole keys. */
 FV_ALWAYS_INLINE int32_t fv_few_scores_of_key(const int32_t num_rows) { return num_rows == 3 ? 4 : num_rows; }
 
-/* R of a KV head's rows. */
+/* R of a KV head's rows: 3 where as many groups of 4 would have more rows than there are, with 3, 5, 6 and 9. */
 static inline int32_t fv_few_rows_in_group(int32_t num_rows)
 {
-    return num_rows == 3 && FV_FEW_HAS_3_ROWS ? 3 : fv_rows_in_group(num_rows);
+    const int32_t takes_3 = FV_FEW_HAS_3_ROWS && num_rows >= 3 && (num_rows + 2) / 3 == (num_rows + 3) / 4;
+    return takes_3 ? 3 : fv_rows_in_group(num_rows);
 }
 
 /* Elements of a row of queries or sums: whole vectors, of any level. */
