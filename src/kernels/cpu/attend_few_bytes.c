@@ -16,10 +16,7 @@ static const fv_few_kernels kernels_of[][5] = FV_FEW_KERNEL_TABLE_FP8;
 int32_t FV_ISA_SYMBOL(fv_attend_few_bytes_serves)(const fv_attend_job *job, int64_t num_rows)
 {
     const fv_attend_params *params = job->params;
-    const fv_key_source *cache = &job->cache;
-    if (num_rows > MOST_ROWS || params->dense.k || !fv_few_is_fp8(cache->stored) || !cache->k_in_place ||
-        !cache->v_in_place)
-        return 0;
+    if (num_rows > MOST_ROWS || !fv_few_are_bytes(job) || !fv_few_is_fp8(job->cache.stored)) return 0;
     return params->head_size % FV_CACHE_LINE == 0 && params->v_head_size % FV_CACHE_LINE == 0;
 }
 

@@ -214,23 +214,19 @@ typedef struct fv_few_kernels {
     FV_FEW_DEFINE_3_ROWS(NAME, DTYPE)     \
     FV_FEW_DEFINE_KERNELS(NAME, DTYPE, 4)
 
-/* Once in a file: defines the functions of FV_FEW_KERNEL_TABLE_PAIRS, what bf16 has exactly. */
-#define FV_FEW_DEFINE_PAIRS                     \
-    FV_FEW_DEFINE_SOFTMAX(1)                    \
-    FV_FEW_DEFINE_SOFTMAX(2)                    \
-    FV_FEW_DEFINE_SOFTMAX(4)                    \
-    FV_FEW_DEFINE_DTYPE(bf16, FV_DTYPE_BF16)    \
-    FV_FEW_DEFINE_DTYPE(e4m3, FV_DTYPE_F8_E4M3) \
-    FV_FEW_DEFINE_DTYPE(e5m2, FV_DTYPE_F8_E5M2) \
-    FV_FEW_DEFINE_DTYPE(i8, FV_DTYPE_I8)
-
-/* The same of FV_FEW_KERNEL_TABLE_FP8. */
+/* Once in a file: defines the functions of FV_FEW_KERNEL_TABLE_FP8. */
 #define FV_FEW_DEFINE_FP8                       \
     FV_FEW_DEFINE_SOFTMAX(1)                    \
     FV_FEW_DEFINE_SOFTMAX(2)                    \
     FV_FEW_DEFINE_SOFTMAX(4)                    \
     FV_FEW_DEFINE_DTYPE(e4m3, FV_DTYPE_F8_E4M3) \
     FV_FEW_DEFINE_DTYPE(e5m2, FV_DTYPE_F8_E5M2)
+
+/* The same of FV_FEW_KERNEL_TABLE_PAIRS, what bf16 has exactly. */
+#define FV_FEW_DEFINE_PAIRS                  \
+    FV_FEW_DEFINE_FP8                        \
+    FV_FEW_DEFINE_DTYPE(bf16, FV_DTYPE_BF16) \
+    FV_FEW_DEFINE_DTYPE(i8, FV_DTYPE_I8)
 
 /* And of FV_FEW_KERNEL_TABLE. */
 #define FV_FEW_DEFINE_ALL                  \
@@ -250,12 +246,13 @@ typedef struct fv_few_kernels {
     }
 
 /* [dtype][R] */
-#define FV_FEW_KERNELS_OF_PAIRS                                                                          \
-    [FV_DTYPE_BF16] = FV_FEW_KERNELS_OF_DTYPE(bf16), [FV_DTYPE_F8_E4M3] = FV_FEW_KERNELS_OF_DTYPE(e4m3), \
-    [FV_DTYPE_F8_E5M2] = FV_FEW_KERNELS_OF_DTYPE(e5m2), [FV_DTYPE_I8] = FV_FEW_KERNELS_OF_DTYPE(i8)
-#define FV_FEW_KERNEL_TABLE_FP8                                                                                 \
-    {                                                                                                           \
-        [FV_DTYPE_F8_E4M3] = FV_FEW_KERNELS_OF_DTYPE(e4m3), [FV_DTYPE_F8_E5M2] = FV_FEW_KERNELS_OF_DTYPE(e5m2), \
+#define FV_FEW_KERNELS_OF_FP8 \
+    [FV_DTYPE_F8_E4M3] = FV_FEW_KERNELS_OF_DTYPE(e4m3), [FV_DTYPE_F8_E5M2] = FV_FEW_KERNELS_OF_DTYPE(e5m2)
+#define FV_FEW_KERNELS_OF_PAIRS \
+    FV_FEW_KERNELS_OF_FP8, [FV_DTYPE_BF16] = FV_FEW_KERNELS_OF_DTYPE(bf16), [FV_DTYPE_I8] = FV_FEW_KERNELS_OF_DTYPE(i8)
+#define FV_FEW_KERNEL_TABLE_FP8 \
+    {                           \
+        FV_FEW_KERNELS_OF_FP8,  \
     }
 #define FV_FEW_KERNEL_TABLE_PAIRS \
     {                             \

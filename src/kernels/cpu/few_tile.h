@@ -54,13 +54,18 @@ static inline int32_t fv_few_reads_bf16(const fv_attend_job *job)
     return !params->dense.k || fv_few_is_bf16_in_place(&job->dense);
 }
 
-/* The same of bytes, all of them in the cache. Values with scales of their own are not: those would be in the weights, and
- * rounded with them, also where a row sees one key, whose weight of 1 has no error. */
-static inline int32_t fv_few_reads_bytes(const fv_attend_job *job)
+/* The same of bytes, all of them in the cache. */
+static inline int32_t fv_few_are_bytes(const fv_attend_job *job)
 {
     const fv_key_source *cache = &job->cache;
-    if (job->params->dense.k || job->has_v_scales) return 0;
-    return fv_dtype_bytes(cache->stored) == 1 && cache->k_in_place && cache->v_in_place;
+    return !job->params->dense.k && fv_dtype_bytes(cache->stored) == 1 && cache->k_in_place && cache->v_in_place;
+}
+
+/* For products that round weights. Values with scales of their own are not: those would be in the weights, and rounded with them,
+ * also where a row sees one key, whose weight of 1 has no error. */
+static inline int32_t fv_few_reads_bytes(const fv_attend_job *job)
+{
+    return fv_few_are_bytes(job) && !job->has_v_scales;
 }
 
 #define FV_FEW_PIECE_BYTES 16
