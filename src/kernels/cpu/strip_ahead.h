@@ -25,16 +25,27 @@ static __attribute__((noinline)) void fv_strip_ahead_ask_in_tracks(fv_prefetch_s
         __builtin_prefetch(fv_prefetch_take_turn(stream, &stream->turn), 0, 2);
 }
 
-/* Asks for the lines of some steps. */
-FV_ALWAYS_INLINE void fv_strip_ahead_ask(fv_strip_ahead *ahead, int32_t num_steps)
+/* Asks for the lines of some steps; is_near, whether the stream's order is FV_PREFETCH_NEAR: those of fv_strip_aim never are. */
+FV_ALWAYS_INLINE void fv_strip_ahead_ask_as(fv_strip_ahead *ahead, int32_t num_steps, const int32_t is_near)
 {
     const int32_t num_lines = num_steps * ahead->num_lines;
     if (num_lines > 0 && ahead->stream->order == FV_PREFETCH_IN_TRACKS) {
         fv_strip_ahead_ask_in_tracks(ahead->stream, num_lines);
         return;
     }
-    for (int32_t i = 0; i < num_lines && ahead->stream->num_tracks > 0; i++)
-        __builtin_prefetch(fv_prefetch_take_next(ahead->stream), 0, 2);
+    for (int32_t i = 0; i < num_lines && ahead->stream->num_tracks > 0; i++) {
+        const char *line = fv_prefetch_take_next(ahead->stream);
+        if (is_near)
+            __builtin_prefetch(line, 0, 3);
+        else
+            __builtin_prefetch(line, 0, 2);
+    }
+}
+
+/* The same, whatever the order. */
+FV_ALWAYS_INLINE void fv_strip_ahead_ask(fv_strip_ahead *ahead, int32_t num_steps)
+{
+    if (ahead->num_lines > 0) fv_strip_ahead_ask_as(ahead, num_steps, ahead->stream->order == FV_PREFETCH_NEAR);
 }
 
 #endif

@@ -152,7 +152,7 @@ FV_ALWAYS_INLINE void fv_strip_scores_as(float *scores, const float *keys, int32
     for (int32_t key = first; key < end; key += num_keys) {
         const float *k = keys + (int64_t)key * stride;
         float *to = scores + (int64_t)key * width;
-        fv_strip_ahead_ask(ahead, num_keys / FV_STRIP_STEP_KEYS);
+        fv_strip_ahead_ask_as(ahead, num_keys / FV_STRIP_STEP_KEYS, 0);
         fv_strip_lanes acc[FV_STRIP_KEYS * FV_STRIP_VECTORS];
         FV_UNROLL
         for (int32_t j = 0; j < num_keys; j++) {
