@@ -1,4 +1,5 @@
-/* A stack of free block ids. */
+/* A stack of the ids that were given back; above all that were ever out the rest counts up, so that a pool touches no more
+ * memory than is used. */
 #include "engine/block_pool.h"
 
 #include <assert.h>
@@ -11,21 +12,20 @@ fv_status fv_block_pool_init(fv_block_pool *pool, int32_t num_blocks)
 {
     memset(pool, 0, sizeof(*pool));
     if (num_blocks < 1) return fv_fail(FV_ERR_INVALID, "num_blocks is %d; accepted: 1 or more", num_blocks);
-    pool->free_blocks = malloc((size_t)num_blocks * sizeof(*pool->free_blocks));
+    pool->returned = malloc((size_t)num_blocks * sizeof(*pool->returned));
     pool->is_used = calloc((size_t)num_blocks + 1, sizeof(*pool->is_used));
-    if (!pool->free_blocks || !pool->is_used) {
+    if (!pool->returned || !pool->is_used) {
         fv_block_pool_deinit(pool);
         return fv_fail(FV_ERR_NO_MEMORY, "no memory for a pool of %d blocks", num_blocks);
     }
     pool->num_blocks = num_blocks;
     pool->num_free = num_blocks;
-    for (int32_t i = 0; i < num_blocks; i++) pool->free_blocks[i] = num_blocks - i; /* block 1 comes out first */
     return FV_OK;
 }
 
 void fv_block_pool_deinit(fv_block_pool *pool)
 {
-    free(pool->free_blocks);
+    free(pool->returned);
     free(pool->is_used);
     memset(pool, 0, sizeof(*pool));
 }
@@ -34,9 +34,10 @@ bool fv_block_pool_acquire(int32_t *blocks, fv_block_pool *pool, int32_t count)
 {
     if (count > pool->num_free) return false;
     for (int32_t i = 0; i < count; i++) {
-        blocks[i] = pool->free_blocks[--pool->num_free];
+        blocks[i] = pool->num_returned > 0 ? pool->returned[--pool->num_returned] : ++pool->num_touched;
         pool->is_used[blocks[i]] = true;
     }
+    pool->num_free -= count;
     pool->max_used = fv_max_i32(pool->max_used, pool->num_blocks - pool->num_free);
     return true;
 }
@@ -46,6 +47,7 @@ void fv_block_pool_release(fv_block_pool *pool, const int32_t *blocks, int32_t c
     for (int32_t i = 0; i < count; i++) {
         assert(blocks[i] >= 1 && blocks[i] <= pool->num_blocks && pool->is_used[blocks[i]]);
         pool->is_used[blocks[i]] = false;
-        pool->free_blocks[pool->num_free++] = blocks[i];
+        pool->returned[pool->num_returned++] = blocks[i];
     }
+    pool->num_free += count;
 }

@@ -60,7 +60,8 @@ static fv_status choose_dtypes(fv_session_options *options, const fv_runner *run
     const fv_dtype given = options->attention_dtype;
     const bool is_cpu = runner == &fv_cpu_runner, is_narrow = given == FV_DTYPE_F16 || given == FV_DTYPE_BF16;
     if (given != FV_DTYPE_NONE && given != FV_DTYPE_BF16 && !(is_cpu && (is_narrow || given == FV_DTYPE_F32)))
-        return fv_fail(FV_ERR_INVALID, "attention_dtype is %s; accepted: %s", fv_dtype_name(given),
+        return fv_fail(FV_ERR_INVALID, "attention_dtype is %d (%s); accepted: %s", (int)given,
+                       fv_dtype_bytes(given) > 0 ? fv_dtype_name(given) : "none of fv_dtype",
                        is_cpu ? "float32, float16, bfloat16" : "bfloat16, on a GPU");
     if (given == FV_DTYPE_NONE)
         options->attention_dtype = is_cpu && is_for_tiles(options, engine) ? FV_DTYPE_F16 : runner->activation_dtype;
@@ -303,7 +304,7 @@ static fv_status create_arrays(fv_session *session, const fv_session_options *op
     lay_out_arrays(session);
     const fv_status status = fv_device_alloc_host(&step->memory, session->device, step->memory_bytes);
     if (status != FV_OK) return status;
-    memset(step->memory, 0, step->memory_bytes);
+    memset(step->memory, 0, step->table_offset); /* tables may be gigabytes, of which a step fills what it is to read */
     lay_out_arrays(session);
     step->logit_parts = calloc((size_t)step->max_tokens, sizeof(*step->logit_parts));
     step->parts = calloc((size_t)max_num_seqs, sizeof(*step->parts));

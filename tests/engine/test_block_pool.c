@@ -29,6 +29,24 @@ static void test_hands_out_each_block_once(void **state)
     fv_block_pool_deinit(&pool);
 }
 
+/* In ascending order, so that a pool touches little of its memory, but what came back last first. */
+static void test_hands_out_returned_blocks_first(void **state)
+{
+    (void)state;
+    fv_block_pool pool;
+    assert_int_equal(fv_block_pool_init(&pool, 9), FV_OK);
+    int32_t blocks[4];
+    const int32_t first[] = {1, 2, 3}, then[] = {3, 1, 4, 5};
+    assert_true(fv_block_pool_acquire(blocks, &pool, 3));
+    assert_memory_equal(blocks, first, sizeof(first));
+    fv_block_pool_release(&pool, (const int32_t[]){1, 3}, 2);
+    assert_int_equal(pool.num_free, 8);
+    assert_true(fv_block_pool_acquire(blocks, &pool, 4));
+    assert_memory_equal(blocks, then, sizeof(then));
+    assert_int_equal(pool.num_free, 4);
+    fv_block_pool_deinit(&pool);
+}
+
 static void test_gives_all_or_none(void **state)
 {
     (void)state;
@@ -85,9 +103,8 @@ static void test_refuses_an_empty_pool(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_hands_out_each_block_once),
-        cmocka_unit_test(test_gives_all_or_none),
-        cmocka_unit_test(test_takes_blocks_back_in_any_order),
+        cmocka_unit_test(test_hands_out_each_block_once), cmocka_unit_test(test_hands_out_returned_blocks_first),
+        cmocka_unit_test(test_gives_all_or_none),         cmocka_unit_test(test_takes_blocks_back_in_any_order),
         cmocka_unit_test(test_refuses_an_empty_pool),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

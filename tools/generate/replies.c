@@ -39,7 +39,9 @@ static fv_status read_lines(generate_replies *replies, FILE *file, const char *p
             status = append_prompt(replies, line, bytes);
         }
     }
-    if (status == FV_OK && ferror(file)) status = fv_fail(FV_ERR_IO, "%s: %s", path, strerror(errno));
+    if (status == FV_OK && !feof(file)) /* no memory for a line is no error of the stream */
+        status = fv_fail(errno == ENOMEM ? FV_ERR_NO_MEMORY : FV_ERR_IO, "%s: prompt %d: %s", path, replies->count + 1,
+                         strerror(errno));
     free(line);
     return status;
 }
