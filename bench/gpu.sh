@@ -3,6 +3,7 @@
 # gpu.sh OUTPUT.json [PART...]: the shapes that attention on a GPU is judged by, in a few minutes, with
 # build/fovea (or $FOVEA) on device cuda (or $FOVEA_DEVICE). Tables go to stdout, the rows of all parts but `cliffs`
 # to OUTPUT.json, which `fovea bench --compare` reads. Parts: decode, graphs, fp8, verify, prefill, mla, between, layer, cliffs (all).
+# Each row takes $FOVEA_MIN_TIME seconds at least (0.2).
 set -euo pipefail
 cd "$(dirname "$0")/.."
 output=${1:?usage: gpu.sh OUTPUT.json [PART...]}

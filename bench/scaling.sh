@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # scaling.sh OUTPUT.json [THREADS...]: what more threads give (1, 2, 4, ... all CPUs), with build/fovea (or $FOVEA), a
 # minute or so. The rows of all runs go to OUTPUT.json, the table to stdout and to the same name in .txt, which
-# docs/scaling.gp draws.
+# docs/scaling.gp draws. Each row takes $FOVEA_MIN_TIME seconds at least (0.3).
 #
 #   speedup   time with the first number of threads over this time, in threads: with 1 thread first, 16 on 16 is linear
 #   linear    speedup over threads

@@ -32,7 +32,8 @@ static void print_help(void)
         "  --device NAME    cpu, cuda, cuda:1: where the backend runs (cpu)\n"
         "  --kernels NAME   of the device, CPU: portable, avx2, avx512, avx512_bf16, amx, and amx-emulated, which\n"
         "                   runs on any, slowly; CUDA: portable, hopper (the best)\n"
-        "  --json           print JSON instead\n");
+        "  --json           print JSON instead\n"
+        "  --help           this text\n");
 }
 
 static fv_status read_options(options *opts, int argc, char **argv)

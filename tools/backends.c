@@ -27,7 +27,8 @@ static void print_help(void)
            "over 4096 keys): what the plan of each does with it, kernel calls, chunks and cascade.\n\n" FV_PROBLEM_HELP
                FV_PLAN_HELP "  --batch SPEC           the same as SPEC\n"
            "  --device NAME          cpu, cuda, cuda:1 (cpu)\n"
-           "  --json                 print JSON\n");
+           "  --json                 print JSON\n"
+           "  --help                 this text\n");
 }
 
 static fv_status read_options(options *opts, int argc, char **argv)

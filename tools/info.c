@@ -185,7 +185,8 @@ static void print_help(void)
         "(cpu)\n"
         "  --rows N         query tokens x heads, 1 to 65536 (128)\n"
         "  --measure        time the neighbours instead of pricing them; some seconds\n"
-        "  --json           print JSON\n");
+        "  --json           print JSON\n"
+        "  --help           this text\n");
 }
 
 static fv_status read_options(options *opts, int argc, char **argv)

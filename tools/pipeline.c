@@ -37,7 +37,8 @@ static void print_help(void)
         "                   durations an example: 9:8 8, the products in the ratio of 576 to 512 columns\n"
         "  --blocks N       blocks of the run, 1 to %d (enough for %d full cycles)\n"
         "  --svg FILE       write the chart as SVG too\n"
-        "  --json           print JSON instead: the cycle and every stage of the run\n\n"
+        "  --json           print JSON instead: the cycle and every stage of the run\n"
+        "  --help           this text\n\n"
         "The method: AMLA, arXiv 2509.25224, section 4.1 and appendix B. fovea pipeline 3:2 5:4 is a start.\n",
         MAX_BLOCKS, MORE_BLOCKS);
 }

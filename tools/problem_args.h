@@ -73,36 +73,37 @@ typedef struct fv_problem_args {
     }
 
 /* For the text of --help. */
-#define FV_PROBLEM_HELP                                                                                      \
-    "  --heads Q/KV           query and KV heads (32/8)\n"                                                   \
-    "  --head-size D          of Q, K and V (128)\n"                                                         \
-    "  --v-head-size D        of V where it differs\n"                                                       \
-    "  --block-size N         tokens of a cache block (16)\n"                                                \
-    "  --type T               of the layer: decoder, encoder, cross (decoder)\n"                             \
-    "  --dtype T              of Q, K, V and the output: float32, float16, bfloat16 (bfloat16; with\n"       \
-    "                         --mla=weights on the CPU float32, which the engine's products take)\n"         \
-    "  --kv-cache-dtype T     of the cache: as --dtype, or fp8_e4m3, fp8_e5m2, int8\n"                       \
-    "  --kv-scaling S         none, tensor, head, token-head (fp8: tensor, int8: token-head)\n"              \
-    "  --layout L             any, strided, nb_2_bs_h_d, 2_nb_bs_h_d, x_packed, shuffled,\n"                 \
-    "                         packed_nhd, packed_hnd, latent, latent_fp8_ds (any: the backend's)\n"          \
-    "  --window N             sliding window of N keys\n"                                                    \
-    "  --soft-cap X           cap * tanh(score / cap)\n"                                                     \
-    "  --alibi[=FORM]         ALiBi slopes: linear, sqrt (linear)\n"                                         \
-    "  --sinks                attention sinks\n"                                                             \
-    "  --not-causal           batches that are not causal\n"                                                 \
-    "  --tree-mask            new tokens see their ancestors only, as in speculation\n"                      \
-    "  --mla[=FORM]           multi-head latent attention, the shape of DeepSeek-V3: latents (queries and\n" \
-    "                         outputs absorbed by the caller) or weights (multiplied here) (latents)\n"
-#define FV_PLAN_HELP                                                                                 \
-    "  --cascade C            shared prefixes read once: auto, off, always (auto)\n"                 \
-    "  --decode-threshold N   longest query that ROCM_AITER_FA and ROCM_ATTN serve as decode\n"      \
-    "  --max-workspace KIB    less leads to more chunks and fewer segments (the planner's choice)\n" \
-    "  --variant NAME         of the kernel\n"                                                       \
-    "  --path P               auto, 2d, 3d (auto: the planner's choice)\n"                           \
-    "  --segment-keys N       keys of a segment on the 3D path\n"                                    \
-    "  --batch-invariant      a row's bits do not depend on its neighbours\n"                        \
-    "  --static-grid          scheduled from bounds only, as under a captured graph\n"               \
-    "  --static-list          under a captured graph, but by the lengths of each step\n"             \
+#define FV_PROBLEM_HELP                                                                                              \
+    "  --heads Q/KV           query and KV heads (32/8)\n"                                                           \
+    "  --head-size D          of Q, K and V (128)\n"                                                                 \
+    "  --v-head-size D        of V where it differs\n"                                                               \
+    "  --block-size N         tokens of a cache block (16)\n"                                                        \
+    "  --type T               of the layer: decoder, encoder, cross (decoder)\n"                                     \
+    "  --dtype T              of Q, K, V and the output: float32, float16, bfloat16 (bfloat16; with\n"               \
+    "                         --mla=weights on the CPU float32, which the engine's products take)\n"                 \
+    "  --kv-cache-dtype T     of the cache: as --dtype, or fp8_e4m3, fp8_e5m2, int8\n"                               \
+    "  --kv-scaling S         none, tensor, head, token-head (fp8: tensor, int8: token-head)\n"                      \
+    "  --layout L             any, strided, nb_2_bs_h_d, 2_nb_bs_h_d, x_packed, shuffled,\n"                         \
+    "                         packed_nhd, packed_hnd, latent, latent_fp8_ds (any: the backend's)\n"                  \
+    "  --window N             sliding window of N keys\n"                                                            \
+    "  --soft-cap X           cap * tanh(score / cap)\n"                                                             \
+    "  --alibi[=FORM]         ALiBi slopes: linear, sqrt (linear)\n"                                                 \
+    "  --sinks                attention sinks\n"                                                                     \
+    "  --not-causal           batches that are not causal\n"                                                         \
+    "  --tree-mask            new tokens see their ancestors only, as in speculation\n"                              \
+    "  --mla[=FORM]           multi-head latent attention, latents of DeepSeek-V3, which has --heads 128: latents\n" \
+    "                         (queries and outputs absorbed by the caller) or weights (multiplied here) (latents)\n"
+#define FV_PLAN_HELP                                                                                         \
+    "  --cascade C            shared prefixes read once: auto, off, always (auto)\n"                         \
+    "  --decode-threshold N   longest query that is decode where a backend tells it apart: ROCM_AITER_FA,\n" \
+    "                         ROCM_ATTN (up to 16 rows of a KV head), MLA with weights\n"                    \
+    "  --max-workspace KIB    less leads to more chunks and fewer segments (the planner's choice)\n"         \
+    "  --variant NAME         of the kernel\n"                                                               \
+    "  --path P               auto, 2d, 3d (auto: the planner's choice)\n"                                   \
+    "  --segment-keys N       keys of a segment, with --path 3d or --batch-invariant\n"                      \
+    "  --batch-invariant      a row's bits do not depend on its neighbours (not ROCM_AITER_FA)\n"            \
+    "  --static-grid          scheduled from bounds only, as under a captured graph\n"                       \
+    "  --static-list          under a captured graph, but by the lengths of each step\n"                     \
     "  --shared-prefix N      the sequences of each group of SPEC share the blocks of their first N keys\n"
 
 /* Before any option: 32/8 heads of 128, bfloat16, blocks of 16, any layout, the planner's choices. */

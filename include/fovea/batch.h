@@ -31,7 +31,7 @@ typedef struct fv_batch {
     int64_t block_table_stride;  /* in elements */
     int32_t block_table_width;   /* entries of a row that may be read */
     const int64_t *slot_mapping; /* [T]: where the new K/V go; negative = do not write; NULL: nothing is written */
-    const uint8_t *causal;       /* [R]: 1 causal, 0 not; NULL: all causal */
+    const uint8_t *causal;       /* [R]: 1 causal, 0 not; NULL: all of a decoder, none of encoder and cross layers */
     const uint64_t *tree_mask;   /* [T]: bit j of token i: it sees new token j of its sequence, j < 64. NULL just where
                                   * the problem has no tree_mask */
 

@@ -53,7 +53,7 @@ static void print_help(void)
            "stream.\n\n" FV_PROBLEM_HELP FV_PLAN_HELP "  --device NAME          cpu, cuda, cuda:1 (cpu)\n"
            "  --backend NAME|all     (the one that auto takes)\n"
            "  --kernels NAME|all     best, reference, portable, avx2, ... (best, and reference once)\n"
-           "  --threads N            (all CPUs)\n"
+           "  --threads N            (the CPUs that this process may use)\n"
            "  --min-time S           seconds for each row, at least (0.5)\n"
            "  --repeat N             runs for each row, at least (5)\n"
            "  --warm                 one copy of the cache, which may stay in the processor's caches\n"
@@ -61,7 +61,8 @@ static void print_help(void)
            "  --cliffs               batches in this order are neighbours: where time / ceiling changes most\n"
            "  --json --csv           print that instead of a table\n"
            "  --output FILE          write the JSON there, beside the table\n"
-           "  --compare FILE         ratio to the rows of an earlier --json\n");
+           "  --compare FILE         ratio to the rows of an earlier --json\n"
+           "  --help                 this text\n");
 }
 
 enum {

@@ -54,10 +54,11 @@ static void print_help(void)
            "  --rotated         keys are rotated when they are written, as in models\n"
            "  --device NAME     cpu, cuda, cuda:1 (cpu)\n"
            "  --backend NAME    (the one that auto takes)\n"
-           "  --threads N       (all CPUs)\n"
+           "  --threads N       (the CPUs that this process may use)\n"
            "  --repeat N        runs for each length, the median counts (3)\n"
            "  --check           on a GPU: compare the output with the CPU's instead; for small sizes\n"
-           "  --json            print that instead of tables\n");
+           "  --json            print that instead of tables\n"
+           "  --help            this text\n");
 }
 
 enum { BATCH = 1000, DIM, HEADS, LENGTH, DTYPE, ROTATED, DEVICE, BACKEND, THREADS, REPEAT, CHECK, JSON, HELP };

@@ -24,7 +24,8 @@ void check_options_print_help(void)
         "\n"
         "  --backends LIST   backends to check, by name with commas between; default: all\n"
         "  --device NAME     where the kernels run: cpu (default), cuda, cuda:1\n"
-        "  --kernels NAME    only this table of kernels (reference, portable, avx2, ..., amx-emulated)\n"
+        "  --kernels NAME    only this table of kernels (reference, portable, avx2, ...,\n"
+        "                    avx512_bf16-emulated, amx-emulated)\n"
         "  --isa NAME        strongest instruction set: portable, avx2, avx512, avx512_bf16, amx; default all: what\n"
         "                    the CPU has, and the last two emulated where it does not have them\n"
         "  --random N        random cases; default %d, with --quick %d\n"
@@ -34,7 +35,7 @@ void check_options_print_help(void)
         "                    rms_norm, copy_rows, mla_query, mla_weights\n"
         "  --quick           a sample of the grids that takes seconds\n"
         "  --list            name the cases, run none\n"
-        "  --threads N       default: all CPUs\n"
+        "  --threads N       default: the CPUs that this process may use\n"
         "  --json            the result as JSON; with --list the list, an array of name and text\n"
         "  --help            this text\n",
         DEFAULT_RANDOM, QUICK_RANDOM);

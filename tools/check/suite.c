@@ -297,15 +297,23 @@ static fv_status open_lanes(check_suite *suite)
     return status;
 }
 
+static void append_name(char *names, size_t names_bytes, const char *name)
+{
+    const size_t length = strlen(names);
+    snprintf(names + length, names_bytes - length, "%s%s", length ? ", " : "", name);
+}
+
 static fv_status check_kernels_name(const check_suite *suite)
 {
     char names[256] = "";
     for (int32_t i = 0; i < num_tables_of(suite, &suite->threaded); i++) {
         const fv_kernel_table *table = table_at(suite, &suite->threaded, i);
         if (table_wanted(suite, table)) return FV_OK;
-        strncat(names, i ? ", " : "", sizeof(names) - strlen(names) - 1);
-        strncat(names, table->name, sizeof(names) - strlen(names) - 1);
+        append_name(names, sizeof(names), table->name);
     }
+    const fv_kernel_table *by_name[] = {&fv_cpu_emulated_bf16, &fv_cpu_emulated_amx};
+    for (int32_t i = 0; i < FV_ARRAY_LEN(by_name) && strcmp(suite->options->device, "cpu") == 0; i++)
+        if (!is_emulated(suite, by_name[i]->name)) append_name(names, sizeof(names), by_name[i]->name);
     return fv_fail(FV_ERR_INVALID, "--kernels is '%s'; accepted: %s", suite->options->kernels, names);
 }
 

@@ -89,7 +89,7 @@ void generate_print_help(void)
         "Writes text with a model, on standard output. What ran and how fast goes to standard error.\n"
         "\n"
         "  -m, --model FILE            model in GGUF; default $FOVEA_MODEL, else the one that `make run` gets:\n"
-        "                              ~/.cache/fovea/" DEFAULT_MODEL "\n"
+        "                              fovea/" DEFAULT_MODEL " in $XDG_CACHE_HOME or ~/.cache\n"
         "  -f, --file FILE             prompts, one in each line, served together; - is standard input\n"
         "      --raw                   continue the prompt as it is, without the model's chat template\n"
         "      --system TEXT           system message of the chat\n"
