@@ -63,7 +63,7 @@ typedef struct fv_split_rule {
     int32_t num_segments;    /* of a Q block that is cut; 0: as its cost says */
     int32_t cascade;         /* 1: passes may have prefix groups */
     int32_t spare_pieces; /* that Q blocks may be cut into beside one for each, all together; 0: as many as they like */
-    int32_t max_slots;    /* partial results of a token that lanes leave in a pass, at most; 0: any number */
+    int32_t max_slots;    /* partial results of a token that a pass leaves, at most; 0: any number */
     int32_t num_passes;   /* over disjoint tokens that a step makes, at most; 0: two */
 } fv_split_rule;
 

@@ -91,8 +91,8 @@ fv_status fv_problem_normalize(fv_problem *out, const fv_problem *problem)
     if (status != FV_OK) return status;
 
     if (!is_compute_dtype(normal.q_dtype)) {
-        return fv_fail(FV_ERR_INVALID, "q_dtype is %s; accepted: float32, float16, bfloat16",
-                       fv_dtype_name(normal.q_dtype));
+        return fv_fail(FV_ERR_INVALID, "q_dtype is %s (%d); accepted: float32, float16, bfloat16",
+                       fv_dtype_name(normal.q_dtype), (int)normal.q_dtype);
     }
     if (normal.kv_dtype == FV_DTYPE_NONE) normal.kv_dtype = normal.q_dtype;
     if (normal.out_dtype == FV_DTYPE_NONE) normal.out_dtype = normal.q_dtype;
@@ -104,8 +104,8 @@ fv_status fv_problem_normalize(fv_problem *out, const fv_problem *problem)
                                        "of heads (2), or of tokens and heads (3)");
     }
     if (!is_compute_dtype(normal.out_dtype)) {
-        return fv_fail(FV_ERR_INVALID, "out_dtype is %s; accepted: float32, float16, bfloat16",
-                       fv_dtype_name(normal.out_dtype));
+        return fv_fail(FV_ERR_INVALID, "out_dtype is %s (%d); accepted: float32, float16, bfloat16",
+                       fv_dtype_name(normal.out_dtype), (int)normal.out_dtype);
     }
     if (!(normal.soft_cap >= 0) || isinf(normal.soft_cap)) {
         return fv_fail(FV_ERR_INVALID, "soft_cap is %g; accepted: 0 (none) or a positive number",

@@ -57,7 +57,17 @@ static int32_t min_segment_keys(const fv_split_rule *rule)
     return rule->num_lanes ? FV_MIN_LANE_SEGMENT_KEYS : FV_MIN_SEGMENT_KEYS;
 }
 
-static block_cut choose_cut(const fv_split_rule *rule, const fv_query_block *block, int64_t share)
+/* Pieces that there is room for, with their partial results. */
+static int64_t most_segments(const fv_work_list *list, int32_t num_tokens)
+{
+    const int64_t slots = (list->slot_capacity - list->num_slots) / fv_max_i32(1, num_tokens);
+    return fv_max_i64(1, fv_min_i64(slots, (int64_t)list->spare_pieces + 1));
+}
+
+/* Where there is no room for all runs of keys, workers have fewer, and KV heads parted for them; lanes, and whoever fixes the
+ * number of pieces, have none (append_block). */
+static block_cut choose_cut(const fv_work_list *list, const fv_split_rule *rule, const fv_query_block *block,
+                            int64_t share, int64_t key_share)
 {
     const int32_t num_kv_heads = rule->problem->mha.num_kv_heads;
     const int32_t several_heads = fv_takes_several_heads(rule, block->num_tokens);
@@ -66,7 +76,8 @@ static block_cut choose_cut(const fv_split_rule *rule, const fv_query_block *blo
     const int64_t pieces = fv_max_i64(1, fv_ceil_div(cost, share));
     int32_t head_run = whole_head_run(rule, block->num_tokens);
 
-    int64_t segments = fv_min_i64(pieces, fv_max_i32(1, span / min_segment_keys(rule)));
+    int64_t segments = fv_min_i64(fv_max_i64(1, fv_ceil_div(cost, key_share)),
+                                  fv_max_i32(1, span / min_segment_keys(rule)));
     int64_t segment_keys = 0; /* 0: equal shares of the span */
     if (rule->path == FV_PATH_2D || (rule->batch_invariant && !block->is_short)) {
         segments = 1;
@@ -77,6 +88,11 @@ static block_cut choose_cut(const fv_split_rule *rule, const fv_query_block *blo
         segments = fv_max_i64(2, fv_min_i64(FORCED_SEGMENTS, fv_ceil_div(span, rule->tile_keys)));
     } else if (rule->num_segments && segments > 1) {
         segments = fv_min_i64(rule->num_segments, span / min_segment_keys(rule));
+    }
+    const int64_t most = most_segments(list, block->num_tokens);
+    if (segments > most && !rule->num_lanes && !rule->batch_invariant && !rule->spare_pieces) {
+        segments = most;
+        segment_keys = 0;
     }
     if (several_heads && segments > 0 && segments < pieces) {
         head_run = (int32_t)fv_max_i64(1, num_kv_heads / fv_ceil_div(pieces, segments));
@@ -145,11 +161,8 @@ static void append_reduces(fv_work_list *list, const fv_split_rule *rule, int32_
 static fv_status append_block(fv_work_list *list, const fv_split_rule *rule, const fv_step *step,
                               const fv_query_block *block, block_cut cut)
 {
-    const int64_t num_slots = (int64_t)cut.num_segments * block->num_tokens;
-    const int32_t has_slots = list->num_slots + num_slots <= list->slot_capacity;
-    if (cut.num_segments > 1 && (!has_slots || cut.num_segments - 1 > list->spare_pieces)) {
+    if (cut.num_segments > most_segments(list, block->num_tokens))
         cut = (block_cut){1, fv_max_i32(1, block->end_key - block->first_key), cut.head_run};
-    }
     const int32_t num_reduces = cut.num_segments == 1 ? 0 : count_reduces(rule, block->num_tokens);
     if (list->num_items + items_of(rule, cut) > list->item_capacity ||
         list->num_reduces + num_reduces > list->reduce_capacity) {
@@ -163,7 +176,7 @@ static fv_status append_block(fv_work_list *list, const fv_split_rule *rule, con
 }
 
 static fv_status append_run(fv_work_list *list, const fv_split_rule *rule, const fv_step *step, const fv_query_run *run,
-                            int64_t share)
+                            int64_t share, int64_t key_share)
 {
     if (run->num_tokens <= 0) return FV_OK;
     const int32_t is_short = fv_query_is_short(rule->problem, fv_step_query_len(step, run->seq));
@@ -171,7 +184,7 @@ static fv_status append_run(fv_work_list *list, const fv_split_rule *rule, const
     /* Last Q block first: it sees the most keys, and the longest item should not start last. */
     for (int32_t block = (int32_t)fv_ceil_div(run->num_tokens, block_q) - 1; block >= 0; block--) {
         const fv_query_block at = fv_query_block_at(rule, step, run, run->first_token + block * block_q);
-        const fv_status status = append_block(list, rule, step, &at, choose_cut(rule, &at, share));
+        const fv_status status = append_block(list, rule, step, &at, choose_cut(list, rule, &at, share, key_share));
         if (status != FV_OK) return status;
     }
     return FV_OK;
@@ -391,8 +404,8 @@ fv_status fv_work_list_append(fv_work_list *list, const fv_split_rule *of_plan, 
     const int32_t first_item = list->num_items;
     list->num_slots = list->num_split = list->num_meeting = 0;
     list->spare_pieces = rule->spare_pieces > 0 ? rule->spare_pieces : INT32_MAX;
-    const int64_t no_share = INT64_MAX / 2; /* whole */
-    int64_t share = no_share, rest = 0;
+    const int64_t no_share = INT64_MAX / 2;            /* whole */
+    int64_t share = no_share, key_share = 0, rest = 0; /* key_share 0: the share */
     int64_t cost = 0;
     fv_lane_cut cut = {0};
     if (rule->num_lanes) {
@@ -406,6 +419,7 @@ fv_status fv_work_list_append(fv_work_list *list, const fv_split_rule *of_plan, 
         const fv_worker_cut of_workers = fv_worker_cut_choose(rule, step, pass, total_cost(rule, step, pass));
         of_pass.block_q = of_workers.block_q;
         share = of_workers.share;
+        key_share = of_workers.key_share;
     }
     const fv_prefix_group *group = pass->groups, *end = pass->groups + pass->num_groups;
     for (int32_t i = 0; i < pass->num_runs;) {
@@ -419,7 +433,8 @@ fv_status fv_work_list_append(fv_work_list *list, const fv_split_rule *of_plan, 
             const fv_query_run *run = &pass->runs[i];
             if (cut.tapers && !fv_query_run_repeats(step, pass, i)) cost = fv_query_run_cost(rule, step, run);
             if (cut.tapers) share = fv_lane_taper_share(rule, &cut, rest, cost / fv_lane_parts(rule));
-            const fv_status status = append_run(list, rule, step, run, i < cut.whole_runs ? no_share : share);
+            const int64_t of_run = i < cut.whole_runs ? no_share : share;
+            const fv_status status = append_run(list, rule, step, run, of_run, key_share ? key_share : of_run);
             rest -= cost;
             if (status != FV_OK) return status;
         }

@@ -20,13 +20,16 @@
 #define FEW_MERGE_COST 16
 #define MANY_MERGE_COST 96
 
+__extension__ typedef __int128 wide;
+
 /* A Q block: `count` items alike where it is not cut. */
 typedef struct worker_block {
     int64_t cost;  /* of an item */
     int64_t merge; /* what a segment costs besides */
     int32_t count;
     int32_t num_heads; /* KV heads of an item */
-    int32_t span;      /* keys */
+    int32_t num_tokens;
+    int32_t span; /* keys */
     int32_t most_segments;
     int32_t is_dealt;   /* 1: its items deal out their keys */
     int32_t is_strided; /* 1: its items do where they have a part of the KV heads */
@@ -58,6 +61,7 @@ static worker_block weigh_block(const fv_split_rule *rule, const fv_query_block 
         .merge = (int64_t)(is_few ? FEW_MERGE_COST : MANY_MERGE_COST) * rows * (num_kv_heads / count),
         .count = count,
         .num_heads = num_kv_heads / count,
+        .num_tokens = block->num_tokens,
         .span = span,
         .most_segments = rule->path == FV_PATH_2D ? 1 : fv_max_i32(1, span / FV_MIN_SEGMENT_KEYS),
         .is_dealt = is_few && rule->deals_keys,
@@ -95,18 +99,44 @@ static void take_item(int64_t *busy, int32_t num_workers, int64_t cost)
     busy[at] = until;
 }
 
-/* The items of a block, cut for `share` as the work list does. */
-static void take_block(worker_load *load, const fv_split_rule *rule, const worker_block *block, int64_t share)
+static int64_t segments_of(const worker_block *block, int64_t key_share)
+{
+    return fv_min_i64(fv_max_i64(1, fv_ceil_div(block->cost, key_share)), block->most_segments);
+}
+
+static int64_t segment_keys_of(const fv_split_rule *rule, const worker_block *block, int64_t key_share)
+{
+    return fv_round_up(fv_ceil_div(block->span, segments_of(block, key_share)), rule->tile_keys);
+}
+
+/* The least share of keys, `share` or more, of whose pieces the slots have room for the partial results; `share` where no
+ * block would be cut then: the first ones are, as long as there is room. */
+static int64_t key_share_of(const fv_split_rule *rule, const worker_block *blocks, int32_t num_blocks, int64_t share)
+{
+    for (int64_t key_share = share;; key_share += key_share / 4 + 1) {
+        int64_t num_slots = 0;
+        for (int32_t i = 0; i < num_blocks; i++) {
+            const int64_t segments = fv_ceil_div(blocks[i].span, segment_keys_of(rule, &blocks[i], key_share));
+            if (segments > 1) num_slots += segments * blocks[i].num_tokens;
+        }
+        if (num_slots == 0) return share;
+        if (rule->max_slots == 0 || num_slots <= rule->max_slots) return key_share;
+    }
+}
+
+/* The items of a block, cut for the shares as the work list does. */
+static void take_block(worker_load *load, const fv_split_rule *rule, const worker_block *block, int64_t share,
+                       int64_t key_share)
 {
     const int64_t pieces = fv_max_i64(1, fv_ceil_div(block->cost, share));
-    const int64_t most_segments = fv_min_i64(pieces, block->most_segments);
-    const int64_t keys = fv_round_up(fv_ceil_div(block->span, most_segments), rule->tile_keys);
-    const int64_t head_run = fv_max_i64(1, block->num_heads / fv_ceil_div(pieces, most_segments));
+    const int64_t keys = segment_keys_of(rule, block, key_share);
+    const int64_t head_run = fv_max_i64(1, block->num_heads / fv_ceil_div(pieces, segments_of(block, key_share)));
     const int64_t head_runs = fv_ceil_div(block->num_heads, head_run), num_items = head_runs * block->count;
     const int64_t merge = keys < block->span ? block->merge : 0;
     load->all_dealt &= block->is_dealt;
     for (int64_t key = 0; key < block->span; key += keys) {
-        const int64_t whole = block->cost * fv_min_i64(keys, block->span - key) / block->span;
+        const wide product = (wide)block->cost * fv_min_i64(keys, block->span - key);
+        const int64_t whole = (int64_t)(product / block->span);
         const int64_t cost = whole + (block->is_strided && head_runs > 1 ? whole / STRIDED_PARTS : 0);
         const int64_t item = (cost + merge) / head_runs;
         for (int64_t n = 0; n < num_items; n++) take_item(load->busy, rule->num_workers, item);
@@ -116,11 +146,12 @@ static void take_block(worker_load *load, const fv_split_rule *rule, const worke
 }
 
 /* When the last worker ends. */
-static int64_t time_of_share(const fv_split_rule *rule, const worker_block *blocks, int32_t num_blocks, int64_t share)
+static int64_t time_of_share(const fv_split_rule *rule, const worker_block *blocks, int32_t num_blocks, int64_t share,
+                             int64_t key_share)
 {
     worker_load load = {.all_dealt = 1};
     int64_t last = 0;
-    for (int32_t i = 0; i < num_blocks; i++) take_block(&load, rule, &blocks[i], share);
+    for (int32_t i = 0; i < num_blocks; i++) take_block(&load, rule, &blocks[i], share, key_share);
     for (int32_t i = 0; i < rule->num_workers; i++) last = fv_max_i64(last, load.busy[i]);
     const int32_t is_dealt = load.all_dealt && load.num_items <= rule->num_workers &&
                              (num_blocks == 1 || load.num_items >= LEAST_SIBLINGS * num_blocks);
@@ -138,26 +169,29 @@ static int64_t share_of(const fv_split_rule *rule, int64_t total, int32_t shares
     return fv_max_i64(1, fv_ceil_div(total, (int64_t)rule->num_workers * shares));
 }
 
-/* The share with which the Q blocks take the least time. */
-static int64_t best_share(int64_t *least_time, const fv_split_rule *rule, const worker_block *blocks,
-                          int32_t num_blocks, int64_t total)
+/* The shares with which the Q blocks take the least time. */
+static fv_worker_cut best_shares(int64_t *least_time, const fv_split_rule *rule, const worker_block *blocks,
+                                 int32_t num_blocks, int64_t total)
 {
     static const int32_t shares[] = {1, 2, 3, 4, 6, FV_SHARES_PER_WORKER};
-    int64_t best = 0;
+    fv_worker_cut best = {.block_q = rule->block_q};
     *least_time = INT64_MAX;
     for (int32_t i = rule->path == FV_PATH_2D ? FV_ARRAY_LEN(shares) - 1 : 0; i < FV_ARRAY_LEN(shares); i++) {
         const int64_t share = share_of(rule, total, shares[i]);
-        const int64_t time = time_of_share(rule, blocks, num_blocks, share);
+        const int64_t key_share = key_share_of(rule, blocks, num_blocks, share);
+        const int64_t time = time_of_share(rule, blocks, num_blocks, share, key_share);
         if (time >= *least_time) continue;
         *least_time = time;
-        best = share;
+        best.share = share;
+        best.key_share = key_share;
     }
     return best;
 }
 
 fv_worker_cut fv_worker_cut_choose(const fv_split_rule *rule, const fv_step *step, const fv_pass *pass, int64_t total)
 {
-    fv_worker_cut best = {rule->block_q, share_of(rule, total, FV_SHARES_PER_WORKER)};
+    const int64_t least_share = share_of(rule, total, FV_SHARES_PER_WORKER);
+    fv_worker_cut best = {rule->block_q, least_share, least_share};
     if (is_fixed(rule) || pass->num_groups > 0 || rule->num_workers > MAX_WORKERS) return best;
     worker_block blocks[MAX_BLOCKS];
     fv_split_rule halved = *rule;
@@ -173,12 +207,12 @@ fv_worker_cut fv_worker_cut_choose(const fv_split_rule *rule, const fv_step *ste
             all += blocks[i].cost * blocks[i].count;
         }
         if (halvings == 0 && largest <= best.share) break; /* nothing is cut */
-        const int64_t share = best_share(&time, &halved, blocks, num_blocks, total);
+        const fv_worker_cut cut = best_shares(&time, &halved, blocks, num_blocks, total);
         /* Of its own cost, in which each row of a block counts the keys of the last: no time for whoever sees fewer. */
         const double relative = (double)time / (double)all * (1 + (double)halvings / HALVING_PARTS);
         if (relative >= least) continue;
         least = relative;
-        best = (fv_worker_cut){halved.block_q, share};
+        best = cut;
     }
     return best;
 }

@@ -38,15 +38,17 @@ static fixture *make(int32_t heads, int32_t kv_heads, int32_t workers)
     return f;
 }
 
-static void allocate(fixture *f)
+static void allocate_within(fixture *f, size_t slots_limit)
 {
     const size_t row_floats = f->problem.kind == FV_ATTENTION_MLA ? 514 : 130;
     const size_t slot_bytes = (size_t)f->problem.mha.num_heads * row_floats * sizeof(float);
-    fv_split_rule_fix(&f->rule, &f->bounds, slot_bytes, SLOTS_LIMIT);
-    fv_work_list_room(&f->list, &f->rule, &f->bounds, slot_bytes, SLOTS_LIMIT);
+    fv_split_rule_fix(&f->rule, &f->bounds, slot_bytes, slots_limit);
+    fv_work_list_room(&f->list, &f->rule, &f->bounds, slot_bytes, slots_limit);
     f->list.items = calloc((size_t)f->list.item_capacity, sizeof(fv_work_item));
     f->list.reduces = calloc((size_t)f->list.reduce_capacity, sizeof(fv_reduce_item));
 }
+
+static void allocate(fixture *f) { allocate_within(f, SLOTS_LIMIT); }
 
 static void destroy(fixture *f)
 {
@@ -835,6 +837,39 @@ static void test_room_follows_slots(void **state)
     }
 }
 
+/* Where the slots have no room for a piece for each share there are fewer and longer pieces, or runs of heads, and still work
+ * for all workers. */
+static void test_little_room_is_shared(void **state)
+{
+    (void)state;
+    static const batch_part batches[][2] = {
+        {{1, 1, 65536}}, {{1, 4, 65536}}, {{3, 1, 65536}}, {{1, 1, 65536}, {5, 1, 9000}}};
+    static const size_t limits[] = {100 << 10, 500 << 10, 1 << 20, 2 << 20, 8 << 20};
+    for (int32_t num_workers = 2; num_workers <= 64; num_workers *= 2) {
+        for (int32_t i = 0; i < FV_ARRAY_LEN(batches); i++) {
+            for (int32_t limit = 0; limit < FV_ARRAY_LEN(limits); limit++) {
+                fixture *f = make(64, 8, num_workers);
+                f->problem.kv_layout = FV_KV_LAYOUT_2_NB_BS_H_D;
+                f->rule.block_q = 4;
+                allocate_within(f, limits[limit]);
+                for (int32_t part = 0; part < 2; part++) {
+                    const batch_part *of = &batches[i][part];
+                    for (int32_t seq = 0; seq < of->num_seqs; seq++) add(f, of->query_len, of->seq_len);
+                }
+                build(f);
+                check_cover(f);
+                const int64_t places = 8 * (int64_t)fv_max_i32(f->list.slot_capacity / batches[i][0].query_len, 1);
+                const double ratio = longest_over_mean(f),
+                             least = (double)num_workers / (double)fv_min_i64(places, num_workers);
+                if (!(ratio <= 1.4 * least))
+                    fail_msg("batch %d, %d workers, %zu bytes: %g, %d items", i, num_workers, limits[limit], ratio,
+                             f->list.num_items);
+                destroy(f);
+            }
+        }
+    }
+}
+
 /* An item of a device with lanes has all KV heads: room is for as many whatever their number. */
 static void test_room_of_lanes_is_for_all_heads(void **state)
 {
@@ -1001,6 +1036,7 @@ int main(void)
         cmocka_unit_test(test_one_round),
         cmocka_unit_test(test_pieces_taper),
         cmocka_unit_test(test_room_follows_slots),
+        cmocka_unit_test(test_little_room_is_shared),
         cmocka_unit_test(test_room_of_lanes_is_for_all_heads),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
