@@ -373,6 +373,7 @@ static fv_status allocate(fv_plan *plan)
     fv_status status = check_room(plan, &contexts, "work items", num_items, MOST_WORK_ITEMS);
     if (status == FV_OK) status = check_room(plan, &contexts, "indices", contexts.num_indices, MOST_INDICES);
     if (status == FV_OK) status = check_room(plan, &contexts, "kernel calls", num_calls, MOST_CALLS);
+    if (status == FV_OK) status = check_room(plan, &contexts, "runs", plan->bounds.max_num_seqs, MOST_WORK_ITEMS);
     if (status == FV_OK) status = allocate_schedule(plan, num_calls);
     if (status != FV_OK) return status;
     plan->room.item_capacity = (int32_t)num_items;

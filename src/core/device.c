@@ -49,14 +49,21 @@ fv_status fv_device_find(fv_device **device, fv_context *context, const char *na
 const char *fv_device_name(const fv_device *device) { return device->name; }
 const char *fv_device_describe(const fv_device *device) { return device->description; }
 
+static fv_status null_argument(const char *function)
+{
+    return fv_fail(FV_ERR_INVALID, "%s: device, or what it writes to, is NULL", function);
+}
+
 fv_status fv_device_memory(size_t *free_bytes, size_t *total_bytes, fv_device *device)
 {
+    if (!device || !free_bytes || !total_bytes) return null_argument("fv_device_memory");
     if (device->ops->memory_info) return device->ops->memory_info(free_bytes, total_bytes, device);
     return fv_fail(FV_ERR_UNSUPPORTED, "device %s does not say how much memory it has", device->name);
 }
 
 fv_status fv_device_alloc(void **memory, fv_device *device, size_t bytes)
 {
+    if (!device || !memory) return null_argument("fv_device_alloc");
     return device->ops->alloc(memory, device, bytes);
 }
 
@@ -67,6 +74,7 @@ void fv_device_free(fv_device *device, void *memory)
 
 fv_status fv_device_alloc_host(void **memory, fv_device *device, size_t bytes)
 {
+    if (!device || !memory) return null_argument("fv_device_alloc_host");
     return device->ops->alloc_host(memory, device, bytes);
 }
 
@@ -77,20 +85,27 @@ void fv_device_free_host(fv_device *device, void *memory)
 
 fv_status fv_device_copy_in(fv_device *device, void *device_dst, const void *host_src, size_t bytes, fv_stream stream)
 {
+    if (!device) return null_argument("fv_device_copy_in");
     return device->ops->copy_in(device, device_dst, host_src, bytes, stream);
 }
 
 fv_status fv_device_copy_out(fv_device *device, void *host_dst, const void *device_src, size_t bytes, fv_stream stream)
 {
+    if (!device) return null_argument("fv_device_copy_out");
     return device->ops->copy_out(device, host_dst, device_src, bytes, stream);
 }
 
 fv_status fv_device_fill(fv_device *device, void *device_dst, uint8_t value, size_t bytes, fv_stream stream)
 {
+    if (!device) return null_argument("fv_device_fill");
     return device->ops->fill(device, device_dst, value, bytes, stream);
 }
 
-fv_status fv_stream_create(fv_stream *stream, fv_device *device) { return device->ops->stream_create(stream, device); }
+fv_status fv_stream_create(fv_stream *stream, fv_device *device)
+{
+    if (!device || !stream) return null_argument("fv_stream_create");
+    return device->ops->stream_create(stream, device);
+}
 
 void fv_stream_destroy(fv_device *device, fv_stream stream)
 {
@@ -99,10 +114,15 @@ void fv_stream_destroy(fv_device *device, fv_stream stream)
 
 fv_status fv_stream_synchronize(fv_device *device, fv_stream stream)
 {
+    if (!device) return null_argument("fv_stream_synchronize");
     return device->ops->stream_synchronize(device, stream);
 }
 
-fv_status fv_event_create(fv_event *event, fv_device *device) { return device->ops->event_create(event, device); }
+fv_status fv_event_create(fv_event *event, fv_device *device)
+{
+    if (!device || !event) return null_argument("fv_event_create");
+    return device->ops->event_create(event, device);
+}
 
 void fv_event_destroy(fv_device *device, fv_event event)
 {
@@ -111,11 +131,13 @@ void fv_event_destroy(fv_device *device, fv_event event)
 
 fv_status fv_event_record(fv_device *device, fv_event event, fv_stream stream)
 {
+    if (!device) return null_argument("fv_event_record");
     return device->ops->event_record(device, event, stream);
 }
 
 fv_status fv_event_synchronize(fv_device *device, fv_event event)
 {
+    if (!device) return null_argument("fv_event_synchronize");
     return device->ops->event_synchronize(device, event);
 }
 
@@ -126,17 +148,20 @@ static fv_status no_graphs(const fv_device *device)
 
 fv_status fv_graph_begin(fv_device *device, fv_stream stream)
 {
+    if (!device) return null_argument("fv_graph_begin");
     return device->ops->graph_begin ? device->ops->graph_begin(device, stream) : no_graphs(device);
 }
 
 fv_status fv_graph_end(fv_graph *graph, fv_device *device, fv_stream stream)
 {
+    if (!device || !graph) return null_argument("fv_graph_end");
     *graph = NULL;
     return device->ops->graph_end ? device->ops->graph_end(graph, device, stream) : no_graphs(device);
 }
 
 fv_status fv_graph_launch(fv_device *device, fv_graph graph, fv_stream stream)
 {
+    if (!device) return null_argument("fv_graph_launch");
     return device->ops->graph_launch ? device->ops->graph_launch(device, graph, stream) : no_graphs(device);
 }
 

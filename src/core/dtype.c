@@ -54,6 +54,7 @@ const char *fv_dtype_name(fv_dtype dtype)
 
 fv_status fv_dtype_parse(fv_dtype *dtype, const char *name)
 {
+    if (!dtype) return fv_fail(FV_ERR_INVALID, "dtype is NULL");
     for (int32_t i = 0; name && i < FV_ARRAY_LEN(dtype_names); i++) {
         if (strcasecmp(name, dtype_names[i].name) == 0) {
             *dtype = dtype_names[i].dtype;

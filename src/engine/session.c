@@ -60,8 +60,7 @@ static fv_status choose_dtypes(fv_session_options *options, const fv_runner *run
     const fv_dtype given = options->attention_dtype;
     const bool is_cpu = runner == &fv_cpu_runner, is_narrow = given == FV_DTYPE_F16 || given == FV_DTYPE_BF16;
     if (given != FV_DTYPE_NONE && given != FV_DTYPE_BF16 && !(is_cpu && (is_narrow || given == FV_DTYPE_F32)))
-        return fv_fail(FV_ERR_INVALID, "attention_dtype is %d (%s); accepted: %s", (int)given,
-                       fv_dtype_bytes(given) > 0 ? fv_dtype_name(given) : "none of fv_dtype",
+        return fv_fail(FV_ERR_INVALID, "attention_dtype is %s (%d); accepted: %s", fv_dtype_name(given), (int)given,
                        is_cpu ? "float32, float16, bfloat16" : "bfloat16, on a GPU");
     if (given == FV_DTYPE_NONE)
         options->attention_dtype = is_cpu && is_for_tiles(options, engine) ? FV_DTYPE_F16 : runner->activation_dtype;

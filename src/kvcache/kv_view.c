@@ -92,6 +92,7 @@ static int64_t block_bytes(fv_kv_layout layout, fv_dtype dtype, int32_t block_si
 fv_status fv_kv_view_bytes(size_t *bytes, fv_kv_layout layout, fv_dtype dtype, int64_t num_blocks, int32_t block_size,
                            int32_t num_kv_heads, int32_t head_size)
 {
+    if (!bytes) return fv_fail(FV_ERR_INVALID, "bytes is NULL");
     const fv_status status = check_sizes(layout, dtype, num_blocks, block_size, num_kv_heads, head_size);
     if (status != FV_OK) return status;
     const int64_t block = block_bytes(layout, dtype, block_size, num_kv_heads, head_size);
@@ -107,6 +108,7 @@ fv_status fv_kv_view_bytes(size_t *bytes, fv_kv_layout layout, fv_dtype dtype, i
 fv_status fv_kv_view_init(fv_kv_view *view, void *data, fv_kv_layout layout, fv_dtype dtype, int64_t num_blocks,
                           int32_t block_size, int32_t num_kv_heads, int32_t head_size)
 {
+    if (!view) return fv_fail(FV_ERR_INVALID, "view is NULL");
     size_t total;
     const fv_status status = fv_kv_view_bytes(&total, layout, dtype, num_blocks, block_size, num_kv_heads, head_size);
     if (status != FV_OK) return status;

@@ -34,6 +34,7 @@ static int64_t entry_bytes(int32_t head_size) { return 2 * (row_bytes(head_size)
 fv_status fv_kv_view_inline_scales_bytes(size_t *bytes, fv_kv_layout order, fv_dtype dtype, int64_t num_blocks,
                                          int32_t block_size, int32_t num_kv_heads, int32_t head_size)
 {
+    if (!bytes) return fv_fail(FV_ERR_INVALID, "bytes is NULL");
     const fv_status status = check_sizes(order, dtype, num_blocks, block_size, num_kv_heads, head_size);
     if (status != FV_OK) return status;
     int64_t all = entry_bytes(head_size);
@@ -49,6 +50,7 @@ fv_status fv_kv_view_inline_scales_bytes(size_t *bytes, fv_kv_layout order, fv_d
 fv_status fv_kv_view_init_inline_scales(fv_kv_view *view, void *data, fv_kv_layout order, fv_dtype dtype,
                                         int64_t num_blocks, int32_t block_size, int32_t num_kv_heads, int32_t head_size)
 {
+    if (!view) return fv_fail(FV_ERR_INVALID, "view is NULL");
     size_t total;
     const fv_status status = fv_kv_view_inline_scales_bytes(&total, order, dtype, num_blocks, block_size, num_kv_heads,
                                                             head_size);

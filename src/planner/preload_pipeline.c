@@ -146,6 +146,8 @@ static void set_slack(fv_preload_pipeline *p)
 fv_status fv_preload_pipeline_plan(fv_preload_pipeline *pipeline, const int64_t *matrix_times,
                                    const int64_t *vector_times, int32_t num_pairs)
 {
+    if (!pipeline || !matrix_times || !vector_times)
+        return fv_fail(FV_ERR_INVALID, "pipeline, matrix_times or vector_times is NULL");
     if (pipeline->struct_size < sizeof(*pipeline)) {
         return fv_fail(FV_ERR_INVALID, "fv_preload_pipeline.struct_size is %u; accepted: %zu",
                        (unsigned)pipeline->struct_size, sizeof(*pipeline));
@@ -231,9 +233,15 @@ static int64_t loop_start_of(const clock *k)
 fv_status fv_preload_pipeline_run(fv_preload_run *run, fv_preload_op *ops, int32_t max_ops,
                                   const fv_preload_pipeline *pipeline, int32_t num_blocks)
 {
+    if (!run || !ops || !pipeline) return fv_fail(FV_ERR_INVALID, "run, ops or pipeline is NULL");
     if (run->struct_size < sizeof(*run)) {
         return fv_fail(FV_ERR_INVALID, "fv_preload_run.struct_size is %u; accepted: %zu", (unsigned)run->struct_size,
                        sizeof(*run));
+    }
+    if (pipeline->num_pairs < 1 || pipeline->num_pairs > FV_PRELOAD_MAX_PAIRS) {
+        return fv_fail(FV_ERR_INVALID,
+                       "the pipeline has %d pairs of stages; accepted: one that fv_preload_pipeline_plan filled in",
+                       pipeline->num_pairs);
     }
     if (num_blocks < 1 || num_blocks > FV_PRELOAD_MAX_BLOCKS) {
         return fv_fail(FV_ERR_INVALID, "%d blocks; accepted: 1 to %d", num_blocks, FV_PRELOAD_MAX_BLOCKS);

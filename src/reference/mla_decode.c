@@ -22,7 +22,9 @@ static fv_status launch(const fv_launch *launch_at, const fv_attend_params *para
 
 static const char *why_not(const fv_problem *problem)
 {
-    return problem->kind == FV_ATTENTION_MLA ? NULL : "the kernel serves MLA";
+    if (problem->kind != FV_ATTENTION_MLA) return "the kernel serves MLA";
+    const int64_t size = (int64_t)problem->mla.kv_lora_rank + problem->mla.qk_rope_head_dim;
+    return size <= FV_REFERENCE_MAX_HEAD_SIZE ? NULL : "the reference kernels take latents of up to 1024 elements";
 }
 
 static size_t scratch_bytes(const fv_attend_params *params)

@@ -181,7 +181,9 @@ static void test_problems_are_refused(void **state)
     REFUSED(mha.num_heads = 5, FV_ERR_INVALID, "num_heads 5 is not a multiple of num_kv_heads 2");
     REFUSED(mha.num_kv_heads = 0, FV_ERR_INVALID, "num_kv_heads is 0");
     REFUSED(block_size = -1, FV_ERR_INVALID, "block_size is -1");
-    REFUSED(q_dtype = FV_DTYPE_F8_E4M3, FV_ERR_INVALID, "q_dtype is fp8_e4m3");
+    REFUSED(q_dtype = FV_DTYPE_F8_E4M3, FV_ERR_INVALID, "q_dtype is fp8_e4m3 (4)");
+    REFUSED(q_dtype = (fv_dtype)77, FV_ERR_INVALID, "q_dtype is none (77)");
+    REFUSED(out_dtype = (fv_dtype)-5, FV_ERR_INVALID, "out_dtype is none (-5)");
     REFUSED(soft_cap = NAN, FV_ERR_INVALID, "soft_cap is nan");
     REFUSED(scale = INFINITY, FV_ERR_INVALID, "scale is inf");
     REFUSED(window = -3, FV_ERR_INVALID, "window is -3");
@@ -215,7 +217,17 @@ static void test_problems_are_refused(void **state)
     options = (fv_plan_options){.struct_size = sizeof(options), .decode_threshold = -2};
     assert_refused(fv_plan_create(&plan, f->context, &f->problem, &f->bounds, &options), FV_ERR_INVALID,
                    "decode_threshold is -2");
-    fv_bounds bounds = {sizeof(bounds), 0, TOKENS, 0, 64};
+    problem = f->problem;
+    problem.kind = FV_ATTENTION_MLA;
+    problem.kv_layout = FV_KV_LAYOUT_LATENT;
+    problem.mla = (fv_mla_shape){16, 1024, 64, 128, 128, 0, 0};
+    options = (fv_plan_options){.struct_size = sizeof(options), .kernels = "reference"};
+    assert_refused(fv_plan_create(&plan, f->context, &problem, &f->bounds, &options), FV_ERR_UNSUPPORTED, "up to 1024");
+    options = (fv_plan_options){.struct_size = sizeof(options), .static_grid = 1};
+    fv_bounds bounds = {sizeof(bounds), 1 << 30, 1 << 30, 1, 64};
+    assert_refused(fv_plan_create(&plan, f->context, &f->problem, &bounds, &options), FV_ERR_INVALID,
+                   "accepted: 67108864");
+    bounds = (fv_bounds){sizeof(bounds), 0, TOKENS, 0, 64};
     assert_refused(fv_plan_create(&plan, f->context, &f->problem, &bounds, NULL), FV_ERR_INVALID, "max_num_seqs is 0");
     bounds.struct_size = 3;
     assert_refused(fv_plan_create(&plan, f->context, &f->problem, &bounds, NULL), FV_ERR_INVALID,

@@ -284,6 +284,22 @@ static void test_a_lent_executor_has_one_loop(void **state)
     fv_context_destroy(loops.context);
 }
 
+/* As after a failed fv_device_find, whose error nobody looked at. */
+static void test_no_device_is_refused(void **state)
+{
+    (void)state;
+    void *memory = NULL;
+    fv_stream stream = NULL;
+    fv_graph graph = NULL;
+    assert_int_equal(fv_device_alloc(&memory, NULL, 64), FV_ERR_INVALID);
+    assert_non_null(strstr(fv_last_error(), "fv_device_alloc"));
+    assert_int_equal(fv_device_copy_in(NULL, &memory, &memory, sizeof(memory), NULL), FV_ERR_INVALID);
+    assert_int_equal(fv_stream_create(&stream, NULL), FV_ERR_INVALID);
+    assert_int_equal(fv_graph_begin(NULL, NULL), FV_ERR_INVALID);
+    assert_int_equal(fv_graph_end(&graph, NULL, NULL), FV_ERR_INVALID);
+    assert_int_equal(fv_dtype_parse(NULL, "float16"), FV_ERR_INVALID);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -291,6 +307,7 @@ int main(void)
         cmocka_unit_test(test_two_threads_share_a_context),  cmocka_unit_test(test_loops_in_a_forked_child),
         cmocka_unit_test(test_a_lent_executor_has_one_loop), cmocka_unit_test(test_out_of_memory_at_every_allocation),
         cmocka_unit_test(test_wrong_options_are_refused),    cmocka_unit_test(test_workers_take_no_signals),
+        cmocka_unit_test(test_no_device_is_refused),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -375,8 +375,8 @@ static void test_refuses_options(void **state)
         {{.cache_tokens = -1}, "cache_tokens is -1; accepted: 0 (the default), or 1 to "},
         {{.max_batched_tokens = -1}, "max_batched_tokens is -1; accepted: 0 (the default), or 1 to "},
         {{.max_num_seqs = 1 << 20}, "max_num_seqs is 1048576; accepted: 0 (the default), or 1 to "},
-        {{.attention_dtype = FV_DTYPE_I8}, "attention_dtype is 6 (int8); accepted: float32, float16, bfloat16"},
-        {{.attention_dtype = (fv_dtype)77}, "attention_dtype is 77 (none of fv_dtype); accepted: float32, "},
+        {{.attention_dtype = FV_DTYPE_I8}, "attention_dtype is int8 (6); accepted: float32, float16, bfloat16"},
+        {{.attention_dtype = (fv_dtype)77}, "attention_dtype is none (77); accepted: float32, "},
         {{.kv_cache_dtype = (fv_dtype)99}, "kv_cache_dtype is 99; accepted: 0 (the default), or "},
         {{.attention_workspace_bytes = 1}, "attention_workspace_bytes is 1; accepted: 0 (chosen), or from "},
     };

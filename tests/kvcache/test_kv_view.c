@@ -138,6 +138,10 @@ static void test_wrong_sizes_are_refused_by_name(void **state)
                          FV_ERR_INVALID);
         if (!strstr(fv_last_error(), cases[i].says)) fail_msg("'%s' lacks '%s'", fv_last_error(), cases[i].says);
     }
+    assert_int_equal(fv_kv_view_bytes(NULL, FV_KV_LAYOUT_NB_2_BS_H_D, FV_DTYPE_F16, 1, 16, 1, 64), FV_ERR_INVALID);
+    assert_int_equal(fv_kv_view_init(NULL, &bytes, FV_KV_LAYOUT_NB_2_BS_H_D, FV_DTYPE_F16, 1, 16, 1, 64),
+                     FV_ERR_INVALID);
+    assert_string_equal(fv_last_error(), "view is NULL");
 }
 
 int main(void)

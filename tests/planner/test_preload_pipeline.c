@@ -357,7 +357,14 @@ static void test_refusals(void **state)
     assert_int_equal(fv_preload_pipeline_plan(&p, huge, one, 1), FV_ERR_INVALID);
     assert_int_equal(fv_preload_pipeline_plan(&(fv_preload_pipeline){0}, one, one, 1), FV_ERR_INVALID);
     assert_int_equal(fv_preload_pipeline_plan(&p, one, zero, 1), FV_OK);
+    assert_int_equal(fv_preload_pipeline_plan(NULL, one, zero, 1), FV_ERR_INVALID);
+    assert_int_equal(fv_preload_pipeline_plan(&p, NULL, zero, 1), FV_ERR_INVALID);
     fv_preload_run run = {.struct_size = sizeof(run)};
+    const fv_preload_pipeline empty = {.struct_size = sizeof(empty)}, beyond = {.num_pairs = FV_PRELOAD_MAX_PAIRS + 1};
+    assert_int_equal(fv_preload_pipeline_run(&run, all_ops, FV_ARRAY_LEN(all_ops), &empty, 1), FV_ERR_INVALID);
+    assert_int_equal(fv_preload_pipeline_run(&run, all_ops, FV_ARRAY_LEN(all_ops), &beyond, 1), FV_ERR_INVALID);
+    assert_non_null(strstr(fv_last_error(), "17 pairs"));
+    assert_int_equal(fv_preload_pipeline_run(&run, NULL, 2, &p, 1), FV_ERR_INVALID);
     assert_int_equal(fv_preload_pipeline_run(&run, all_ops, 1, &p, 1), FV_ERR_NO_SPACE);
     assert_int_equal(fv_preload_pipeline_run(&run, all_ops, 1, &p, 0), FV_ERR_INVALID);
     assert_int_equal(fv_preload_pipeline_run(&run, all_ops, 2, &p, 1), FV_OK);
