@@ -21,7 +21,15 @@
 #define FV_FEW_HAS_3_ROWS 0
 #endif
 
-#define FV_FEW_ACCUMULATE_KEYS 16 /* keys taken together in the product with V */
+/* Keys taken together in the product with V. They are added up by themselves before they join the sums of a row: one after the
+ * other onto a large sum many roundings go one way where weights and values are nearly equal (docs/numerics.md). */
+#define FV_FEW_ACCUMULATE_KEYS 16
+
+/* The end of the run of key: runs have their places in a tile, so that no row's depend on the keys of others. */
+FV_ALWAYS_INLINE int32_t fv_few_end_of_run(int32_t key, int32_t end)
+{
+    return fv_min_i32(key / FV_FEW_ACCUMULATE_KEYS * FV_FEW_ACCUMULATE_KEYS + FV_FEW_ACCUMULATE_KEYS, end);
+}
 
 /* 1: rows of the next tile may be shorter than a portion (latents in blocks of one token), so each line is found by
  * itself; 0: portions of several keys, which may pass the end of a run. */
@@ -42,7 +50,7 @@ static inline int32_t fv_few_rows_in_group(int32_t num_rows)
 /* Elements of a row of queries or sums: whole vectors, of any level. */
 static inline int32_t fv_few_padded(int32_t size) { return (int32_t)fv_round_up(size, 16); }
 
-#define FV_FEW_SCORES_AHEAD 32 /* scores behind a tile's, which loads of whole vectors reach */
+#define FV_FEW_SCORES_AHEAD 64 /* scores behind a tile's, which loads of whole vectors reach */
 
 /* Rows of a tile's keys, for one head. */
 typedef struct fv_key_rows {

@@ -171,7 +171,7 @@ FV_ALWAYS_INLINE void fv_few_accumulate_units(float *sums, const uint32_t *pairs
     const char *const *v = rows->v;
     fv_lanes acc[16];
     FV_UNROLL
-    for (int32_t i = 0; i < num_units * num_rows * 2; i++) acc[i] = fv_lanes_load(sums + i * 16);
+    for (int32_t i = 0; i < num_units * num_rows * 2; i++) acc[i] = fv_lanes_splat(0.0f);
     int32_t key = first;
     int64_t asked = 0;
     if (key % 2 != 0) {
@@ -187,7 +187,8 @@ FV_ALWAYS_INLINE void fv_few_accumulate_units(float *sums, const uint32_t *pairs
         fv_few_add_pair(acc, v[key] + offset, NULL, pairs, num_units, num_rows, dtype, masked, &cursor, ahead, asked);
     fv_prefetch_end(&cursor);
     FV_UNROLL
-    for (int32_t i = 0; i < num_units * num_rows * 2; i++) fv_lanes_store(sums + i * 16, acc[i]);
+    for (int32_t i = 0; i < num_units * num_rows * 2; i++)
+        fv_lanes_store(sums + i * 16, fv_lanes_load(sums + i * 16) + acc[i]);
 }
 
 /* Few keys at a time, see few_rows.h; rescale NULL: sums stay as they are. */
@@ -199,9 +200,9 @@ FV_ALWAYS_INLINE void fv_few_accumulate(float *sums, const float *weights, const
     const int64_t bytes = fv_few_element_bytes(dtype);
     const int32_t num_scores = fv_few_scores_of_key(num_rows), num_pairs = FV_FEW_ACCUMULATE_KEYS / 2 * num_scores;
     if (rescale) fv_few_rescale(sums, rescale, v_head_size, num_rows, FV_FEW_UNIT);
-    for (int32_t key = first; key < end;) {
+    for (int32_t key = first, end_key; key < end; key = end_key) {
         const int32_t even_key = key / 2 * 2;
-        const int32_t end_key = fv_min_i32(even_key + FV_FEW_ACCUMULATE_KEYS, end);
+        end_key = fv_few_end_of_run(key, end);
         uint32_t pairs[FV_FEW_ACCUMULATE_KEYS / 2 * 4];
         FV_UNROLL
         for (int32_t i = 0; i < num_pairs; i += 16)
@@ -215,7 +216,6 @@ FV_ALWAYS_INLINE void fv_few_accumulate(float *sums, const float *weights, const
             fv_few_accumulate_units(to, pairs, rows, key, end_key, d * bytes, 2, num_rows, dtype, masked, order);
         if (!fv_few_is_byte(dtype) && d < v_head_size)
             fv_few_accumulate_units(to, pairs, rows, key, end_key, d * bytes, 1, num_rows, dtype, masked, order);
-        key = end_key;
     }
 }
 

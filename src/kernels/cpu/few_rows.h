@@ -231,7 +231,7 @@ FV_ALWAYS_INLINE void fv_few_accumulate_block(float *sums, const float *weights,
     const fv_prefetch_portion ahead = fv_few_portion(&cursor, (end - first) * key_bytes);
     fv_f32x8 acc[FV_FEW_MAX_SUMS];
     FV_UNROLL
-    for (int32_t i = 0; i < num_rows * num_vectors; i++) acc[i] = fv_load_f32(sums + i * FV_LANES);
+    for (int32_t i = 0; i < num_rows * num_vectors; i++) acc[i] = fv_splat(0.0f);
     int32_t key = first;
     for (; key + 2 <= end; key += 2) {
         fv_few_ask(&cursor, ahead, (key - first) * key_bytes, 2 * key_bytes, FV_PREFETCH_ASKS);
@@ -245,7 +245,8 @@ FV_ALWAYS_INLINE void fv_few_accumulate_block(float *sums, const float *weights,
                        num_rows, dtype, masked);
     fv_prefetch_end(&cursor);
     FV_UNROLL
-    for (int32_t i = 0; i < num_rows * num_vectors; i++) fv_store_f32(sums + i * FV_LANES, acc[i]);
+    for (int32_t i = 0; i < num_rows * num_vectors; i++)
+        fv_store_f32(sums + i * FV_LANES, fv_load_f32(sums + i * FV_LANES) + acc[i]);
 }
 
 /* The same for FV_FEW_ACCUMULATE_KEYS keys whose rows are `stride` apart, and which need no addresses therefore. */
@@ -257,7 +258,7 @@ FV_ALWAYS_INLINE void fv_few_accumulate_even(float *sums, const float *weights, 
     const fv_prefetch_portion ahead = fv_few_portion(cursor, FV_FEW_ACCUMULATE_KEYS * key_bytes);
     fv_f32x8 acc[FV_FEW_MAX_SUMS];
     FV_UNROLL
-    for (int32_t i = 0; i < num_rows * num_vectors; i++) acc[i] = fv_load_f32(sums + i * FV_LANES);
+    for (int32_t i = 0; i < num_rows * num_vectors; i++) acc[i] = fv_splat(0.0f);
     for (int32_t key = 0; key < FV_FEW_ACCUMULATE_KEYS; key += 4, row += 4 * stride) {
         FV_UNROLL
         for (int32_t i = 0; i < 4; i++) {
@@ -267,7 +268,8 @@ FV_ALWAYS_INLINE void fv_few_accumulate_even(float *sums, const float *weights, 
         }
     }
     FV_UNROLL
-    for (int32_t i = 0; i < num_rows * num_vectors; i++) fv_store_f32(sums + i * FV_LANES, acc[i]);
+    for (int32_t i = 0; i < num_rows * num_vectors; i++)
+        fv_store_f32(sums + i * FV_LANES, fv_load_f32(sums + i * FV_LANES) + acc[i]);
 }
 
 /* The blocks of 64 / R columns of full groups of keys. Returns the columns done. */
@@ -313,8 +315,8 @@ FV_ALWAYS_INLINE void fv_few_accumulate(float *sums, const float *weights, const
     const int64_t bytes = fv_few_element_bytes(dtype);
     const int32_t width = fv_few_block_width(num_rows);
     if (rescale) fv_few_rescale(sums, rescale, v_head_size, num_rows);
-    for (int32_t key = first; key < end; key += FV_FEW_ACCUMULATE_KEYS) {
-        const int32_t end_key = fv_min_i32(key + FV_FEW_ACCUMULATE_KEYS, end);
+    for (int32_t key = first, end_key; key < end; key = end_key) {
+        end_key = fv_few_end_of_run(key, end);
         int32_t d = 0;
         if (!masked && rows->v_stride && end_key - key == FV_FEW_ACCUMULATE_KEYS)
             d = fv_few_accumulate_wide(sums, weights, rows, key, v_head_size, num_rows, dtype, order);

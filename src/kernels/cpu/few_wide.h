@@ -208,7 +208,7 @@ FV_ALWAYS_INLINE void fv_few_accumulate_units(float *sums, const float *weights,
     const fv_prefetch_portion ahead = fv_few_portion(&cursor, (end - first) * key_bytes);
     fv_lanes acc[16];
     FV_UNROLL
-    for (int32_t i = 0; i < num_units * num_rows; i++) acc[i] = fv_lanes_load(sums + i * FV_FEW_UNIT);
+    for (int32_t i = 0; i < num_units * num_rows; i++) acc[i] = fv_lanes_splat(0.0f);
     int64_t asked = 0;
     for (int32_t key = first; key < end; key++, asked += key_bytes) {
         const char *row = rows->v[key] + offset;
@@ -235,7 +235,8 @@ FV_ALWAYS_INLINE void fv_few_accumulate_units(float *sums, const float *weights,
         }
     }
     FV_UNROLL
-    for (int32_t i = 0; i < num_units * num_rows; i++) fv_lanes_store(sums + i * FV_FEW_UNIT, acc[i]);
+    for (int32_t i = 0; i < num_units * num_rows; i++)
+        fv_lanes_store(sums + i * FV_FEW_UNIT, fv_lanes_load(sums + i * FV_FEW_UNIT) + acc[i]);
     fv_prefetch_end(&cursor);
 }
 
@@ -247,8 +248,8 @@ FV_ALWAYS_INLINE void fv_few_accumulate(float *sums, const float *weights, const
 {
     const int64_t bytes = fv_few_element_bytes(dtype);
     if (rescale) fv_few_rescale(sums, rescale, v_head_size, num_rows, FV_FEW_UNIT);
-    for (int32_t key = first; key < end; key += FV_FEW_ACCUMULATE_KEYS) {
-        const int32_t end_key = fv_min_i32(key + FV_FEW_ACCUMULATE_KEYS, end);
+    for (int32_t key = first, end_key; key < end; key = end_key) {
+        end_key = fv_few_end_of_run(key, end);
         float *to = sums;
         int32_t d = 0;
         for (; num_rows < 3 && d + 128 <= v_head_size; d += 128, to += 128 * num_rows)

@@ -134,8 +134,7 @@ FV_ALWAYS_INLINE void fv_one_add_rows(float *sums, int32_t num_columns, const fl
     for (int32_t r = 0; r < num_rows; r++) {
         FV_UNROLL
         for (int32_t u = 0; u < 2; u++) {
-            acc[r][u] = fv_load_f32(sums + r * num_columns + u * FV_LANES);
-            if (rescale) acc[r][u] *= rescale[r];
+            acc[r][u] = fv_splat(0.0f);
         }
     }
     for (int32_t key = first; key < end; key++) {
@@ -150,7 +149,11 @@ FV_ALWAYS_INLINE void fv_one_add_rows(float *sums, int32_t num_columns, const fl
     FV_UNROLL
     for (int32_t r = 0; r < num_rows; r++) {
         FV_UNROLL
-        for (int32_t u = 0; u < 2; u++) fv_store_f32(sums + r * num_columns + u * FV_LANES, acc[r][u]);
+        for (int32_t u = 0; u < 2; u++) {
+            float *at = sums + r * num_columns + u * FV_LANES;
+            const fv_f32x8 sum = fv_load_f32(at);
+            fv_store_f32(at, rescale ? sum * rescale[r] + acc[r][u] : sum + acc[r][u]);
+        }
     }
 }
 

@@ -175,8 +175,7 @@ FV_ALWAYS_INLINE void fv_one_add_pairs(float *sums, int32_t num_columns, const f
     for (int32_t r = 0; r < FV_ONE_STEP_ROWS; r++) {
         FV_UNROLL
         for (int32_t u = 0; u < 2; u++) {
-            acc[r][u] = fv_lanes_load(sums + (int64_t)r * num_columns + u * FV_STRIP_LANES);
-            acc[r][u] *= rescale[r];
+            acc[r][u] = fv_lanes_splat(0.0f);
         }
     }
     fv_prefetch_portion ahead = {0};
@@ -202,7 +201,10 @@ FV_ALWAYS_INLINE void fv_one_add_pairs(float *sums, int32_t num_columns, const f
     FV_UNROLL
     for (int32_t r = 0; r < FV_ONE_STEP_ROWS; r++) {
         FV_UNROLL
-        for (int32_t u = 0; u < 2; u++) fv_lanes_store(sums + (int64_t)r * num_columns + u * FV_STRIP_LANES, acc[r][u]);
+        for (int32_t u = 0; u < 2; u++) {
+            float *at = sums + (int64_t)r * num_columns + u * FV_STRIP_LANES;
+            fv_lanes_store(at, fv_lanes_load(at) * rescale[r] + acc[r][u]);
+        }
     }
 }
 

@@ -224,8 +224,7 @@ FV_ALWAYS_INLINE void fv_panels_add_columns(float *sums, int32_t num_columns, co
     FV_UNROLL
     for (int32_t r = 0; r < num_rows; r++) {
         FV_UNROLL
-        for (int32_t u = 0; u < num_units; u++)
-            acc[r][u] = fv_strip_load(sums + (int64_t)r * num_columns + u * FV_STRIP_LANES) * rescale[r];
+        for (int32_t u = 0; u < num_units; u++) acc[r][u] = fv_strip_splat(0.0f);
     }
     for (int32_t key = first; key < end;) {
         fv_strip_ahead_ask(ahead, 1);
@@ -250,8 +249,10 @@ FV_ALWAYS_INLINE void fv_panels_add_columns(float *sums, int32_t num_columns, co
     FV_UNROLL
     for (int32_t r = 0; r < num_rows; r++) {
         FV_UNROLL
-        for (int32_t u = 0; u < num_units; u++)
-            fv_strip_store(sums + (int64_t)r * num_columns + u * FV_STRIP_LANES, acc[r][u]);
+        for (int32_t u = 0; u < num_units; u++) {
+            float *at = sums + (int64_t)r * num_columns + u * FV_STRIP_LANES;
+            fv_strip_store(at, fv_strip_load(at) * rescale[r] + acc[r][u]);
+        }
     }
 }
 

@@ -44,8 +44,7 @@ FV_ALWAYS_INLINE void fv_one_add_columns(float *sums, const float *weights, cons
     const int32_t width = num_vectors * FV_STRIP_LANES;
     fv_lanes acc[FV_ONE_MOST_COLUMNS];
     FV_UNROLL
-    for (int32_t i = 0; i < num_columns * num_vectors; i++)
-        acc[i] = fv_lanes_load(sums + i * FV_STRIP_LANES) * fv_lanes_load(rescale + i % num_vectors * FV_STRIP_LANES);
+    for (int32_t i = 0; i < num_columns * num_vectors; i++) acc[i] = fv_lanes_splat(0.0f);
     int32_t key = first;
     if (key % 2 != 0) { /* the second of two */
         fv_one_add_pair(acc, weights + key / 2 * width, v[key] + offset - 2, stride, num_vectors, num_columns, masked,
@@ -59,7 +58,10 @@ FV_ALWAYS_INLINE void fv_one_add_columns(float *sums, const float *weights, cons
         fv_one_add_pair(acc, weights + key / 2 * width, v[key] + offset, stride, num_vectors, num_columns, masked,
                         0xffffu);
     FV_UNROLL
-    for (int32_t i = 0; i < num_columns * num_vectors; i++) fv_lanes_store(sums + i * FV_STRIP_LANES, acc[i]);
+    for (int32_t i = 0; i < num_columns * num_vectors; i++) {
+        float *at = sums + i * FV_STRIP_LANES;
+        fv_lanes_store(at, fv_lanes_load(at) * fv_lanes_load(rescale + i % num_vectors * FV_STRIP_LANES) + acc[i]);
+    }
 }
 
 /* 16, 8 or 4 columns at a time, by the vectors of a strip. */

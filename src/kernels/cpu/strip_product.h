@@ -256,8 +256,7 @@ FV_ALWAYS_INLINE void fv_strip_accumulate_step(float *sums, int32_t num_columns,
     for (int32_t r = 0; r < num_rows; r++) {
         FV_UNROLL
         for (int32_t u = 0; u < num_units; u++) {
-            acc[r][u] = fv_strip_load(sums + (int64_t)r * num_columns + u * FV_STRIP_LANES);
-            if (rescale) acc[r][u] *= rescale[r];
+            acc[r][u] = fv_strip_splat(0.0f);
         }
     }
     for (int32_t key = first; key < end; key++) {
@@ -280,8 +279,11 @@ FV_ALWAYS_INLINE void fv_strip_accumulate_step(float *sums, int32_t num_columns,
     FV_UNROLL
     for (int32_t r = 0; r < num_rows; r++) {
         FV_UNROLL
-        for (int32_t u = 0; u < num_units; u++)
-            fv_strip_store(sums + (int64_t)r * num_columns + u * FV_STRIP_LANES, acc[r][u]);
+        for (int32_t u = 0; u < num_units; u++) {
+            float *at = sums + (int64_t)r * num_columns + u * FV_STRIP_LANES;
+            const fv_strip_lanes sum = fv_strip_load(at);
+            fv_strip_store(at, rescale ? sum * rescale[r] + acc[r][u] : sum + acc[r][u]);
+        }
     }
 }
 

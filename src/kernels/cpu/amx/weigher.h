@@ -6,6 +6,7 @@
 
 /* The largest dot product, and the largest factor of one, with which 2^(scaled - max) needs no clamp. */
 #define FV_MAX_PLAIN_DOT 1e30f
+#define FV_MIN_PLAIN_FACTOR 0x1p-80f
 #define FV_MAX_PLAIN_FACTOR 1e8f
 
 /* The rows that a tree mask lets see a key of the sequence. */
@@ -74,7 +75,8 @@ static inline int32_t fv_strip_take_reference(fv_row_strip *rows, fv_lanes top, 
 /* 1: a score is a multiple of its dot product, or of what fv_scores_prepare makes of it. */
 static inline int32_t fv_scores_are_multiples(fv_score_scale scale)
 {
-    return scale.dot > 0 && scale.dot <= FV_MAX_PLAIN_FACTOR && scale.cap <= FV_MAX_PLAIN_FACTOR;
+    const int32_t fits_cap = scale.cap == 0 || (scale.cap >= FV_MIN_PLAIN_FACTOR && scale.cap <= FV_MAX_PLAIN_FACTOR);
+    return scale.dot >= FV_MIN_PLAIN_FACTOR && scale.dot <= FV_MAX_PLAIN_FACTOR && fits_cap;
 }
 
 /* How a strip's dot products become what scores are multiples of. */
