@@ -182,6 +182,7 @@ static __device__ __forceinline__ void add_values(float (&out)[BLOCK_M][VALUE_ST
             else if (memory->addend[r] != 0)
                 out[r][j] = exponent_add(out[r][j], memory->addend[r]);
         }
+    float part[BLOCK_M][VALUE_STEPS] = {}; /* a tile's by themselves: one by one nearly equal ones would drift */
     for (int32_t key = 0; key < TILE; key++) {
         float value[VALUE_STEPS];
 #pragma unroll
@@ -192,8 +193,12 @@ static __device__ __forceinline__ void add_values(float (&out)[BLOCK_M][VALUE_ST
 #pragma unroll
         for (int r = 0; r < BLOCK_M; r++)
 #pragma unroll
-            for (int j = 0; j < VALUE_STEPS; j++) out[r][j] += memory->p[r][key] * value[j];
+            for (int j = 0; j < VALUE_STEPS; j++) part[r][j] += memory->p[r][key] * value[j];
     }
+#pragma unroll
+    for (int r = 0; r < BLOCK_M; r++)
+#pragma unroll
+        for (int j = 0; j < VALUE_STEPS; j++) out[r][j] += part[r][j];
 }
 
 template <int TILE>
