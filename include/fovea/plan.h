@@ -44,15 +44,13 @@ typedef enum fv_cascade {
 
 /* Zero means default in every field. */
 typedef struct fv_plan_options {
-    uint32_t struct_size; /* sizeof(fv_plan_options) */
-    fv_device *device;    /* NULL = the CPU */
-    const char *backend;  /* a name of fv_backend_name; NULL or "auto" = the first that can */
-    int32_t
-        batch_invariant; /* 1: a row's bits do not depend on what else is in the batch; ROCM_AITER_FA: FV_ERR_UNSUPPORTED */
-    int32_t static_grid;  /* 1: schedule from bounds only, as under a captured graph */
-    fv_softmax_path path; /* what the planner would choose, fixed: for tests and benchmarks */
-    int32_t
-        segment_keys; /* keys of a segment with FV_PATH_3D or batch_invariant, else unused; 0 = the planner's choice */
+    uint32_t struct_size;       /* sizeof(fv_plan_options) */
+    fv_device *device;          /* NULL = the CPU */
+    const char *backend;        /* a name of fv_backend_name; NULL or "auto" = the first that can */
+    int32_t batch_invariant;    /* 1: a row's bits do not depend on what else is in the batch; not ROCM_AITER_FA */
+    int32_t static_grid;        /* 1: schedule from bounds only, as under a captured graph */
+    fv_softmax_path path;       /* what the planner would choose, fixed: for tests and benchmarks */
+    int32_t segment_keys;       /* with FV_PATH_3D or batch_invariant; 0 = the planner's choice */
     const char *variant;        /* name of a variant of attend_paged; NULL = the planner's choice */
     const char *kernels;        /* name of a kernel table, e.g. "reference", "portable"; NULL = the device's best */
     fv_cascade cascade;         /* not with batch_invariant or static_grid; needs the block table on the host */

@@ -37,9 +37,8 @@ typedef enum fv_alibi {
 typedef struct fv_mha_shape {
     int32_t num_heads;    /* Hq, a multiple of num_kv_heads */
     int32_t num_kv_heads; /* Hkv */
-    int32_t
-        head_size; /* D of Q and K: 32 to 512 in steps of 8; ROCM_ATTN from 16 on; x_packed and shuffled: whole 16 bytes of the cache */
-    int32_t v_head_size; /* of V and the output; 0 = head_size */
+    int32_t head_size;    /* D of Q and K: 32 (ROCM_ATTN 16) to 512 in steps of 8; x_packed, shuffled: of 16 bytes */
+    int32_t v_head_size;  /* of V and the output; 0 = head_size */
 } fv_mha_shape;
 
 /* Shape of MLA: DeepSeek-V2 (arXiv 2405.04434), section 2.1; the values of DeepSeek-V3 beside. */

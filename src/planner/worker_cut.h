@@ -20,12 +20,12 @@
 /* Keys of the shortest piece that is worth a reduction. */
 #define FV_MIN_SEGMENT_KEYS 256
 
+/* Where the slots have no room for the partial results of as many runs of keys as there are shares, runs are longer, and KV
+ * heads parted for them. */
 typedef struct fv_worker_cut {
-    int32_t block_q; /* tokens of a Q block of a long query: the rule's, or halves of it down to least_block_q */
-    int64_t share;   /* cost of the largest piece */
-    int64_t
-        key_share; /* of the largest run of keys; more than a share where the slots hold no partial results of as many */
-                   /* runs: KV heads are parted then */
+    int32_t block_q;   /* tokens of a Q block of a long query: the rule's, or halves of it down to least_block_q */
+    int64_t share;     /* cost of the largest piece */
+    int64_t key_share; /* of the largest run of keys: the share, or more */
 } fv_worker_cut;
 
 /* Of a pass without prefix groups, which costs `total`, the Q block and the share, total / workers / {1 ... 8}, that let
