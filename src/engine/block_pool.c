@@ -1,5 +1,5 @@
-/* A stack of the ids that were given back; above all that were ever out the rest counts up, so that a pool touches no more
- * memory than is used. */
+/* A stack of the ids that were given back. Those that were never out are the last ones, so that a pool touches no more memory
+ * than is used. */
 #include "engine/block_pool.h"
 
 #include <assert.h>
@@ -34,10 +34,11 @@ bool fv_block_pool_acquire(int32_t *blocks, fv_block_pool *pool, int32_t count)
 {
     if (count > pool->num_free) return false;
     for (int32_t i = 0; i < count; i++) {
-        blocks[i] = pool->num_returned > 0 ? pool->returned[--pool->num_returned] : ++pool->num_touched;
+        const int32_t first_new = pool->num_blocks - pool->num_free + 1; /* where none are on the stack */
+        blocks[i] = pool->num_returned > 0 ? pool->returned[--pool->num_returned] : first_new;
+        pool->num_free--;
         pool->is_used[blocks[i]] = true;
     }
-    pool->num_free -= count;
     pool->max_used = fv_max_i32(pool->max_used, pool->num_blocks - pool->num_free);
     return true;
 }

@@ -14,11 +14,10 @@
 typedef struct fv_block_pool {
     int32_t num_blocks; /* that can be handed out; the cache has one more, the null block */
     int32_t num_free;
-    int32_t max_used;    /* the most that were out at one time */
-    int32_t num_touched; /* blocks 1 to this have been out */
-    int32_t num_returned;
-    int32_t *returned; /* [num_blocks]: a stack, the block released last is the next one out */
-    bool *is_used;     /* [num_blocks + 1], catches a block released twice */
+    int32_t max_used;     /* the most that were out at one time */
+    int32_t num_returned; /* of the free ones */
+    int32_t *returned;    /* [num_blocks]: a stack, the block released last is the next one out */
+    bool *is_used;        /* [num_blocks + 1], catches a block released twice */
 } fv_block_pool;
 
 /* A pool of blocks 1 to num_blocks, at least 1. */

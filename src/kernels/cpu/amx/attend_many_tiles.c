@@ -53,7 +53,6 @@ enum {
     STREAM_BYTES = 8 << 20, /* of a sequence's output, from which on it is written past the caches */
 };
 
-#define MIN_FACTOR 0x1p-80f
 #define MAX_FACTOR 0x1p6f
 #define LEAST_SUM 0x1p-40f /* of weights with ALiBi, whose least is 2^-100 */
 #define MAX_CAP 0x1p7f     /* a hidden score times it is no infinity */
@@ -232,7 +231,7 @@ static void find_scales(fv_many_item *many)
         const float factor = many->scale.dot * (item->k_scales && is_there ? item->k_scales[key] : 1.0f);
         k_factors[key] = many->prepares ? many->multiple : factor;
         v_scales[key] = item->v_scales && is_there ? item->v_scales[key] : 1.0f;
-        many->has_odd_scales |= !(factor >= MIN_FACTOR && factor <= MAX_FACTOR);
+        many->has_odd_scales |= !(factor >= FV_MIN_PLAIN_FACTOR && factor <= MAX_FACTOR);
     }
     many->k_factors = k_factors;
     many->v_scales = v_scales;
@@ -463,8 +462,8 @@ int32_t FV_ISA_SYMBOL(fv_many_tiles_serve)(const fv_attend_job *job, int32_t num
     if (params->head_size > FV_MADE_MAX_SIZE || params->v_head_size > FV_MADE_MAX_SIZE) return 0;
     for (int32_t head = 0; head < job->item->num_kv_heads; head++) {
         const fv_score_scale scale = fv_attend_score_scale(job, job->item->first_kv_head + head);
-        if (!(scale.dot >= MIN_FACTOR && scale.dot <= MAX_FACTOR)) return 0;
-        if (scale.cap > 0 && !(scale.cap >= MIN_FACTOR && scale.cap <= MAX_CAP)) return 0;
+        if (!(scale.dot >= FV_MIN_PLAIN_FACTOR && scale.dot <= MAX_FACTOR)) return 0;
+        if (scale.cap > 0 && !(scale.cap >= FV_MIN_PLAIN_FACTOR && scale.cap <= MAX_CAP)) return 0;
     }
     return 1;
 }

@@ -6,8 +6,8 @@
 
 /* The largest dot product, and the largest factor of one, with which 2^(scaled - max) needs no clamp. */
 #define FV_MAX_PLAIN_DOT 1e30f
-#define FV_MIN_PLAIN_FACTOR 0x1p-80f
 #define FV_MAX_PLAIN_FACTOR 1e8f
+#define FV_MIN_PLAIN_FACTOR 0x1p-80f /* the least: slopes of ALiBi over it are no infinities */
 
 /* The rows that a tree mask lets see a key of the sequence. */
 static inline fv_lane_ints fv_tree_seen(const fv_row_strip *rows, const fv_attend_job *job, int32_t local_key)
