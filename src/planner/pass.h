@@ -91,17 +91,23 @@ static inline int32_t fv_lane_parts(const fv_split_rule *rule)
     return rule->problem->mha.num_kv_heads / fv_max_i32(1, rule->lane_heads);
 }
 
+/* Most tokens of a short query; 1 where even a single token has more rows than that. */
+static inline int32_t fv_short_query_tokens(const fv_problem *problem)
+{
+    return fv_max_i32(1, FV_DECODE_ROWS / fv_group_of(problem));
+}
+
+/* Most tokens of an item: what the kernels' scratch has room for. */
+static inline int32_t fv_most_item_tokens(const fv_split_rule *rule)
+{
+    return fv_max_i32(rule->block_q, fv_short_query_tokens(rule->problem));
+}
+
 /* 1: so few tokens that an item may have several KV heads. Lanes take one each. */
 static inline int32_t fv_takes_several_heads(const fv_split_rule *rule, int32_t num_tokens)
 {
     const int32_t most_rows = rule->shared_rows > 0 ? rule->shared_rows : FV_DECODE_ROWS;
     return !rule->num_lanes && (int64_t)num_tokens * fv_group_of(rule->problem) <= most_rows;
-}
-
-/* Most tokens of a short query; 1 where even a single token has more rows than that. */
-static inline int32_t fv_short_query_tokens(const fv_problem *problem)
-{
-    return fv_max_i32(1, FV_DECODE_ROWS / fv_group_of(problem));
 }
 
 /* A short query is one Q block with all its tokens; a long one is cut into blocks of block_q. */

@@ -53,6 +53,13 @@ static int64_t gain_of(const search *at, const growing_group *group)
     return fv_work_cascade_gain(at->problem, keys, group->num_runs, group->num_tokens);
 }
 
+/* 0: what the next one brings costs more than it saves, whoever it is; blocks only get fewer. */
+static int32_t may_gain(const search *at, const growing_group *group)
+{
+    const int64_t keys = (int64_t)group->num_blocks * at->problem->block_size;
+    return keys > 0 && (at->always || fv_work_cascade_gain(at->problem, keys, 2, 1) > 0);
+}
+
 static growing_group start_group(const search *at, int32_t run)
 {
     return (growing_group){run, 1, whole_context_blocks(at, &at->runs[run]), at->runs[run].num_tokens, INT64_MIN};
@@ -80,7 +87,7 @@ int32_t fv_prefix_groups_find(fv_prefix_group *groups, const fv_problem *problem
     int32_t num_groups = 0;
     for (int32_t run = 0; run < num_runs;) {
         growing_group group = start_group(&at, run), best = group;
-        while (group.first_run + group.num_runs < num_runs && group.num_blocks > 0) {
+        while (group.first_run + group.num_runs < num_runs && may_gain(&at, &group)) {
             group = join(&at, &group, group.first_run + group.num_runs);
             if (group.gain > best.gain) best = group;
         }

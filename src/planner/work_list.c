@@ -234,7 +234,9 @@ static group_cut cut_group(const fv_split_rule *rule, const fv_step *step, const
             num_blocks++;
         }
     }
-    cut.block_tokens = fv_takes_several_heads(rule, cut.num_tokens) ? cut.num_tokens : rule->block_q;
+    const int32_t is_one_block =
+        fv_takes_several_heads(rule, cut.num_tokens) && cut.num_tokens <= fv_most_item_tokens(rule);
+    cut.block_tokens = is_one_block ? cut.num_tokens : rule->block_q;
     const int32_t prefix_blocks = (int32_t)fv_ceil_div(cut.num_tokens, cut.block_tokens);
     const int64_t cost = fv_work_cost(rule->problem, group->num_keys, cut.block_tokens);
     const int64_t segments = fv_min_i64(pieces_of(rule, cost, cut.block_tokens, share),
@@ -482,7 +484,7 @@ void fv_work_list_room(fv_work_list *list, const fv_split_rule *rule, const fv_b
 {
     const int64_t num_kv_heads = fv_most_head_runs(rule);
     const int64_t blocks = (int64_t)(bounds->max_num_tokens / fv_least_block_tokens(rule)) + bounds->max_num_seqs;
-    const int64_t block_tokens = fv_max_i32(rule->block_q, fv_short_query_tokens(rule->problem));
+    const int64_t block_tokens = fv_most_item_tokens(rule);
     const int64_t shares = max_shares(rule);
     const int64_t short_tokens = max_short_tokens(rule, bounds);
     const int32_t is_forced = rule->segment_keys || rule->path == FV_PATH_3D;

@@ -99,6 +99,7 @@ static void check_cover(const fixture *f)
         assert_int_equal(item->seq_len, f->seq_lens[item->seq]);
         const int32_t shared_rows = f->rule.shared_rows ? f->rule.shared_rows : FV_DECODE_ROWS;
         assert_true(item->num_kv_heads == 1 || f->rule.num_lanes || item->num_tokens * group(f) <= shared_rows);
+        assert_true(item->num_tokens <= fv_most_item_tokens(&f->rule));
         if (!f->rule.cascade) assert_int_equal(item->first_key % f->rule.tile_keys, 0);
         for (int32_t t = 0; t < item->num_tokens; t++) {
             for (int32_t h = 0; h < item->num_kv_heads; h++) {
@@ -933,6 +934,25 @@ static void test_shared_keys_are_read_once(void **state)
     destroy(plain);
 }
 
+/* Nor has an item of a group more tokens than the kernels' scratch has room for, however many rows share heads. */
+static void test_groups_fit_the_scratch(void **state)
+{
+    (void)state;
+    const fv_prefix_group groups[] = {{0, 2, 1024}};
+    for (int32_t shared_rows = 0; shared_rows <= 48; shared_rows += 16) {
+        fixture *f = make(32, 8, 2);
+        f->rule.cascade = 1;
+        f->rule.block_q = 4;
+        f->rule.shared_rows = shared_rows;
+        allocate(f);
+        add(f, 4, 2048);
+        add(f, 4, 2000);
+        build_with(f, groups, 1);
+        check_cover(f);
+        destroy(f);
+    }
+}
+
 /* The static grid finds the same sequence as a walk, with empty sequences among the others. */
 static void test_grid_search(void **state)
 {
@@ -1021,6 +1041,7 @@ int main(void)
         cmocka_unit_test(test_batch_invariant_cuts),
         cmocka_unit_test(test_grid_search),
         cmocka_unit_test(test_shared_keys_are_read_once),
+        cmocka_unit_test(test_groups_fit_the_scratch),
         cmocka_unit_test(test_lanes_have_work),
         cmocka_unit_test(test_two_lanes),
         cmocka_unit_test(test_half_lanes),

@@ -35,9 +35,14 @@ static void shared_prefix(check_case_list *list)
     }
 }
 
-/* Verification of several tokens is decode where the threshold says so: groups of those, too. */
+/* Verification of several tokens is decode where the threshold says so: groups of those, too. The last two batches have
+ * nothing else, so that Q blocks are of few rows: fewer than such a group has. */
 static void shared_prefix_verify(check_case_list *list)
 {
+    const lens_list few[] = {
+        LENS(C(4, 700), C(4, 650)),
+        LENS(C(4, 600), C(4, 601), C(3, 602), C(4, 650), C(4, 700), C(2, 900), C(4, 600), C(4, 1000)),
+    };
     const lens_list lens = LENS(C(4, 700), C(4, 650), C(3, 901), C(30, 30), C(4, 300), C(1, 333));
     for (int32_t cell = 0; cell < 2 * 3; cell++) {
         check_case test = grid_case((heads){8, cell % 2 ? 8 : 2}, 128, 16, FV_DTYPE_BF16);
@@ -48,6 +53,16 @@ static void shared_prefix_verify(check_case_list *list)
         test.problem.sinks = cell / 2 == 1;
         if (cell / 2 == 2) grid_set_fp8(&test, FV_DTYPE_F8_E4M3);
         grid_add_both_paths(list, "shared_prefix_verify", test, &lens);
+    }
+    for (int32_t cell = 0; cell < 2 * 3; cell++) {
+        static const fv_dtype dtypes[] = {FV_DTYPE_BF16, FV_DTYPE_F16, FV_DTYPE_F32};
+        const heads shape = cell % 2 ? (heads){8, 8} : (heads){32, 8};
+        check_case test = grid_case(shape, 128, 16, dtypes[cell / 2]);
+        test.options.cascade = FV_CASCADE_ALWAYS;
+        test.options.decode_threshold = 4;
+        test.shared_keys = 512;
+        test.min_groups = 1;
+        grid_add_both_paths(list, "shared_prefix_verify", test, &few[cell % 2]);
     }
 }
 

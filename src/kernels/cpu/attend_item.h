@@ -140,6 +140,7 @@ static inline fv_attend_job fv_attend_job_of(const fv_attend_params *params, con
         .group = params->num_heads / params->num_kv_heads,
     };
     job.num_rows = item->num_tokens * job.group;
+    assert(job.num_rows <= fv_max_i32(params->block_q * job.group, FV_DECODE_ROWS)); /* scratch has room for no more */
     job.keys = fv_block_keys(&params->context_parallel, job.seq_len, job.context, item->first_token, item->num_tokens,
                              job.causal, params->window);
     job.keys.first = fv_max_i32(job.keys.first, item->first_key);
