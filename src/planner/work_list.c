@@ -234,8 +234,8 @@ static group_cut cut_group(const fv_split_rule *rule, const fv_step *step, const
             num_blocks++;
         }
     }
-    const int32_t is_one_block =
-        fv_takes_several_heads(rule, cut.num_tokens) && cut.num_tokens <= fv_most_item_tokens(rule);
+    const int32_t is_one_block = fv_takes_several_heads(rule, cut.num_tokens) &&
+                                 cut.num_tokens <= fv_most_item_tokens(rule);
     cut.block_tokens = is_one_block ? cut.num_tokens : rule->block_q;
     const int32_t prefix_blocks = (int32_t)fv_ceil_div(cut.num_tokens, cut.block_tokens);
     const int64_t cost = fv_work_cost(rule->problem, group->num_keys, cut.block_tokens);

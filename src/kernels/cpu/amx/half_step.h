@@ -36,8 +36,8 @@ FV_ALWAYS_INLINE void fv_half_score_product(fv_tile_item *item, const fv_score_o
 }
 
 /* Weights of two rows and a step, in turn (fv_word_pieces_in_turn), the low ones `piece_bytes` behind. */
-FV_ALWAYS_INLINE void fv_half_weigh_rows(fv_row_weigher *weigh, char *weights, int64_t piece_bytes, const float *scores,
-                                         int32_t row, const fv_key_factors *factors)
+FV_BETWEEN_PRODUCTS void fv_half_weigh_rows(fv_row_weigher *weigh, char *weights, int64_t piece_bytes,
+                                            const float *scores, int32_t row, const fv_key_factors *factors)
 {
     fv_lanes x[4];
     FV_UNROLL

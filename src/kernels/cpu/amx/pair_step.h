@@ -36,9 +36,9 @@ FV_ALWAYS_INLINE void fv_score_product(fv_tile_item *item, const fv_score_operan
 /* --- scores beside weights ------------------------------------------------------------------------------------- */
 
 /* Weights of a row and a step, packed, which it also returns. */
-FV_ALWAYS_INLINE fv_words fv_row_weigh(fv_row_weigher *weigh, char *weights, const float *scores, int32_t row,
-                                       const fv_key_factors *factors, const fv_exp2_constants *constants,
-                                       const int32_t is_fine)
+FV_BETWEEN_PRODUCTS fv_words fv_row_weigh(fv_row_weigher *weigh, char *weights, const float *scores, int32_t row,
+                                          const fv_key_factors *factors, const fv_exp2_constants *constants,
+                                          const int32_t is_fine)
 {
     const fv_lanes base = fv_lanes_splat(weigh->base[row]);
     const float *at = scores + row * FV_TILE_COLUMNS;

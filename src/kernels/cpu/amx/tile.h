@@ -41,6 +41,14 @@ enum {
 /* Tiles 3 to 6 have `few_rows` rows, the others 16. */
 static inline int32_t fv_tile_rows_of(int32_t t, int32_t few_rows) { return t >= 3 && t < 7 ? few_rows : FV_TILE_ROWS; }
 
+/* Of what stands between products, again and again in straight lines: inlined. Emulated it is out of line, for kernels
+ * would take minutes to compile. */
+#if !defined(FV_TILES_EMULATED)
+#define FV_BETWEEN_PRODUCTS FV_ALWAYS_INLINE
+#else
+#define FV_BETWEEN_PRODUCTS __attribute__((noinline, unused)) static
+#endif
+
 #if !defined(FV_TILES_EMULATED)
 
 /* The tiles are the thread's; a call that uses them configures and releases them. */
@@ -158,8 +166,7 @@ FV_ALWAYS_INLINE fv_tile_floats fv_tile_flush(fv_tile_floats value)
     return (fv_tile_floats)(bits & (fv_tile_words)((bits & 0x7f800000u) != 0));
 }
 
-/* Out of line: kernels that repeat it in straight lines would take minutes to compile. */
-__attribute__((noinline, unused)) static void fv_tile_dot(fv_tiles *tiles, int32_t c, int32_t a, int32_t b)
+FV_BETWEEN_PRODUCTS void fv_tile_dot(fv_tiles *tiles, int32_t c, int32_t a, int32_t b)
 {
     fv_tile_floats even[FV_TILE_ROWS], odd[FV_TILE_ROWS];
     for (int32_t k = 0; k < FV_TILE_ROWS; k++) {
