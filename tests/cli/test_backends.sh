@@ -35,6 +35,11 @@ bench json_holds "names($measured) == $mha" --backend all --kv-cache-dtype int8 
 bench json_holds "names($measured) == $mha" --backend all --window 40 --soft-cap 20 --sinks --alibi --json 2q3s100
 bench prints '^q1s64 +ROCM_AITER_FA ' --backend ROCM_AITER_FA q1s64
 
+# Neighbours are batches of one backend with the same kernels, and the reference kernels have none.
+bench prints '^4 steps between neighbours' --backend all --cliffs q1s64 q1s65
+prints '^2 steps between neighbours' "$fovea" bench --threads 2 --min-time 0.001 --repeat 2 --heads 4/2 --head-size 64 \
+    --cliffs q1s64 q1s65 q1s66
+
 # --- shared prefixes -----------------------------------------------------------------------------------------
 bench prints 'first 64 keys of a group shared' --backend all --shared-prefix 64 --cascade always 4q1s100
 bench json_holds "d['shared_prefix'] == 64 and names($measured) == $mha" \

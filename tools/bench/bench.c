@@ -58,7 +58,8 @@ static void print_help(void)
            "  --repeat N             runs for each row, at least (5)\n"
            "  --warm                 one copy of the cache, which may stay in the processor's caches\n"
            "  --stored               new keys are in the cache already: attention alone, without their write\n"
-           "  --cliffs               batches in this order are neighbours: where time / ceiling changes most\n"
+           "  --cliffs               batches in this order are neighbours: where time / ceiling changes most, of\n"
+           "                         each backend and kernels, but the reference\n"
            "  --json --csv           print that instead of a table\n"
            "  --output FILE          write the JSON there, beside the table\n"
            "  --compare FILE         ratio to the rows of an earlier --json\n"
@@ -435,7 +436,7 @@ static fv_status print_end(const bench *b)
 {
     const options *opts = b->opts;
     if (prints_table(b)) fv_bench_print_summary(b->rows, b->num_rows);
-    if (prints_table(b) && opts->cliffs) fv_bench_print_cliffs(b->rows, b->num_rows);
+    if (prints_table(b) && opts->cliffs) fv_bench_print_cliffs(b->rows, b->num_rows, REFERENCE);
     if (opts->json) fv_bench_print_json(stdout, &b->setting, b->rows, b->num_rows);
     if (opts->csv) fv_bench_print_csv(stdout, b->rows, b->num_rows);
     return write_output(b);

@@ -86,6 +86,19 @@ void fv_bench_print_summary(const fv_bench_row *rows, int32_t num_rows)
     }
 }
 
+void fv_bench_print_cliffs(const fv_bench_row *rows, int32_t num_rows, const char *reference)
+{
+    const fv_bench_cliffs cliffs = fv_bench_find_cliffs(rows, num_rows, reference);
+    printf("\n%d steps between neighbours, %d of them change time / ceiling by more than %.1f", cliffs.num_steps,
+           cliffs.num_cliffs, FV_CLIFF);
+    if (cliffs.from) {
+        printf("; the worst by %.2f, from %.2f of %s to %.2f of %s (%s, %s)", cliffs.worst,
+               fv_bench_ratio_to_ceiling(cliffs.from), cliffs.from->batch, fv_bench_ratio_to_ceiling(cliffs.to),
+               cliffs.to->batch, cliffs.to->backend, cliffs.to->kernels);
+    }
+    printf("\n");
+}
+
 /* Within quotes: a quote is written twice. */
 static void print_csv_text(FILE *file, const char *text)
 {

@@ -44,8 +44,9 @@ void fv_bench_print_row(const fv_bench_row *row);
 void fv_bench_print_device_heading(const fv_bench_setting *setting);
 void fv_bench_print_device_row(const fv_bench_row *row);
 
-/* Rows that follow each other as neighbours: where the ratio of time to ceiling changes most. */
-void fv_bench_print_cliffs(const fv_bench_row *rows, int32_t num_rows);
+/* Batches that follow each other as neighbours, within each backend and its kernels: where the ratio of time to
+ * ceiling changes most. The kernels `reference` are left out where there are others. */
+void fv_bench_print_cliffs(const fv_bench_row *rows, int32_t num_rows, const char *reference);
 
 /* Of each batch the best backend; of each backend its worst ratio, and where it is best or near. Prints nothing
  * for a single backend. */

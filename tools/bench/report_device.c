@@ -1,10 +1,7 @@
 /* Rows of a device: times of graphs beside those of plain launches, and the ceilings of the run. */
-#include <math.h>
 #include <string.h>
 
 #include "bench/report.h"
-
-#define CLIFF 1.3 /* neighbours should differ by less */
 
 void fv_bench_print_device_heading(const fv_bench_setting *setting)
 {
@@ -48,39 +45,5 @@ void fv_bench_print_device_row(const fv_bench_row *row)
            m->plain.median_us, best, terabytes_per_second(row), row->flops / m->run.median_us * 1e-6, ceiling,
            100 * ceiling_us / m->run.median_us, update, latency);
     if (row->old_ratio > 0) printf("  %.2f x the old speed", row->old_ratio);
-    printf("\n");
-}
-
-static double ratio_to_ceiling(const fv_bench_row *row)
-{
-    const char *kind;
-    return row->measured.run.median_us / fv_bench_ceiling_us(&kind, row);
-}
-
-void fv_bench_print_cliffs(const fv_bench_row *rows, int32_t num_rows)
-{
-    double worst = 1;
-    const fv_bench_row *before = NULL, *worst_rows[2] = {0};
-    int32_t num_steps = 0, num_cliffs = 0;
-    for (int32_t i = 0; i < num_rows; i++) {
-        if (rows[i].skipped[0]) continue;
-        if (before) {
-            const double change = exp(fabs(log(ratio_to_ceiling(&rows[i]) / ratio_to_ceiling(before))));
-            num_steps++;
-            num_cliffs += change > CLIFF;
-            if (change > worst) {
-                worst = change;
-                worst_rows[0] = before;
-                worst_rows[1] = &rows[i];
-            }
-        }
-        before = &rows[i];
-    }
-    printf("\n%d steps between neighbours, %d of them change time / ceiling by more than %.1f", num_steps, num_cliffs,
-           CLIFF);
-    if (worst_rows[0]) {
-        printf("; the worst by %.2f, from %.2f of %s to %.2f of %s", worst, ratio_to_ceiling(worst_rows[0]),
-               worst_rows[0]->batch, ratio_to_ceiling(worst_rows[1]), worst_rows[1]->batch);
-    }
     printf("\n");
 }

@@ -1,5 +1,6 @@
 #include "bench/summary.h"
 
+#include <math.h>
 #include <string.h>
 
 static int32_t is_measured(const fv_bench_row *row) { return row->skipped[0] == '\0'; }
@@ -70,4 +71,39 @@ int32_t fv_bench_summarize(fv_backend_score *backends, int32_t max_backends, con
 int32_t fv_bench_is_best(const fv_bench_row *row, const fv_bench_row *rows)
 {
     return is_measured(row) && same_kernels(row, rows) && row->best_ratio == 1.0;
+}
+
+double fv_bench_ratio_to_ceiling(const fv_bench_row *row)
+{
+    const char *kind;
+    return row->measured.run.median_us / fv_bench_ceiling_us(&kind, row);
+}
+
+/* The row of the same backend and kernels for the batch before that of rows[at]; NULL: none. */
+static const fv_bench_row *find_neighbour(const fv_bench_row *rows, int32_t at)
+{
+    for (int32_t i = at - 1; i >= 0; i--) {
+        const int32_t is_same = same_kernels(&rows[i], &rows[at]) && strcmp(rows[i].backend, rows[at].backend) == 0;
+        if (is_same && is_measured(&rows[i])) return &rows[i];
+    }
+    return NULL;
+}
+
+fv_bench_cliffs fv_bench_find_cliffs(const fv_bench_row *rows, int32_t num_rows, const char *reference)
+{
+    fv_bench_cliffs cliffs = {.worst = 1};
+    for (int32_t i = 0; i < num_rows; i++) {
+        const int32_t is_beside = strcmp(rows[i].kernels, reference) == 0 && !same_kernels(&rows[i], &rows[0]);
+        if (!is_measured(&rows[i]) || is_beside) continue;
+        const fv_bench_row *before = find_neighbour(rows, i);
+        if (!before) continue;
+        const double change = exp(fabs(log(fv_bench_ratio_to_ceiling(&rows[i]) / fv_bench_ratio_to_ceiling(before))));
+        cliffs.num_steps++;
+        cliffs.num_cliffs += change > FV_CLIFF;
+        if (change <= cliffs.worst) continue;
+        cliffs.worst = change;
+        cliffs.from = before;
+        cliffs.to = &rows[i];
+    }
+    return cliffs;
 }

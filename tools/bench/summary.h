@@ -26,4 +26,19 @@ int32_t fv_bench_summarize(fv_backend_score *backends, int32_t max_backends, con
 /* 1: the row is the fastest of its batch with the kernels of the first row of all. */
 int32_t fv_bench_is_best(const fv_bench_row *row, const fv_bench_row *rows);
 
+#define FV_CLIFF 1.3 /* time / ceiling of neighbours should differ by less */
+
+/* Steps between neighbours: two batches in a row of one backend with the same kernels. */
+typedef struct fv_bench_cliffs {
+    int32_t num_steps;
+    int32_t num_cliffs;            /* of these steps, whose ratio of time to ceiling changes by more than FV_CLIFF */
+    double worst;                  /* the largest change; 1: none */
+    const fv_bench_row *from, *to; /* what changes so; NULL: nothing */
+} fv_bench_cliffs;
+
+/* `reference` names the kernels that are left out where there are others. */
+fv_bench_cliffs fv_bench_find_cliffs(const fv_bench_row *rows, int32_t num_rows, const char *reference);
+
+double fv_bench_ratio_to_ceiling(const fv_bench_row *row);
+
 #endif
