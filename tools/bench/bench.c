@@ -41,29 +41,31 @@ typedef struct options {
 
 static void print_help(void)
 {
-    printf("usage: fovea bench [SPEC...] [OPTION...]\n"
-           "       fovea bench mla-layer [OPTION...]     a layer of DeepSeek-V3, stage by stage\n\n"
-           "Times attention over batches SPEC: groups (count)q(len)(s(len)) joined with _, k for x 1024;\n"
-           "32q1s4k is 32 decodes over 4096 keys, q2k a prefill, 2q1ks2k_32q1s1k a mix.\n"
-           "Default: q1s8k 32q1s4k 4q4s8k q2k. Each time stands beside its ceiling, measured in the same run:\n"
-           "a read of the same pages in the same order (shared ones once), or the peak of the multiply-add units.\n"
-           "Several backends take turns, run by run; x best is the time over that of the fastest.\n"
-           "On a GPU the read and the peak, a GEMM, are the GPU's; times are medians of graph replays by events, next\n"
-           "to those of plain launches, with the host's time for an update and the latency into an idle "
-           "stream.\n\n" FV_PROBLEM_HELP FV_PLAN_HELP "  --device NAME          cpu, cuda, cuda:1 (cpu)\n"
-           "  --backend NAME|all     (the one that auto takes)\n"
-           "  --kernels NAME|all     best, reference, portable, avx2, ... (best, and reference once)\n"
-           "  --threads N            (the CPUs that this process may use)\n"
-           "  --min-time S           seconds for each row, at least (0.5)\n"
-           "  --repeat N             runs for each row, at least (5)\n"
-           "  --warm                 one copy of the cache, which may stay in the processor's caches\n"
-           "  --stored               new keys are in the cache already: attention alone, without their write\n"
-           "  --cliffs               batches in this order are neighbours: where time / ceiling changes most, of\n"
-           "                         each backend and kernels, but the reference\n"
-           "  --json --csv           print that instead of a table\n"
-           "  --output FILE          write the JSON there, beside the table\n"
-           "  --compare FILE         ratio to the rows of an earlier --json\n"
-           "  --help                 this text\n");
+    printf(
+        "usage: fovea bench [SPEC...] [OPTION...]\n"
+        "       fovea bench mla-layer [OPTION...]     a layer of DeepSeek-V3, stage by stage\n\n"
+        "Times attention over batches SPEC: groups (count)q(len)(s(len)) joined with _, k for x 1024;\n"
+        "32q1s4k is 32 decodes over 4096 keys, q2k a prefill, 2q1ks2k_32q1s1k a mix.\n"
+        "Default: q1s8k 32q1s4k 4q4s8k q2k. Each time stands beside its ceiling, measured in the same run:\n"
+        "a read of the same pages in the same order (shared ones once), or the peak of the multiply-add units.\n"
+        "Several backends take turns, run by run; x best is the time over that of the fastest.\n"
+        "On a GPU the read and the peak, a GEMM, are the GPU's; times are medians of graph replays by events, next\n"
+        "to those of plain launches, with the host's time for an update and the latency into an idle "
+        "stream.\n\n" FV_PROBLEM_HELP FV_PLAN_HELP "  --device NAME          cpu, cuda, cuda:1 (cpu)\n"
+        "  --backend NAME|all     (the one that auto takes)\n"
+        "  --kernels NAME|all     best, reference, portable, avx2, ... (best, and reference once)\n"
+        "  --threads N            (the CPUs that this process may use)\n"
+        "  --min-time S           seconds for each row, at least (0.5)\n"
+        "  --repeat N             runs for each row, at least (5, which ten times --min-time end, as they do runs of\n"
+        "                         a reference that --kernels does not ask for)\n"
+        "  --warm                 one copy of the cache, which may stay in the processor's caches\n"
+        "  --stored               new keys are in the cache already: attention alone, without their write\n"
+        "  --cliffs               batches in this order are neighbours: where time / ceiling changes most, of\n"
+        "                         each backend and kernels, but the reference\n"
+        "  --json --csv           print that instead of a table\n"
+        "  --output FILE          write the JSON there, beside the table\n"
+        "  --compare FILE         ratio to the rows of an earlier --json\n"
+        "  --help                 this text\n");
 }
 
 enum {
@@ -91,7 +93,7 @@ static fv_status set_option(options *opts, int value, const char *text)
     case KERNELS: opts->kernels = text; return FV_OK;
     case THREADS: return fv_args_i32(&opts->num_threads, "--threads", text, 1, 4096);
     case MIN_TIME: return fv_args_f64(&opts->limits.min_seconds, "--min-time", text, 0, 3600);
-    case REPEAT: return fv_args_i32(&opts->limits.min_runs, "--repeat", text, 1, 2000);
+    case REPEAT: opts->limits.runs_are_asked = 1; return fv_args_i32(&opts->limits.min_runs, "--repeat", text, 1, 2000);
     case WARM: opts->warm = 1; return FV_OK;
     case STORED: opts->stored = 1; return FV_OK;
     case CLIFFS: opts->cliffs = 1; return FV_OK;
@@ -142,7 +144,7 @@ static fv_status read_options(options *opts, int argc, char **argv)
         {NULL, 0, NULL, 0},
     };
     static const char *const default_specs[] = {DEFAULT_SPECS};
-    *opts = (options){.device = "cpu", .backend = "auto", .limits = {0.5, 5}};
+    *opts = (options){.device = "cpu", .backend = "auto", .limits = {.min_seconds = 0.5, .min_runs = 5}};
     fv_problem_args_init(&opts->args);
     opterr = 0;
     int value;
@@ -345,7 +347,9 @@ static fv_status run_reference(bench *b, const char *spec, fv_workload *workload
         snprintf(row->skipped, sizeof(row->skipped), "would take about %.0f s; --kernels reference runs it", seconds);
         return FV_OK;
     }
-    status = fv_measure(&reference, 1, workload, &b->opts->limits);
+    fv_measure_limits limits = b->opts->limits;
+    limits.runs_are_asked &= b->opts->kernels != NULL;
+    status = fv_measure(&reference, 1, workload, &limits);
     if (status == FV_OK) fill_row(row, &reference, workload);
     return status;
 }

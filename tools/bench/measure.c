@@ -185,14 +185,19 @@ static fv_status sample_plan(race *r, timed_plan *timed, int32_t round)
     return status;
 }
 
+int32_t fv_measure_is_enough(const fv_measure_limits *limits, int32_t num_rounds, int32_t num_plans, double seconds)
+{
+    const double min_seconds = limits->min_seconds * num_plans;
+    if (num_rounds >= limits->min_runs) return seconds >= min_seconds;
+    return !limits->runs_are_asked && num_rounds > 0 && seconds >= 10 * min_seconds;
+}
+
 static fv_status run_rounds(race *r, const fv_measure_limits *limits)
 {
-    const double start = fv_now_us(), min_seconds = limits->min_seconds * r->num_plans;
+    const double start = fv_now_us();
     r->num_rounds = 0;
     for (int32_t round = 0; round < MAX_SAMPLES; round++) {
-        const double elapsed = (fv_now_us() - start) * 1e-6;
-        if (elapsed >= min_seconds && round >= limits->min_runs) break;
-        if (elapsed >= 10 * min_seconds && round > 0) break;
+        if (fv_measure_is_enough(limits, round, r->num_plans, (fv_now_us() - start) * 1e-6)) break;
         for (int32_t i = 0; i < r->num_plans; i++) {
             const fv_status status = sample_plan(r, r->plans[(round + i) % r->num_plans], round);
             if (status != FV_OK) return status;
@@ -211,7 +216,7 @@ static fv_status run_race(race *r, const fv_measure_limits *limits)
     fv_status status = alloc_workspace(&r->workspace, r->workload->device, r->plans, r->num_plans);
     /* The pages are the same bytes in every layout: one order of reading is the ceiling of all. */
     if (status == FV_OK) status = fv_workload_list_ranges(r->workload, r->plans[0]->plan->problem.kv_layout);
-    const fv_measure_limits once = {0, 1}; /* touches code, workspace and output */
+    const fv_measure_limits once = {.min_runs = 1}; /* touches code, workspace and output */
     if (status == FV_OK) status = run_rounds(r, &once);
     return status == FV_OK ? run_rounds(r, limits) : status;
 }

@@ -31,8 +31,12 @@ typedef struct fv_measurement {
 
 typedef struct fv_measure_limits {
     double min_seconds; /* run each plan at least so long ... */
-    int32_t min_runs;   /* ... and so often, but never much longer than 10 x min_seconds */
+    int32_t min_runs;   /* ... and so often; where they are not asked for, never much longer than 10 x min_seconds */
+    int32_t runs_are_asked; /* 1: min_runs whatever they take */
 } fv_measure_limits;
+
+/* 1: so many rounds of so many plans, which took `seconds`, will do. */
+int32_t fv_measure_is_enough(const fv_measure_limits *limits, int32_t num_rounds, int32_t num_plans, double seconds);
 
 /* A plan that is measured beside others. */
 typedef struct fv_contender {

@@ -225,12 +225,10 @@ static fv_status run_round(device_race *r, int32_t round)
 
 static fv_status run_rounds(device_race *r, const fv_measure_limits *limits)
 {
-    const double start = fv_now_us(), min_seconds = limits->min_seconds * r->num_plans;
+    const double start = fv_now_us();
     fv_status status = run_round(r, 0); /* warms up: its times are written over */
     for (r->num_rounds = 0; r->num_rounds < MAX_SAMPLES && status == FV_OK; r->num_rounds++) {
-        const double elapsed = (fv_now_us() - start) * 1e-6;
-        if (elapsed >= min_seconds && r->num_rounds >= limits->min_runs) break;
-        if (elapsed >= 10 * min_seconds && r->num_rounds > 0) break;
+        if (fv_measure_is_enough(limits, r->num_rounds, r->num_plans, (fv_now_us() - start) * 1e-6)) break;
         status = run_round(r, r->num_rounds);
     }
     return status;

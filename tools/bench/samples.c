@@ -9,11 +9,17 @@ static int compare_doubles(const void *a, const void *b)
     return (x > y) - (x < y);
 }
 
+/* Of two in the middle their mean. */
+static double median_of(const double *sorted, int32_t count)
+{
+    return (sorted[(count - 1) / 2] + sorted[count / 2]) / 2;
+}
+
 fv_samples fv_samples_of(double *values, int32_t count)
 {
     if (count == 0) return (fv_samples){0};
     qsort(values, (size_t)count, sizeof(*values), compare_doubles);
-    const double median = values[count / 2];
+    const double median = median_of(values, count);
     return (fv_samples){
         .median_us = median,
         .min_us = values[0],
