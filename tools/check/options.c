@@ -9,10 +9,14 @@
 #include "core/cpu.h"
 #include "core/error.h"
 #include "fovea/backend.h"
-#include "kernels/cpu_tables.h"
 
 #define DEFAULT_RANDOM 3000
 #define QUICK_RANDOM 600
+
+const check_emulated_level check_emulated_levels[CHECK_NUM_EMULATED] = {
+    {FV_ISA_AVX512_BF16, &fv_cpu_emulated_bf16},
+    {FV_ISA_AMX, &fv_cpu_emulated_amx},
+};
 
 void check_options_print_help(void)
 {
@@ -75,29 +79,29 @@ static fv_status parse_backends(check_options *options, const char *text)
     return status;
 }
 
+/* A level that the CPU has not, and that is emulated in place of that, limits nothing. */
 static fv_status parse_isa(check_options *options, const char *text)
 {
     fv_isa isa;
-    options->isa = strcmp(text, "all") == 0 ? NULL : text;
-    if (!options->isa) return FV_OK;
+    options->isa = NULL;
+    if (strcmp(text, "all") == 0) return FV_OK;
     const fv_status status = fv_isa_parse(&isa, text);
-    const int32_t has_emulated = isa == FV_ISA_AVX512_BF16 || isa == FV_ISA_AMX;
-    if (status == FV_OK && has_emulated && fv_cpu_isa() < isa) options->isa = NULL;
-    return status;
+    if (status != FV_OK) return status;
+    int32_t is_emulated = 0;
+    for (int32_t i = 0; i < CHECK_NUM_EMULATED; i++) is_emulated |= check_emulated_levels[i].isa == isa;
+    if (!is_emulated || fv_cpu_isa() >= isa) options->isa = text;
+    return FV_OK;
 }
 
 /* Levels that the CPU has not, where no weaker one is asked for, or one by name. */
 static void find_emulated(check_options *options)
 {
-    static const struct {
-        fv_isa isa;
-        const fv_kernel_table *table;
-    } all[] = {{FV_ISA_AVX512_BF16, &fv_cpu_emulated_bf16}, {FV_ISA_AMX, &fv_cpu_emulated_amx}};
     if (strcmp(options->device, "cpu") != 0) return;
-    for (int32_t i = 0; i < FV_ARRAY_LEN(all); i++) {
-        const int32_t is_named = options->kernels && strcmp(options->kernels, all[i].table->name) == 0;
-        if (is_named || (fv_cpu_isa() < all[i].isa && !options->isa))
-            options->emulated[options->num_emulated++] = all[i].table;
+    for (int32_t i = 0; i < CHECK_NUM_EMULATED; i++) {
+        const check_emulated_level *level = &check_emulated_levels[i];
+        const int32_t is_named = options->kernels && strcmp(options->kernels, level->table->name) == 0;
+        if (is_named || (fv_cpu_isa() < level->isa && !options->isa))
+            options->emulated[options->num_emulated++] = level->table;
     }
 }
 

@@ -2,9 +2,18 @@
 #ifndef FV_TOOLS_CHECK_OPTIONS_H
 #define FV_TOOLS_CHECK_OPTIONS_H
 
-#include "fovea/status.h"
+#include "kernels/cpu_tables.h"
 
 #define CHECK_MAX_BACKENDS 16
+#define CHECK_NUM_EMULATED 2
+
+/* A level whose kernels also run with its instructions in plain C, where the CPU does not have them. */
+typedef struct check_emulated_level {
+    fv_isa isa;
+    const fv_kernel_table *table;
+} check_emulated_level;
+
+extern const check_emulated_level check_emulated_levels[CHECK_NUM_EMULATED];
 
 typedef struct check_options {
     const char *backends[CHECK_MAX_BACKENDS]; /* names of the library */
@@ -13,7 +22,7 @@ typedef struct check_options {
     const char *device;   /* where the kernels run */
     const char *isa;      /* strongest level; NULL what the CPU has */
     int32_t num_emulated; /* tables whose instructions run in plain C */
-    const struct fv_kernel_table *emulated[2];
+    const fv_kernel_table *emulated[CHECK_NUM_EMULATED];
     const char *only; /* a case, or a group of cases; NULL all */
     int32_t num_random;
     int64_t seed;

@@ -16,7 +16,6 @@
 #include "core/error.h"
 #include "core/executor.h"
 #include "fovea/backend.h"
-#include "kernels/cpu_tables.h"
 #include "kvcache/latent_entry.h"
 
 /* Costs in (row, key, element) steps of check_case_cost(). */
@@ -311,9 +310,10 @@ static fv_status check_kernels_name(const check_suite *suite)
         if (table_wanted(suite, table)) return FV_OK;
         append_name(names, sizeof(names), table->name);
     }
-    const fv_kernel_table *by_name[] = {&fv_cpu_emulated_bf16, &fv_cpu_emulated_amx};
-    for (int32_t i = 0; i < FV_ARRAY_LEN(by_name) && strcmp(suite->options->device, "cpu") == 0; i++)
-        if (!is_emulated(suite, by_name[i]->name)) append_name(names, sizeof(names), by_name[i]->name);
+    for (int32_t i = 0; i < CHECK_NUM_EMULATED && strcmp(suite->options->device, "cpu") == 0; i++) {
+        const char *name = check_emulated_levels[i].table->name;
+        if (!is_emulated(suite, name)) append_name(names, sizeof(names), name);
+    }
     return fv_fail(FV_ERR_INVALID, "--kernels is '%s'; accepted: %s", suite->options->kernels, names);
 }
 
