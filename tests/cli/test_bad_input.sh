@@ -73,6 +73,10 @@ refuses "no-such/plot.svg" "$fovea" pipeline 3:2 --svg "$work/no-such/plot.svg"
 refuses "unknown option|accepted" "$fovea" check --frobnicate
 refuses "only is 'no_such'; no such case" "$fovea" check --list --json --only no_such
 judge "$([ -s "$work/out" ] && echo 'something was printed before')" check --list --json --only no_such
+refuses "nothing was run: --kernels is 'amx-emulated'.*'rope'.*accepted" \
+    "$fovea" check --only rope --kernels amx-emulated
+refuses "nothing was run" "$fovea" check --json --only rope --kernels amx-emulated
+judge "$([ -s "$work/out" ] && echo 'something was printed before')" check --json --only rope --kernels amx-emulated
 json_holds "d[0]['name'] == 'random.7' and 'heads, D ' in d[0]['text'] and len(d) == 1" \
     "$fovea" check --list --json --only random.7
 json_holds "[c['name'] for c in d] == ['mutants']" "$fovea" check --list --json --only mutants

@@ -353,6 +353,15 @@ static fv_status nothing_selected(const check_options *options)
     return fv_fail(FV_ERR_INVALID, "--only is '%s'; no such case, fovea check --list names them", options->only);
 }
 
+/* Cases were selected, and the kernels that were asked for take none of them. */
+static fv_status nothing_run(const check_options *options)
+{
+    return fv_fail(FV_ERR_INVALID,
+                   "nothing was run: --kernels is '%s', of which --only '%s' has nothing to run; accepted: kernels of "
+                   "this CPU or device, or of emulated ones small cases of attention",
+                   options->kernels ? options->kernels : "all", options->only ? options->only : "all");
+}
+
 fv_status check_suite_run(check_report *report, const check_options *options)
 {
     check_suite suite = {.options = options, .report = report};
@@ -380,6 +389,7 @@ fv_status check_suite_run(check_report *report, const check_options *options)
     for (int32_t i = 0; i < suite.grids.num_cases; i++)
         if (check_case_cost(&suite.grids.cases[i]) >= LARGE_COST)
             run_case(&suite, &suite.grids.cases[i], &suite.threaded);
+    if (report->passed + report->failed + report->skipped == 0) status = nothing_run(options);
 
 out:
     close_suite(&suite);
