@@ -81,6 +81,8 @@ json_holds "d[0]['name'] == 'random.7' and 'heads, D ' in d[0]['text'] and len(d
     "$fovea" check --list --json --only random.7
 json_holds "[c['name'] for c in d] == ['mutants']" "$fovea" check --list --json --only mutants
 json_holds "len(d) > 600 and {'mutants', 'rope'} < {c['name'] for c in d}" "$fovea" check --list --json --quick
+json_holds "(d['device'], d['isa'], d['kernels'], d['backends']) == ('cpu', None, 'portable', ['ROCM_ATTN'])" \
+    "$fovea" check --json --only random.7 --kernels portable --backends ROCM_ATTN
 full() { # full COMMAND...: what cannot be written is an error
     refuses "cannot write to standard output" bash -c 'exec "$@" >/dev/full' - "$@"
 }

@@ -10,7 +10,7 @@ static fv_status run(int *exit_code, const check_options *options)
 {
     check_report *report = malloc(sizeof(*report)); /* too large for the stack */
     if (!report) return fv_fail(FV_ERR_NO_MEMORY, "no memory for the report");
-    check_report_init(report, (uint64_t)options->seed, options->json);
+    check_report_init(report, options);
     const fv_status status = check_suite_run(report, options);
     if (status == FV_OK) {
         if (options->json)

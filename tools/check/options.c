@@ -79,6 +79,22 @@ static fv_status parse_backends(check_options *options, const char *text)
     return status;
 }
 
+static void append(char *text, size_t text_bytes, const char *before, const char *value)
+{
+    const size_t length = strlen(text);
+    snprintf(text + length, text_bytes - length, "%s%s", before, value);
+}
+
+void check_options_write_runners(char *text, size_t text_bytes, const check_options *options)
+{
+    text[0] = '\0';
+    if (strcmp(options->device, "cpu") != 0) append(text, text_bytes, " --device ", options->device);
+    if (options->isa) append(text, text_bytes, " --isa ", options->isa);
+    if (options->kernels) append(text, text_bytes, " --kernels ", options->kernels);
+    for (int32_t i = 0; i < options->num_backends && options->num_backends != fv_backend_count(); i++)
+        append(text, text_bytes, i == 0 ? " --backends " : ",", options->backends[i]);
+}
+
 /* A level that the CPU has not, and that is emulated in place of that, limits nothing. */
 static fv_status parse_isa(check_options *options, const char *text)
 {

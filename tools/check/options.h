@@ -33,6 +33,10 @@ typedef struct check_options {
 /* Reads the command line; FV_ERR_INVALID with a text. */
 fv_status check_options_parse(check_options *options, int argc, char **argv);
 
+/* The options that say what runs the cases, each behind a space, as the command line has them: " --device cuda
+ * --kernels portable"; "" where none differs from the default. */
+void check_options_write_runners(char *text, size_t text_bytes, const check_options *options);
+
 void check_options_print_help(void);
 
 #endif

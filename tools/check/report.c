@@ -36,12 +36,11 @@ void check_result_skip(check_result *result, const char *format, ...)
     va_end(args);
 }
 
-void check_report_init(check_report *report, uint64_t seed, int32_t quiet)
+void check_report_init(check_report *report, const check_options *options)
 {
     memset(report, 0, sizeof(*report));
     pthread_mutex_init(&report->lock, NULL);
-    report->seed = seed;
-    report->quiet = quiet;
+    report->options = options;
 }
 
 void check_report_deinit(check_report *report) { pthread_mutex_destroy(&report->lock); }
@@ -65,6 +64,14 @@ static void count(check_tally *tally, const check_result *result)
     if (result->worst > tally->worst) tally->worst = result->worst;
 }
 
+void check_report_write_command(char *text, size_t text_bytes, const check_report *report, const check_result *failure)
+{
+    char runners[384];
+    check_options_write_runners(runners, sizeof(runners), report->options);
+    snprintf(text, text_bytes, "fovea check --only %s --seed %" PRId64 "%s", failure->id, report->options->seed,
+             runners);
+}
+
 static void add_failure(check_report *report, const check_result *result, const char *description)
 {
     if (report->num_failures < CHECK_MAX_TALLIES) {
@@ -72,9 +79,11 @@ static void add_failure(check_report *report, const check_result *result, const 
         report->failures[at] = *result;
         snprintf(report->descriptions[at], sizeof(report->descriptions[at]), "%s", description);
     }
-    if (report->quiet || report->failed > MAX_PRINTED_FAILURES) return;
-    printf("FAIL %s on %s: %s\n     %s\n     again: fovea check --only %s --seed %" PRIu64 "\n", result->id,
-           result->runner, result->text, description, result->id, report->seed);
+    if (report->options->json || report->failed > MAX_PRINTED_FAILURES) return;
+    char again[512];
+    check_report_write_command(again, sizeof(again), report, result);
+    printf("FAIL %s on %s: %s\n     %s\n     again: %s\n", result->id, result->runner, result->text, description,
+           again);
     if (report->failed == MAX_PRINTED_FAILURES) printf("further failures are counted, not printed\n");
     fflush(stdout);
 }
@@ -141,12 +150,24 @@ static void print_tallies(fv_json *json, const char *key, const check_tally *tal
     fv_json_end_array(json);
 }
 
+/* null: all that there are. */
+static void print_runners(fv_json *json, const check_options *options)
+{
+    fv_json_string(json, "device", options->device);
+    fv_json_string(json, "isa", options->isa);
+    fv_json_string(json, "kernels", options->kernels);
+    fv_json_begin_array(json, "backends");
+    for (int32_t i = 0; i < options->num_backends; i++) fv_json_string(json, NULL, options->backends[i]);
+    fv_json_end_array(json);
+}
+
 void check_report_print_json(const check_report *report)
 {
     fv_json json;
     fv_json_init(&json, stdout);
     fv_json_begin_object(&json, NULL);
-    fv_json_int(&json, "seed", (int64_t)report->seed);
+    fv_json_int(&json, "seed", report->options->seed);
+    print_runners(&json, report->options);
     fv_json_int(&json, "passed", report->passed);
     fv_json_int(&json, "failed", report->failed);
     fv_json_int(&json, "skipped", report->skipped);
@@ -156,11 +177,14 @@ void check_report_print_json(const check_report *report)
     print_tallies(&json, "skip_reasons", report->reasons, report->num_reasons);
     fv_json_begin_array(&json, "failures");
     for (int32_t i = 0; i < report->num_failures; i++) {
+        char again[512];
+        check_report_write_command(again, sizeof(again), report, &report->failures[i]);
         fv_json_begin_row(&json);
         fv_json_string(&json, "id", report->failures[i].id);
         fv_json_string(&json, "runner", report->failures[i].runner);
         fv_json_string(&json, "finding", report->failures[i].text);
         fv_json_string(&json, "case", report->descriptions[i]);
+        fv_json_string(&json, "again", again);
         fv_json_end_object(&json);
     }
     fv_json_end_array(&json);

@@ -5,6 +5,7 @@
 #include <pthread.h>
 #include <stdint.h>
 
+#include "check/options.h"
 #include "core/compiler.h"
 #include "json.h"
 
@@ -38,8 +39,7 @@ typedef struct check_tally {
 
 typedef struct check_report {
     pthread_mutex_t lock;
-    uint64_t seed; /* for the line that reproduces a failure */
-    int32_t quiet; /* 1: failures are only kept, for --json */
+    const check_options *options; /* kept; for the command that repeats a failure; with json failures are not printed */
     int64_t passed, failed, skipped;
     int32_t mutants, mutants_caught;
     check_tally runners[CHECK_MAX_TALLIES];
@@ -51,11 +51,14 @@ typedef struct check_report {
     int32_t num_failures;
 } check_report;
 
-void check_report_init(check_report *report, uint64_t seed, int32_t quiet);
+void check_report_init(check_report *report, const check_options *options);
 void check_report_deinit(check_report *report);
 
 /* Counts a result and prints a failure, with `description` of its case and the command that repeats it. */
 void check_report_add(check_report *report, const check_result *result, const char *description);
+
+/* The command that repeats the failure. */
+void check_report_write_command(char *text, size_t text_bytes, const check_report *report, const check_result *failure);
 
 /* The end: runners, reasons for skipping, mutants, and the line "N passed, N failed, N skipped". */
 void check_report_print(const check_report *report);
