@@ -31,6 +31,23 @@ quick=("$fovea" bench --threads 2 --min-time 0 --repeat 2 --kernels best --heads
 runs "${quick[@]}" --output "$work/old.json" q1s64
 prints " [0-9.]+ x the old speed" "${quick[@]}" --compare "$work/old.json" --output "$work/old.json" q1s64
 json_holds "len(d['rows']) == 1 and d['rows'][0]['times_faster_than_old'] > 0" cat "$work/old.json"
+notes() { # notes COUNT COMMAND...: so many lines say that nothing is compared, and all rows or none are
+    local count=$1
+    shift
+    runs "$@" || return
+    judge "$([ "$(grep -c 'note: --compare .* has no row of the same' "$work/err")" -eq "$count" ] &&
+        [ "$(grep -c 'the old speed' "$work/out")" -eq $((1 - count)) ] || echo "not $count notes")" "$@"
+}
+notes 0 "${quick[@]}" --compare "$work/old.json" q1s64
+notes 1 "${quick[@]}" --compare "$work/old.json" q1s65
+notes 1 "${quick[@]}" --compare "$work/old.json" --stored q1s64
+notes 1 "${quick[@]}" --compare "$work/old.json" --shared-prefix 32 q1s64
+runs "${quick[@]}" --output "$work/stored.json" --stored q1s64
+notes 1 "${quick[@]}" --compare "$work/stored.json" q1s64
+cat "$work/stored.json" "$work/old.json" >"$work/both.json"
+notes 0 "${quick[@]}" --compare "$work/both.json" q1s64
+notes 0 "${quick[@]}" --compare "$work/both.json" --stored q1s64
+refuses "compare does not go with --csv.*accepted: --json" "${quick[@]}" --compare "$work/old.json" --csv q1s64
 head -c -3 "$work/old.json" >"$work/cut.json"
 refuses "cut.json', which ends early; accepted" "${quick[@]}" --compare "$work/cut.json" q1s64
 head -c -1 "$work/old.json" >"$work/cut.json" # the end of a line alone

@@ -64,7 +64,8 @@ static void print_help(void)
         "                         each backend and kernels, but the reference\n"
         "  --json --csv           print that instead of a table\n"
         "  --output FILE          write the JSON there, beside the table\n"
-        "  --compare FILE         ratio to the rows of an earlier --json\n"
+        "  --compare FILE         ratio to the rows of an earlier --json, with the same problem, --shared-prefix,\n"
+        "                         --stored, batch, backend and kernels\n"
         "  --help                 this text\n");
 }
 
@@ -115,6 +116,10 @@ static fv_status check_options(const options *opts)
     if (opts->json && opts->csv)
         return fv_fail(FV_ERR_INVALID,
                        "--csv does not go with --json; accepted: either, and --output FILE for the JSON");
+    if (opts->compare && opts->csv)
+        return fv_fail(FV_ERR_INVALID,
+                       "--compare does not go with --csv, which has no column for it; accepted: --json, "
+                       "or the table");
     if (opts->cliffs && (opts->json || opts->csv))
         return fv_fail(FV_ERR_INVALID,
                        "--cliffs does not go with %s; accepted: --cliffs, with --output FILE for the JSON", printed);
@@ -379,7 +384,7 @@ static fv_status run_batch(bench *b, const char *spec)
     if (status == FV_OK) status = run_reference(b, spec, &workload);
     const int32_t num_rows = (int32_t)(b->rows + b->num_rows - first);
     if (status == FV_OK) fv_bench_fill_ratios(first, num_rows, REFERENCE);
-    if (status == FV_OK && opts->compare) status = fv_bench_compare(first, num_rows, b->setting.problem, opts->compare);
+    if (status == FV_OK && opts->compare) status = fv_bench_compare(first, num_rows, &b->setting, opts->compare);
     for (int32_t i = 0; i < num_rows && status == FV_OK; i++) print_row(b, &first[i]);
     fflush(stdout);
     fv_workload_deinit(&workload);
@@ -436,9 +441,21 @@ static void print_heading(const bench *b)
     fflush(stdout);
 }
 
+static void note_nothing_compared(const bench *b)
+{
+    for (int32_t i = 0; i < b->num_rows; i++) {
+        if (b->rows[i].old_ratio > 0) return;
+    }
+    fprintf(stderr,
+            "fovea bench: note: --compare '%s' has no row of the same problem, --shared-prefix, --stored, batch, "
+            "backend and kernels\n",
+            b->opts->compare);
+}
+
 static fv_status print_end(const bench *b)
 {
     const options *opts = b->opts;
+    if (opts->compare) note_nothing_compared(b);
     if (prints_table(b)) fv_bench_print_summary(b->rows, b->num_rows);
     if (prints_table(b) && opts->cliffs) fv_bench_print_cliffs(b->rows, b->num_rows, REFERENCE);
     if (opts->json) fv_bench_print_json(stdout, &b->setting, b->rows, b->num_rows);
@@ -451,8 +468,11 @@ static fv_status run_bench(bench *b)
     const options *opts = b->opts;
     char problem[320];
     fv_problem_args_describe(problem, sizeof(problem), &opts->args.problem);
+    b->setting.problem = problem;
+    b->setting.shared_prefix = opts->args.shared_prefix;
+    b->setting.stored = opts->stored;
     fv_status status = open_device(b);
-    if (status == FV_OK && opts->compare) status = fv_bench_compare(NULL, 0, problem, opts->compare);
+    if (status == FV_OK && opts->compare) status = fv_bench_compare(NULL, 0, &b->setting, opts->compare);
     if (status == FV_OK) status = open_output(b); /* what is wrong with files is so before the first run */
     if (status == FV_OK) status = measure_device(b);
     if (status != FV_OK) return status;
@@ -460,9 +480,6 @@ static fv_status run_bench(bench *b)
     choose_kernels(b);
     status = alloc_rows(b);
     if (status != FV_OK) return status;
-    b->setting.problem = problem;
-    b->setting.shared_prefix = opts->args.shared_prefix;
-    b->setting.stored = opts->stored;
     b->setting.num_threads = fv_context_num_workers(b->context);
     b->setting.device = b->device;
     b->setting.ceilings = b->clock ? &b->ceilings : NULL;

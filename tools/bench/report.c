@@ -296,21 +296,40 @@ static void walk_json(json_place *place, const char *text)
     }
 }
 
-fv_status fv_bench_compare(fv_bench_row *rows, int32_t num_rows, const char *problem, const char *path)
+/* What the rows of a file were measured with. */
+typedef struct old_setting {
+    int32_t is_same_problem;
+    int32_t shared_prefix, stored; /* 0 where a file of an earlier version does not say */
+} old_setting;
+
+/* A problem begins a run. */
+static void read_old_setting(old_setting *old, const char *line, const char *problem)
+{
+    static const char prefix_key[] = "\"shared_prefix\": ";
+    const char *prefix = strstr(line, prefix_key);
+    if (strstr(line, "\"problem\": ")) *old = (old_setting){.is_same_problem = line_has(line, "problem", problem)};
+    if (prefix) old->shared_prefix = (int32_t)strtol(prefix + strlen(prefix_key), NULL, 10);
+    if (strstr(line, "\"stored\": ")) old->stored = strstr(line, "\"stored\": true") != NULL;
+}
+
+fv_status fv_bench_compare(fv_bench_row *rows, int32_t num_rows, const fv_bench_setting *setting, const char *path)
 {
     FILE *file = fopen(path, "r");
     if (!file) return fv_fail(FV_ERR_IO, "--compare is '%s': %s", path, strerror(errno));
-    char line[4096]; /* a row of fv_bench_print_json is one line, and the problem one before them */
-    int32_t num_found = 0, is_same_problem = 1;
+    char line[4096]; /* a row of fv_bench_print_json is one line, as each part of the setting before them */
+    int32_t num_found = 0;
+    old_setting old = {0};
     json_place end = {0};
     while (fgets(line, sizeof(line), file)) {
         walk_json(&end, line);
-        if (strstr(line, "\"problem\": ")) is_same_problem = line_has(line, "problem", problem);
+        read_old_setting(&old, line, setting->problem);
         const char *at = strstr(line, "\"median_us\": ");
         const double old_us = at ? strtod(at + strlen("\"median_us\": "), NULL) : 0;
         if (!(old_us > 0)) continue;
         num_found++;
-        for (int32_t i = 0; i < num_rows && is_same_problem; i++) {
+        const int32_t is_same = old.is_same_problem && old.shared_prefix == setting->shared_prefix &&
+                                old.stored == setting->stored;
+        for (int32_t i = 0; i < num_rows && is_same; i++) {
             fv_bench_row *row = &rows[i];
             if (row->skipped[0] || !line_has(line, "batch", row->batch) || !line_has(line, "backend", row->backend) ||
                 !line_has(line, "kernels", row->kernels)) {

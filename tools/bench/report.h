@@ -55,7 +55,8 @@ void fv_bench_print_csv(FILE *file, const fv_bench_row *rows, int32_t num_rows);
 void fv_bench_print_json(FILE *file, const fv_bench_setting *setting, const fv_bench_row *rows, int32_t num_rows);
 
 /* Reads a file that fv_bench_print_json wrote, or several of these joined, and fills in old_ratio where problem,
- * batch, backend and kernels are the same. FV_ERR_IO: it cannot be read, has no rows or ends early. */
-fv_status fv_bench_compare(fv_bench_row *rows, int32_t num_rows, const char *problem, const char *path);
+ * shared prefix, stored, batch, backend and kernels are the same. FV_ERR_IO: it cannot be read, has no rows or ends
+ * early. */
+fv_status fv_bench_compare(fv_bench_row *rows, int32_t num_rows, const fv_bench_setting *setting, const char *path);
 
 #endif
