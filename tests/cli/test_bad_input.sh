@@ -80,6 +80,7 @@ refuses "unknown option" "$fovea" info --frobnicate
 refuses "machine is 'abacus'.*ascend910" "$fovea" info --tiling --machine abacus
 refuses "without --tiling" "$fovea" info --rows 16
 refuses "measure.*ascend910" "$fovea" info --tiling --machine ascend910 --measure
+refuses "measure.*machine amx; accepted: cpu or (portable|avx2|avx512), " "$fovea" info --tiling --machine amx --measure
 refuses "no durations.*3:2" "$fovea" pipeline
 refuses "'3:x'.*C1:V1" "$fovea" pipeline 3:x
 refuses "unknown option '-1'" "$fovea" pipeline -1:2

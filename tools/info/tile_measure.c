@@ -36,7 +36,7 @@ typedef struct tile_shape {
 #define LOOPS_TARGET __attribute__((target("avx2,fma")))
 #define LOOPS_LANES 8
 #define LOOPS_SHAPES \
-    TILE(10, 1) TILE(11, 1) TILE(12, 1) TILE(13, 1) TILE(14, 1) TILE(5, 2) TILE(6, 2) TILE(4, 3)
+    TILE(10, 1) TILE(11, 1) TILE(12, 1) TILE(13, 1) TILE(14, 1) TILE(5, 2) TILE(6, 2) TILE(4, 3) TILE(2, 5)
 #include "info/tile_loops.h"
 
 #define LOOPS avx512
@@ -46,7 +46,8 @@ typedef struct tile_shape {
     TILE(10, 1) TILE(11, 1) TILE(12, 1) TILE(13, 1) TILE(14, 1) TILE(5, 2) TILE(6, 2) TILE(7, 2) TILE(8, 2) \
     TILE(9, 2) TILE(10, 2) TILE(11, 2) TILE(12, 2) TILE(13, 2) TILE(14, 2) TILE(4, 3) TILE(5, 3) TILE(6, 3) \
     TILE(7, 3) TILE(8, 3) TILE(9, 3) TILE(3, 4) TILE(4, 4) TILE(5, 4) TILE(6, 4) TILE(2, 5) TILE(3, 5) \
-    TILE(4, 5) TILE(5, 5) TILE(2, 6) TILE(3, 6) TILE(4, 6)
+    TILE(4, 5) TILE(5, 5) TILE(2, 6) TILE(3, 6) TILE(4, 6) TILE(2, 7) TILE(3, 7) TILE(2, 8) TILE(2, 9) \
+    TILE(2, 10)
 #include "info/tile_loops.h"
 #endif
 /* clang-format on */
@@ -194,14 +195,31 @@ static float *floats(int64_t rows, int64_t columns)
     return memory;
 }
 
+/* NULL: there are no loops for the tile. */
+static tile_product find_product(const fv_tile_measure *measure, const fv_tile *base)
+{
+    for (int32_t i = 0; i < measure->num_shapes; i++) {
+        const tile_shape *shape = &measure->shapes[i];
+        if (shape->m == base->m && shape->n == base->n) return shape->run;
+    }
+    return NULL;
+}
+
+fv_status fv_tile_measure_check(const fv_tile_measure *measure, const fv_tiling *tiling)
+{
+    const fv_tile *base = &tiling->qk.base;
+    if (find_product(measure, base)) return FV_OK;
+    return fv_fail(FV_ERR_UNSUPPORTED,
+                   "no loops to measure a base tile of %d x %d with, the one for %d rows; accepted: "
+                   "other --rows, or no --measure",
+                   base->m, base->n, measure->problem.rows);
+}
+
 double fv_tile_measure_run(void *user, const fv_tiling *tiling)
 {
     const fv_tile_measure *m = user;
     const fv_tile *base = &tiling->qk.base;
-    step s = {.measure = m, .tiling = tiling};
-    for (int32_t i = 0; i < m->num_shapes; i++) {
-        if (m->shapes[i].m == base->m && m->shapes[i].n == base->n) s.product = m->shapes[i].run;
-    }
+    step s = {.measure = m, .tiling = tiling, .product = find_product(m, base)};
     if (!s.product) return -1;
     s.padded_rows = round_up(fv_min_i32(tiling->rows, m->problem.rows), base->m);
     s.padded_keys = round_up(tiling->kv_block, base->n);

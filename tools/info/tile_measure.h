@@ -10,8 +10,11 @@ typedef struct fv_tile_measure fv_tile_measure;
 fv_status fv_tile_measure_create(fv_tile_measure **measure, fv_isa isa, const fv_tiling_problem *problem);
 void fv_tile_measure_destroy(fv_tile_measure *measure); /* takes NULL */
 
-/* Seconds for each row and key, the best of some runs of one thread; negative: no loops for this base tile. A
- * fv_tiling_measure, with a fv_tile_measure as `user`. */
+/* FV_ERR_UNSUPPORTED: no loops for the base tile. */
+fv_status fv_tile_measure_check(const fv_tile_measure *measure, const fv_tiling *tiling);
+
+/* Seconds for each row and key, the best of some runs of one thread; negative: no loops for this base tile, or no
+ * memory. A fv_tiling_measure, with a fv_tile_measure as `user`. */
 double fv_tile_measure_run(void *user, const fv_tiling *tiling);
 
 #endif

@@ -1,6 +1,7 @@
 /* The report reads as the comment of planner/tiling.h, with the numbers of the machine asked for. */
 #include "info/tiling.h"
 
+#include <math.h>
 #include <stdio.h>
 #include <string.h>
 
@@ -34,22 +35,35 @@ static fv_tiling_machine machine_of(const char *name)
     return fv_tiling_cpu(isa, &caches, fv_cpu_count());
 }
 
-static fv_status measure(report *r, const fv_tiling_options *options)
+/* The machine whose vectors this CPU has. */
+static const char *own_machine(void)
 {
-    const char *own = fv_isa_name(fv_cpu_isa());
-    if (strcmp(options->machine, "cpu") != 0 && strcmp(options->machine, own) != 0) {
-        return fv_fail(FV_ERR_UNSUPPORTED, "--measure with --machine %s; accepted: cpu or %s, which this one is",
-                       options->machine, own);
-    }
-    fv_tile_measure *tile_measure = NULL;
-    const fv_status status = fv_tile_measure_create(&tile_measure, fv_cpu_isa(), &r->problem);
+    return fv_cpu_isa() >= FV_ISA_AVX512 ? fv_isa_name(FV_ISA_AVX512) : fv_isa_name(fv_cpu_isa());
+}
+
+static fv_status run_measures(report *r, fv_tile_measure *tile_measure)
+{
+    const fv_status status = fv_tile_measure_check(tile_measure, &r->tiling);
     if (status != FV_OK) return status;
     r->is_measured = 1;
     r->num_neighbours = fv_tiling_neighbours(r->neighbours, &r->tiling, &r->machine, &r->problem, fv_tile_measure_run,
                                              tile_measure);
     r->measured = fv_tile_measure_run(tile_measure, &r->tiling);
+    return r->measured > 0 ? FV_OK : fv_fail(FV_ERR_NO_MEMORY, "no memory to measure %d rows", r->problem.rows);
+}
+
+static fv_status measure(report *r, const fv_tiling_options *options)
+{
+    if (strcmp(options->machine, "cpu") != 0 && strcmp(options->machine, own_machine()) != 0) {
+        return fv_fail(FV_ERR_UNSUPPORTED, "--measure with --machine %s; accepted: cpu or %s, which this one is",
+                       options->machine, own_machine());
+    }
+    fv_tile_measure *tile_measure = NULL;
+    fv_status status = fv_tile_measure_create(&tile_measure, fv_cpu_isa(), &r->problem);
+    if (status != FV_OK) return status;
+    status = run_measures(r, tile_measure);
     fv_tile_measure_destroy(tile_measure);
-    return FV_OK;
+    return status;
 }
 
 static fv_status make_report(report *r, const fv_tiling_options *options)
@@ -134,9 +148,10 @@ static void print_cost(const report *r)
     printf("measured      %.1f GFLOP/s on one thread\n", 2e-9 * (r->problem.qk_size + r->problem.v_size) / r->measured);
 }
 
+/* At most 1; not a number: there are no neighbours. */
 static double best_ratio(const report *r)
 {
-    double best = 1;
+    double best = r->num_neighbours ? 1 : NAN;
     for (int32_t i = 0; i < r->num_neighbours; i++) {
         if (r->neighbours[i].time_ratio < best) best = r->neighbours[i].time_ratio;
     }
@@ -145,6 +160,10 @@ static double best_ratio(const report *r)
 
 static void print_neighbours(const report *r)
 {
+    if (r->num_neighbours == 0) {
+        printf("\nno neighbours%s\n", r->is_measured ? " that can be measured" : "");
+        return;
+    }
     printf("\n%-24s %6s %6s %14s %14s %8s %8s\n", r->is_measured ? "neighbours, measured" : "neighbours, by the model",
            "rows", "keys", "base Q K^T", "stripes", "time", "bytes");
     for (int32_t i = 0; i < r->num_neighbours; i++) {
