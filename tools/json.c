@@ -109,6 +109,12 @@ void fv_json_double(fv_json *json, const char *key, double value)
     }
 }
 
+void fv_json_number(fv_json *json, const char *key, const char *decimal)
+{
+    begin_member(json, key);
+    fputs(decimal, json->file);
+}
+
 void fv_json_bool(fv_json *json, const char *key, int32_t value)
 {
     begin_member(json, key);

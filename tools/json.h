@@ -27,7 +27,8 @@ void fv_json_end_array(fv_json *json);
 void fv_json_string(fv_json *json, const char *key, const char *value); /* NULL value: null */
 void fv_json_text(fv_json *json, const char *key, const char *text, size_t num_bytes);
 void fv_json_int(fv_json *json, const char *key, int64_t value);
-void fv_json_double(fv_json *json, const char *key, double value);
+void fv_json_double(fv_json *json, const char *key, double value);        /* six digits of it */
+void fv_json_number(fv_json *json, const char *key, const char *decimal); /* as it stands */
 void fv_json_bool(fv_json *json, const char *key, int32_t value);
 
 #endif

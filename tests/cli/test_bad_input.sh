@@ -88,6 +88,8 @@ refuses "every stage takes 0" "$fovea" pipeline 0:0 0
 refuses "blocks is '0'" "$fovea" pipeline --blocks 0 3:2
 refuses "amla.*'2:2'" "$fovea" pipeline --amla 1:1 2:2
 refuses "no-such/plot.svg" "$fovea" pipeline 3:2 --svg "$work/no-such/plot.svg"
+json_holds "(d['pairs'][0]['matrix'], d['cycle'], d['run']['total']) == (12345.678, 12346.678, 24693.356)" \
+    "$fovea" pipeline --json --blocks 2 12345.678:0.001 1:0
 refuses "unknown option|accepted" "$fovea" check --frobnicate
 refuses "only is 'no_such'; no such case" "$fovea" check --list --json --only no_such
 judge "$([ -s "$work/out" ] && echo 'something was printed before')" check --list --json --only no_such

@@ -122,14 +122,10 @@ void fv_pipeline_print_summary(FILE *file, const fv_pipeline_view *view)
 
 /* --- JSON ------------------------------------------------------------------------------------------ */
 
-/* A double holds every time that can be given to the last digit shown. */
 static void put_time(fv_json *json, const char *key, const fv_pipeline_view *view, int64_t time)
 {
-    if (time % view->scale) {
-        fv_json_double(json, key, (double)time / (double)view->scale);
-    } else {
-        fv_json_int(json, key, time / view->scale);
-    }
+    char text[FV_PIPELINE_TIME_BYTES];
+    fv_json_number(json, key, fv_pipeline_time(text, view, time));
 }
 
 static void put_stages(fv_json *json, const fv_pipeline_view *view, int32_t unit)
