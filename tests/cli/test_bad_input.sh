@@ -170,6 +170,11 @@ if [ -n "$model" ]; then
     full "$fovea" generate -m "$model" --max-tokens 2 -f "$work/two.txt"
     full "$fovea" generate -m "$model" --max-tokens 2 --json hello
     full "$fovea" generate --random-weights tiny --prompt-tokens 5 --max-tokens 5
+    printf '\xef\xbb\xbf\r\n\n' >"$work/mark.txt" # a byte order mark is no prompt, nor of one
+    generate "mark.txt: no prompt in it" -f "$work/mark.txt"
+    printf '\xef\xbb\xbfhello\n\xef\xbb\xbfthere\n' >"$work/mark.txt"
+    json_holds "[r['prompt'] for r in d['replies']] == ['hello', '\ufeffthere']" \
+        "$fovea" generate -m "$model" --max-tokens 1 --json -f "$work/mark.txt"
     python3 -c "print('word ' * 20000)" >"$work/long.txt"
     generate "context|longer|tokens" -f "$work/long.txt"
     generate "cache.tokens" --cache-tokens -1 hello

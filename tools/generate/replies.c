@@ -24,19 +24,25 @@ static fv_status append_prompt(generate_replies *replies, const char *prompt, si
     return FV_OK;
 }
 
+/* 1: a byte order mark begins the line, as some editors begin a file. */
+static bool has_mark(const char *line, size_t bytes) { return bytes >= 3 && memcmp(line, "\xef\xbb\xbf", 3) == 0; }
+
 static fv_status read_lines(generate_replies *replies, FILE *file, const char *path)
 {
     char *line = NULL;
     size_t capacity = 0;
     ssize_t length;
+    bool is_first = true;
     fv_status status = FV_OK;
     while (status == FV_OK && (length = getline(&line, &capacity, file)) >= 0) {
         size_t bytes = (size_t)length;
         while (bytes > 0 && (line[bytes - 1] == '\n' || line[bytes - 1] == '\r')) bytes--;
-        if (bytes > 0 && memchr(line, '\0', bytes)) {
+        const size_t mark = is_first && has_mark(line, bytes) ? 3 : 0;
+        is_first = false;
+        if (memchr(line, '\0', bytes)) {
             status = fv_fail(FV_ERR_IO, "%s: a zero byte in prompt %d; accepted: text", path, replies->count + 1);
-        } else if (bytes > 0) {
-            status = append_prompt(replies, line, bytes);
+        } else if (bytes > mark) {
+            status = append_prompt(replies, line + mark, bytes - mark);
         }
     }
     if (status == FV_OK && !feof(file)) /* no memory for a line is no error of the stream */

@@ -23,7 +23,7 @@ typedef struct generate_replies {
 } generate_replies;
 
 /* One reply for each prompt of the options: the one given, or the lines of the file that are not
- * empty. FV_ERR_IO: the file cannot be read or has no prompt. */
+ * empty, without a byte order mark at its begin. FV_ERR_IO: the file cannot be read or has no prompt. */
 fv_status generate_replies_init(generate_replies *replies, const generate_options *options);
 void generate_replies_deinit(generate_replies *replies);
 
