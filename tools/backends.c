@@ -24,8 +24,9 @@ static void print_help(void)
            "With --why, or options of a problem: all backends in the order in which \"auto\" asks them, the one\n"
            "chosen, those that can, and all reasons of those that cannot. The problem is 32/8 heads of 128 in\n"
            "bfloat16 where nothing else is said. With a batch SPEC, as fovea bench takes it (32q1s4k is 32 decodes\n"
-           "over 4096 keys): what the plan of each does with it, kernel calls, chunks and cascade.\n\n" FV_PROBLEM_HELP
-               FV_PLAN_HELP "  --batch SPEC           the same as SPEC\n"
+           "over 4096 keys): what the plan of each does with it, kernel calls, chunks and cascade. Options from\n"
+           "--cascade to --shared-prefix want one.\n\n" FV_PROBLEM_HELP FV_PLAN_HELP
+           "  --batch SPEC           the same as SPEC\n"
            "  --device NAME          cpu, cuda, cuda:1 (cpu)\n"
            "  --json                 print JSON\n"
            "  --help                 this text\n");
@@ -64,8 +65,8 @@ static fv_status read_options(options *opts, int argc, char **argv)
     }
     if (optind < argc && !opts->batch) opts->batch = argv[optind++];
     if (optind < argc) return fv_args_refuse_operand(argv[optind], argv[0]);
-    if (opts->args.shared_prefix && !opts->batch) {
-        return fv_fail(FV_ERR_INVALID, "--shared-prefix without a batch; accepted: with SPEC, e.g. 8q1s4k");
+    if (opts->args.of_batch && !opts->batch) {
+        return fv_fail(FV_ERR_INVALID, "--%s without a batch; accepted: with SPEC, e.g. 8q1s4k", opts->args.of_batch);
     }
     return fv_problem_args_finish(&opts->args, opts->device);
 }

@@ -149,9 +149,18 @@ static void note_heads(fv_problem_args *args, int value, const char *text)
     if (kv_heads && strcmp(kv_heads, "/1") != 0) args->of_mha = "--heads with KV heads";
 }
 
+/* What says nothing where there is no batch: how its plan is made, and what its sequences share. */
+static void note_batch(fv_problem_args *args, int value)
+{
+    static const struct option options[] = {FV_PROBLEM_OPTIONS};
+    for (int32_t i = 0; i < FV_ARRAY_LEN(options) && value >= FV_OPTION_CASCADE; i++)
+        if (options[i].val == value) args->of_batch = options[i].name;
+}
+
 fv_status fv_problem_args_set(fv_problem_args *args, int value, const char *text)
 {
     fv_plan_options *plan = &args->plan;
+    note_batch(args, value);
     switch (value) {
     case FV_OPTION_CASCADE: return set_cascade(plan, text);
     case FV_OPTION_DECODE_THRESHOLD:
@@ -172,9 +181,25 @@ fv_status fv_problem_args_set(fv_problem_args *args, int value, const char *text
     }
 }
 
+/* Options of which one would be passed over. */
+static fv_status check_pairs(const fv_problem_args *args)
+{
+    const fv_plan_options *plan = &args->plan;
+    if (args->shared_prefix && args->problem.type == FV_ATTENTION_ENCODER)
+        return fv_fail(FV_ERR_INVALID,
+                       "--shared-prefix does not go with --type encoder, which has no cache; accepted: decoder, cross");
+    if (plan->segment_keys && plan->path != FV_PATH_3D && !plan->batch_invariant)
+        return fv_fail(FV_ERR_INVALID,
+                       "--segment-keys is %d without segments; accepted: with --path 3d or --batch-invariant",
+                       plan->segment_keys);
+    return FV_OK;
+}
+
 fv_status fv_problem_args_finish(fv_problem_args *args, const char *device)
 {
     fv_problem *problem = &args->problem;
+    const fv_status checked = check_pairs(args);
+    if (checked != FV_OK) return checked;
     if ((int)problem->kv_scaling == SCALING_BY_DTYPE) {
         const int32_t fp8 = problem->kv_dtype == FV_DTYPE_F8_E4M3 || problem->kv_dtype == FV_DTYPE_F8_E5M2;
         const int32_t int8 = problem->kv_dtype == FV_DTYPE_I8;

@@ -44,6 +44,7 @@ typedef struct fv_problem_args {
     int32_t shared_prefix;  /* keys that the sequences of a group of a batch share; 0: none */
     int32_t num_of_problem; /* options given that describe the problem */
     const char *of_mha;     /* one of them that MLA has no use for; NULL: none */
+    const char *of_batch;   /* an option given of a plan or of a batch; NULL: none */
     int32_t has_dtype;      /* 1: --dtype was given */
 } fv_problem_args;
 

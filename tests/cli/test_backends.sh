@@ -117,7 +117,16 @@ for command in "bench" "backends --why"; do
     wrong "path.*accepted" --path 4d q1
     wrong "alibi.*accepted.*sqrt" --alibi=cubic q1
     wrong "window.*accepted" --window wide q1
+    wrong "shared-prefix does not go with --type encoder.*accepted" --type encoder --shared-prefix 16 4q64
+    wrong "segment-keys is 64 without.*accepted: with --path 3d or --batch-invariant" --segment-keys 64 q1s4k
+    wrong "segment-keys is 64 without.*accepted" --segment-keys 64 --path 2d q1s4k
 done
+for option in "--cascade off" "--decode-threshold 2" "--max-workspace 1" "--variant nonsense" "--path 3d" \
+    --batch-invariant --static-grid --static-list "--shared-prefix 16"; do
+    # shellcheck disable=SC2086 # an option and its value
+    refuses "^fovea backends: ${option%% *} without a batch; accepted: with SPEC" "$fovea" backends --why $option
+done
+why prints 'attend_paged' --path 3d --segment-keys 64 q1s4k
 refuses "NOPE.*ROCM_AITER_FA" "$fovea" bench --backend NOPE q1
 refuses "'ALL'.*TRITON_ATTN" "$fovea" bench --backend ALL q1
 refuses "ROCM_AITER_FA is not valid.*layout x_packed not supported .accepted" \

@@ -123,9 +123,9 @@ static fv_status check_options(const options *opts)
     if (opts->cliffs && (opts->json || opts->csv))
         return fv_fail(FV_ERR_INVALID,
                        "--cliffs does not go with %s; accepted: --cliffs, with --output FILE for the JSON", printed);
-    if (!is_encoder || (!opts->stored && !opts->args.shared_prefix)) return FV_OK;
-    return fv_fail(FV_ERR_INVALID, "%s does not go with --type encoder, which has no cache; accepted: decoder, cross",
-                   opts->stored ? "--stored" : "--shared-prefix");
+    if (!is_encoder || !opts->stored) return FV_OK;
+    return fv_fail(FV_ERR_INVALID,
+                   "--stored does not go with --type encoder, which has no cache; accepted: decoder, cross");
 }
 
 static fv_status read_options(options *opts, int argc, char **argv)
