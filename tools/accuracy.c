@@ -129,7 +129,7 @@ int fv_cmd_accuracy(int argc, char **argv)
     if (status == FV_OK) status = accuracy_lab_init(&lab, context, &opts.setup);
     if (status == FV_OK) status = measure(columns, &lab);
     if (status == FV_OK) (opts.json ? accuracy_print_json : accuracy_print)(columns, &lab);
-    const int code = status == FV_OK ? 0 : fv_run_fail("accuracy");
+    const int code = status == FV_OK ? 0 : fv_status_fail("accuracy", status);
     accuracy_lab_deinit(&lab);
     fv_context_destroy(context);
     return code;

@@ -128,3 +128,8 @@ int fv_run_fail(const char *command)
     fprintf(stderr, "fovea %s: %s\n", command, fv_last_error());
     return 1;
 }
+
+int fv_status_fail(const char *command, fv_status status)
+{
+    return status == FV_ERR_INVALID ? fv_args_fail(command) : fv_run_fail(command);
+}

@@ -40,4 +40,7 @@ int fv_args_fail(const char *command);
 /* The same for a failure that is not one of usage: returns 1. */
 int fv_run_fail(const char *command);
 
+/* One of both: what was given is wrong where `status` is FV_ERR_INVALID. */
+int fv_status_fail(const char *command, fv_status status);
+
 #endif

@@ -177,7 +177,7 @@ int fv_cmd_backends(int argc, char **argv)
     if (status == FV_OK) {
         status = is_overview ? print_overview(&opts, device) : print_answers(&opts, device, context);
     }
-    const int code = status == FV_OK ? 0 : fv_run_fail("backends");
+    const int code = status == FV_OK ? 0 : fv_status_fail("backends", status);
     fv_context_destroy(context);
     return code;
 }

@@ -35,6 +35,17 @@ refuses() {
     judge "$problem" "$@"
 }
 
+# misused PATTERN COMMAND...: the same, and the exit code is 2, that of wrong usage, with nothing printed before.
+misused() {
+    refuses "$@"
+    shift
+    timeout 120 "$@" >"$work/out" 2>"$work/err" </dev/null
+    local code=$? problem=""
+    [ "$code" -eq 2 ] || problem="exit code $code"
+    [ ! -s "$work/out" ] || problem="something was printed before"
+    judge "$problem" "$@"
+}
+
 # runs COMMAND...: exit code 0, output in $work/out; else prints why not and counts.
 runs() {
     local code

@@ -16,6 +16,18 @@ refuses "0q1|count" "$fovea" bench 0q1
 refuses "q9s4|q9" "$fovea" bench q9s4
 refuses "dtype.*accepted.*bfloat16" "$fovea" bench --dtype int3 q1
 refuses "NOPE.*TRITON_ATTN" "$fovea" bench --backend NOPE q1
+for name in "--backend foo" "--kernels foo" "--variant foo" "--variant foo --kernels all" "--backend all --kernels foo"; do
+    # shellcheck disable=SC2086 # options and their values
+    misused "'foo'.*(accepted|options are|that serve the problem):" "$fovea" bench --output "$work/none.json" $name q1s64
+    judge "$([ -e "$work/none.json" ] && echo 'the output was made')" bench "$name"
+done
+misused "batch ''" "$fovea" backends --batch ''
+misused "batch ''" "$fovea" bench ''
+misused "no device 'cuda:x'.*accepted" "$fovea" check --device cuda:x
+misused "kernels is 'foo'; accepted" "$fovea" check --kernels foo
+misused "no device 'cuda:x'.*accepted" "$fovea" accuracy --device cuda:x
+env FOVEA_PLUGIN_PATH= "$fovea" check --device nope >"$work/out" 2>"$work/err"
+judge "$([ $? -eq 1 ] || echo 'the exit code is not 1')" check --device nope
 refuses "block-size is 'x'" "$fovea" bench --block-size x q1
 refuses "threads is '-2'" "$fovea" bench --threads -2 q1
 refuses "threads is '.2'; accepted: a whole number" "$fovea" bench --threads $'\t2' q1
@@ -95,8 +107,7 @@ refuses "only is 'no_such'; no such case" "$fovea" check --list --json --only no
 judge "$([ -s "$work/out" ] && echo 'something was printed before')" check --list --json --only no_such
 refuses "nothing was run: --kernels is 'amx-emulated'.*'rope'.*accepted" \
     "$fovea" check --only rope --kernels amx-emulated
-refuses "nothing was run" "$fovea" check --json --only rope --kernels amx-emulated
-judge "$([ -s "$work/out" ] && echo 'something was printed before')" check --json --only rope --kernels amx-emulated
+misused "nothing was run" "$fovea" check --json --only rope --kernels amx-emulated
 json_holds "d[0]['name'] == 'random.7' and 'heads, D ' in d[0]['text'] and len(d) == 1" \
     "$fovea" check --list --json --only random.7
 json_holds "[c['name'] for c in d] == ['mutants']" "$fovea" check --list --json --only mutants

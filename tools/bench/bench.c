@@ -19,6 +19,7 @@
 #define DEFAULT_SPECS "q1s8k", "32q1s4k", "4q4s8k", "q2k"
 #define REFERENCE "reference"
 #define REFERENCE_LIMIT_SECONDS 2.0
+#define SMALL_TOKENS 32
 #define CALIBRATION_SPEC "q1s512"
 #define CALIBRATION_ENCODER_SPEC "q32"
 #define MAX_BACKENDS 64
@@ -306,21 +307,59 @@ static fv_status check_contenders(const bench *b, const fv_contender *contenders
     return worst ? fv_fail(worst->status, "%s", worst->refusal) : FV_OK;
 }
 
-static fv_status run_contenders(bench *b, const char *spec, fv_workload *workload)
+/* One for each backend and kernels; the caller frees. */
+static fv_status make_contenders(fv_contender **out, int32_t *num_contenders, const bench *b)
 {
-    const int32_t num_contenders = b->num_backends * b->num_kernels;
-    fv_contender *contenders = calloc((size_t)num_contenders, sizeof(*contenders));
-    if (!contenders) return fv_fail(FV_ERR_NO_MEMORY, "no memory for %d measurements", num_contenders);
-    for (int32_t i = 0; i < num_contenders; i++) {
+    const int32_t count = b->num_backends * b->num_kernels;
+    fv_contender *contenders = calloc((size_t)count, sizeof(*contenders));
+    if (!contenders) return fv_fail(FV_ERR_NO_MEMORY, "no memory for %d measurements", count);
+    for (int32_t i = 0; i < count; i++) {
         fv_plan_options *plan = &contenders[i].options;
         *plan = b->opts->args.plan;
-        plan->device = workload->device;
+        plan->device = b->device;
         plan->backend = b->backends[i / b->num_kernels];
         plan->kernels = b->kernels[i % b->num_kernels];
     }
-    fv_status status = b->clock ? fv_measure_on_device(contenders, num_contenders, workload, &b->opts->limits, b->clock,
-                                                       &b->ceilings)
-                                : fv_measure(contenders, num_contenders, workload, &b->opts->limits);
+    *out = contenders;
+    *num_contenders = count;
+    return FV_OK;
+}
+
+/* Small plans know which backends, kernels and variants there are, before anything is printed or written. What a
+ * batch makes impossible is told with it. */
+static fv_status check_names(const bench *b)
+{
+    const fv_bounds small = {.struct_size = sizeof(small),
+                             .max_num_seqs = 1,
+                             .max_num_tokens = SMALL_TOKENS,
+                             .max_query_len = SMALL_TOKENS,
+                             .max_seq_len = SMALL_TOKENS};
+    fv_contender *contenders;
+    int32_t num_contenders;
+    fv_status status = make_contenders(&contenders, &num_contenders, b);
+    if (status != FV_OK) return status;
+    for (int32_t i = 0; i < num_contenders; i++) {
+        fv_plan *plan = NULL;
+        contenders[i].status = fv_plan_create(&plan, b->context, &b->opts->args.problem, &small,
+                                              &contenders[i].options);
+        if (contenders[i].status != FV_OK)
+            snprintf(contenders[i].refusal, sizeof(contenders[i].refusal), "%s", fv_last_error());
+        fv_plan_destroy(plan);
+    }
+    status = check_contenders(b, contenders, num_contenders);
+    free(contenders);
+    return status == FV_ERR_INVALID ? status : FV_OK;
+}
+
+static fv_status run_contenders(bench *b, const char *spec, fv_workload *workload)
+{
+    fv_contender *contenders;
+    int32_t num_contenders;
+    fv_status status = make_contenders(&contenders, &num_contenders, b);
+    if (status != FV_OK) return status;
+    status = b->clock
+                 ? fv_measure_on_device(contenders, num_contenders, workload, &b->opts->limits, b->clock, &b->ceilings)
+                 : fv_measure(contenders, num_contenders, workload, &b->opts->limits);
     if (status == FV_OK) status = check_contenders(b, contenders, num_contenders);
     for (int32_t i = 0; i < num_contenders && status == FV_OK; i++) {
         const fv_plan_options *plan = &contenders[i].options;
@@ -472,13 +511,14 @@ static fv_status run_bench(bench *b)
     b->setting.shared_prefix = opts->args.shared_prefix;
     b->setting.stored = opts->stored;
     fv_status status = open_device(b);
-    if (status == FV_OK && opts->compare) status = fv_bench_compare(NULL, 0, &b->setting, opts->compare);
-    if (status == FV_OK) status = open_output(b); /* what is wrong with files is so before the first run */
-    if (status == FV_OK) status = measure_device(b);
     if (status != FV_OK) return status;
     choose_backends(b);
     choose_kernels(b);
-    status = alloc_rows(b);
+    status = check_names(b); /* what is wrong with names and files is so before the first run */
+    if (status == FV_OK && opts->compare) status = fv_bench_compare(NULL, 0, &b->setting, opts->compare);
+    if (status == FV_OK) status = open_output(b);
+    if (status == FV_OK) status = measure_device(b);
+    if (status == FV_OK) status = alloc_rows(b);
     if (status != FV_OK) return status;
     b->setting.num_threads = fv_context_num_workers(b->context);
     b->setting.device = b->device;
@@ -498,7 +538,8 @@ int fv_cmd_bench(int argc, char **argv)
         return 0;
     }
     bench b = {.opts = &opts, .setting = {.argc = argc, .argv = argv}};
-    const int code = run_bench(&b) == FV_OK ? 0 : fv_run_fail("bench");
+    const fv_status status = run_bench(&b);
+    const int code = status == FV_OK ? 0 : fv_status_fail("bench", status);
     if (b.output) fclose(b.output);
     free(b.rows);
     fv_device_clock_destroy(b.clock);

@@ -34,5 +34,6 @@ int fv_cmd_check(int argc, char **argv)
     }
     if (options.list) return check_suite_list(&options) == FV_OK ? 0 : fv_args_fail("check");
     int exit_code = 0;
-    return run(&exit_code, &options) == FV_OK ? exit_code : fv_args_fail("check");
+    const fv_status status = run(&exit_code, &options);
+    return status == FV_OK ? exit_code : fv_status_fail("check", status);
 }
