@@ -76,6 +76,11 @@ refuses "no device 'cuda:1023'" "$fovea" bench --device cuda:1023 q1
 refuses "no device 'cuda:1023'" "$fovea" bench mla-layer --device cuda:1023
 refuses "check compares a device.*accepted: cuda" "$fovea" bench mla-layer --check
 refuses "no device 'nope:0'.*libfovea-nope" "$fovea" accuracy --device nope
+for order in "--samples 1 --heads 3 --quick" "--quick --samples 1 --heads 3"; do
+    # shellcheck disable=SC2086 # options and their values
+    json_holds "(d['samples'], d['heads']) == (1, 3)" "$fovea" accuracy --context 64 --json $order
+done
+json_holds "(d['samples'], d['heads']) == (4, 32)" "$fovea" accuracy --context 64 --json --quick
 refuses "dtype is 'bfloat16' with --mla=weights on cpu; accepted: float32" \
     "$fovea" bench --mla=weights --dtype bfloat16 q1
 judge "$([ -s "$work/out" ] && echo 'something was printed before')" bench --mla=weights --dtype bfloat16
