@@ -86,7 +86,12 @@ refuses "dtype is 'bfloat16' with --mla=weights on cpu; accepted: float32" \
 judge "$([ -s "$work/out" ] && echo 'something was printed before')" bench --mla=weights --dtype bfloat16
 refuses "dtype is 'float16' on cpu; accepted: float32" "$fovea" bench mla-layer --dtype float16
 refuses "length is .x.*whole number" "$fovea" bench mla-layer --length 512,x
+for list in "" "512," ",512" "512,,1" "1,2,3,4,5,6,7,8,9,10,11,12,13,14,15,16,17"; do
+    refuses "length is '$list'; accepted: up to 16 lengths" "$fovea" bench mla-layer --length "$list"
+done
 refuses "unknown option.*--frobnicate" "$fovea" bench mla-layer --frobnicate
+json_holds "[r['length'] for r in d['lengths']] == [5, 20]" \
+    "$fovea" bench mla-layer --batch 2 --dim 64 --heads 2 --repeat 1 --json --length "5, 20"
 refuses "unknown option" "$fovea" backends --frobnicate
 refuses "head-size is '33x'" "$fovea" backends --head-size 33x
 refuses "'--json=1': the option takes no value" "$fovea" backends --json=1

@@ -38,6 +38,9 @@ layer() { # layer CHECK PATTERN OPTION...
 }
 layer prints '^  W_o '
 layer json_holds "d['device'].startswith('null device') and len(d['lengths'][0]['stages']) == 6" --json
-layer prints 'length 70: largest relative error .* 0\.0[01]' --check
-layer prints 'length 70: largest relative error .* 0\.0[01]' --check --rotated
+layer refuses 'repeat does not go with --check.*accepted' --check
+sizes=("$fovea" bench mla-layer --device null --batch 3 --dim 64 --heads 2 --length "70, 80")
+prints 'length 70: largest relative error .* 0\.0[01]' "${sizes[@]}" --check
+prints 'length 80: largest relative error .* 0\.0[01]' "${sizes[@]}" --check --rotated
+refuses 'json does not go with --check.*accepted' "${sizes[@]}" --check --json
 finish

@@ -20,6 +20,7 @@
 
 #define Q_LORA 1536
 #define MAX_LENGTHS 16
+#define DEFAULT_REPEAT 3
 #define MAX_REPEAT 100
 #define READ_RANGE_BYTES (1 << 20)
 #define ACCEPTED_ERROR 0.03 /* of --check: each stage rounds to 16 bits, in another order */
@@ -30,7 +31,7 @@ typedef struct options {
     fv_mla_sizes sizes;
     int32_t lengths[MAX_LENGTHS]; /* of the cache before the new token */
     int32_t num_lengths;
-    int32_t num_threads, repeat, check, json, help;
+    int32_t num_threads, repeat, check, json, help; /* repeat is 0 where it is not given */
     const char *device, *backend;
     int32_t has_dtype;
 } options;
@@ -56,25 +57,33 @@ static void print_help(void)
            "  --backend NAME    (the one that auto takes)\n"
            "  --threads N       (the CPUs that this process may use)\n"
            "  --repeat N        runs for each length, the median counts (3)\n"
-           "  --check           on a GPU: compare the output with the CPU's instead; for small sizes\n"
+           "  --check           on a GPU: compare the output with the CPU's instead; for small sizes, without --json\n"
+           "                    and --repeat\n"
            "  --json            print that instead of tables\n"
            "  --help            this text\n");
 }
 
 enum { BATCH = 1000, DIM, HEADS, LENGTH, DTYPE, ROTATED, DEVICE, BACKEND, THREADS, REPEAT, CHECK, JSON, HELP };
 
+static fv_status refuse_lengths(const char *text)
+{
+    return fv_fail(FV_ERR_INVALID, "--length is '%s'; accepted: up to %d lengths with commas between", text,
+                   MAX_LENGTHS);
+}
+
 static fv_status read_lengths(options *opts, const char *text)
 {
-    char copy[256], *rest = copy;
-    if (strlen(text) >= sizeof(copy)) return fv_fail(FV_ERR_INVALID, "--length is too long a list");
-    strcpy(copy, text);
+    char word[32];
     opts->num_lengths = 0;
-    for (char *word; (word = strsep(&rest, ", "));) {
-        if (opts->num_lengths == MAX_LENGTHS) {
-            return fv_fail(FV_ERR_INVALID, "--length is '%s'; accepted: up to %d lengths", text, MAX_LENGTHS);
-        }
+    for (const char *at = text; at == text || *at;) {
+        at += strspn(at, " ");
+        const size_t length = strcspn(at, ", ");
+        if (opts->num_lengths == MAX_LENGTHS || length == 0 || length >= sizeof(word)) return refuse_lengths(text);
+        snprintf(word, sizeof(word), "%.*s", (int)length, at);
         const fv_status status = fv_args_i32(&opts->lengths[opts->num_lengths++], "--length", word, 0, 1 << 20);
         if (status != FV_OK) return status;
+        at += length + strspn(at + length, " ");
+        if (*at == ',' && *++at == '\0') return refuse_lengths(text);
     }
     return FV_OK;
 }
@@ -121,7 +130,6 @@ static fv_status read_options(options *opts, int argc, char **argv)
         .lengths = {512, 2048, 4096, 6144},
         .num_lengths = 4,
         .device = "cpu",
-        .repeat = 3,
     };
     opterr = 0;
     int value;
@@ -131,6 +139,11 @@ static fv_status read_options(options *opts, int argc, char **argv)
         if (status != FV_OK) return status;
     }
     if (optind < argc) return fv_args_refuse_operand(argv[optind], command);
+    if (opts->check && (opts->json || opts->repeat))
+        return fv_fail(FV_ERR_INVALID,
+                       "%s does not go with --check, which prints an error of each length; accepted: either",
+                       opts->json ? "--json" : "--repeat");
+    if (opts->repeat == 0) opts->repeat = DEFAULT_REPEAT;
     const int32_t is_cpu = strcmp(opts->device, "cpu") == 0;
     if (!opts->has_dtype && !is_cpu) opts->sizes.dtype = FV_DTYPE_BF16;
     if (!opts->check || !is_cpu) return fv_mla_products_check(opts->sizes.dtype, opts->device, "");
