@@ -8,6 +8,8 @@
 
 #include "core/error.h"
 
+#define MAX_HEADS 65536 /* of the library */
+
 fv_status fv_args_i64(int64_t *value, const char *option, const char *text, int64_t min, int64_t max)
 {
     char *end = NULL;
@@ -46,20 +48,31 @@ fv_status fv_args_f64(double *value, const char *option, const char *text, doubl
     return FV_OK;
 }
 
+/* Digits of a count up to MAX_HEADS; what follows them, or NULL. */
+static const char *read_heads(int32_t *count, const char *text)
+{
+    char *end;
+    if (text[0] < '0' || text[0] > '9') return NULL; /* strtol takes white space and signs */
+    const long number = strtol(text, &end, 10);
+    *count = (int32_t)number;
+    return number >= 1 && number <= MAX_HEADS ? end : NULL;
+}
+
 fv_status fv_args_heads(int32_t *num_heads, int32_t *num_kv_heads, const char *option, const char *text)
 {
-    int query = 0, kv = 0, used = 0;
-    int32_t right = 0;
-    if (strchr(text, '/')) {
-        right = sscanf(text, "%5d/%5d%n", &query, &kv, &used) == 2 && text[used] == '\0';
+    int32_t query = 0, kv = 0;
+    const char *rest = read_heads(&query, text);
+    if (rest && *rest == '/') {
+        rest = read_heads(&kv, rest + 1);
     } else {
-        right = sscanf(text, "%5d%n", &query, &used) == 1 && text[used] == '\0';
         kv = query;
     }
-    if (!right || query < 1 || kv < 1 || query % kv != 0) {
-        return fv_fail(FV_ERR_INVALID,
-                       "%s is '%s'; accepted: QUERY/KV heads, e.g. 32/8, the first a multiple of the second", option,
-                       text);
+    if (!rest || *rest != '\0' || query % kv != 0) {
+        return fv_fail(
+            FV_ERR_INVALID,
+            "%s is '%s'; accepted: QUERY/KV heads, e.g. 32/8, each from 1 to %d, the first a multiple of the "
+            "second",
+            option, text, MAX_HEADS);
     }
     *num_heads = query;
     *num_kv_heads = kv;

@@ -14,7 +14,7 @@ fv_status fv_args_i64(int64_t *value, const char *option, const char *text, int6
 /* A finite decimal number in [min, max]. */
 fv_status fv_args_f64(double *value, const char *option, const char *text, double min, double max);
 
-/* "32/8": 32 query heads, 8 KV heads; "32": as many of both. */
+/* "32/8": 32 query heads, 8 KV heads; "32": as many of both. Digits alone, as many as the library takes. */
 fv_status fv_args_heads(int32_t *num_heads, int32_t *num_kv_heads, const char *option, const char *text);
 
 fv_status fv_args_dtype(fv_dtype *dtype, const char *option, const char *text);

@@ -10,6 +10,11 @@ here=$(cd "$(dirname "$0")" && pwd)
 refuses "unknown command 'chat'.*bench" "$fovea" chat
 refuses "unknown option '--frobnicate'" "$fovea" bench --frobnicate
 refuses "--heads is '32/5'" "$fovea" bench --heads 32/5 q1
+for heads in "32/ 8" "+32/+8" " 32" "32/-8" "32/" "/8" "0" "32/0" "32/8x" 65537 99999999999999999999; do
+    misused "--heads is '.*'; accepted: .*each from 1 to 65536" "$fovea" backends --heads "$heads"
+done
+prints "^65536/65536 heads" "$fovea" backends --heads 65536
+prints "^12/4 heads" "$fovea" backends --heads 12/4
 refuses "--heads" "$fovea" bench --heads
 refuses "q1z" "$fovea" bench q1z
 refuses "0q1|count" "$fovea" bench 0q1
@@ -191,6 +196,7 @@ if [ -n "$model" ]; then
     full "$fovea" generate -m "$model" --max-tokens 2 -f "$work/two.txt"
     full "$fovea" generate -m "$model" --max-tokens 2 --json hello
     full "$fovea" generate --random-weights tiny --prompt-tokens 5 --max-tokens 5
+    generate "a second file of prompts, 'b.txt', behind '$work/two.txt'; accepted: one" -f "$work/two.txt" -f b.txt
     printf '\xef\xbb\xbf\r\n\n' >"$work/mark.txt" # a byte order mark is no prompt, nor of one
     generate "mark.txt: no prompt in it" -f "$work/mark.txt"
     printf '\xef\xbb\xbfhello\n\xef\xbb\xbfthere\n' >"$work/mark.txt"

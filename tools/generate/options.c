@@ -213,7 +213,12 @@ static fv_status set_option(generate_options *o, int option, const char *text)
         o->model = strdup(text);
         o->model_is_given = true;
         return o->model ? FV_OK : fv_fail(FV_ERR_NO_MEMORY, "no memory for a path");
-    case 'f': o->prompts_file = text; return FV_OK;
+    case 'f':
+        if (o->prompts_file)
+            return fv_fail(FV_ERR_INVALID, "a second file of prompts, '%s', behind '%s'; accepted: one", text,
+                           o->prompts_file);
+        o->prompts_file = text;
+        return FV_OK;
     case OPTION_RAW: o->raw = true; return FV_OK;
     case OPTION_SYSTEM: o->system = text; return FV_OK;
     case OPTION_BACKEND: return set_backend(o, text, "--attention-backend");
