@@ -75,6 +75,11 @@ refuses "output is '$work': Is a directory" "${quick[@]}" --output "$work" q1s64
 refuses "output is '$work/no-such/new.json': No such file" "${quick[@]}" --output "$work/no-such/new.json" q1s64
 judge "$([ -s "$work/out" ] && echo 'it ran before')" bench --output "$work/no-such/new.json"
 refuses "output '/dev/full' could not be written" "${quick[@]}" --output /dev/full q1s64
+room="the batch needs [0-9.]+ GiB .cache [0-9.]+, queries to output [0-9.]+, tables [0-9.]+.; accepted here: up to"
+refuses "$room" "$fovea" bench --heads 4096/1 q1024k # queries of 1 TiB over a cache of 0.5 GiB
+refuses "$room" "$fovea" bench 65536q1s256k
+refuses "$room" "$fovea" bench --block-size 1 --heads 1 --head-size 1 16383q1_q1s8192k # tables of 0.5 TiB
+refuses "$room" "$fovea" backends --block-size 1 65535q1_q1s8192k
 refuses "no device 'nope:0'.*libfovea-nope" "$fovea" bench --device nope q1
 refuses "no device 'cuda:x'.*accepted.*cuda:1" "$fovea" bench --device cuda:x q1
 refuses "no device 'cuda:1023'" "$fovea" bench --device cuda:1023 q1

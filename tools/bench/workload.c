@@ -220,65 +220,70 @@ static fv_status make_per_head(fv_workload *w, fv_layer *layer)
     return status;
 }
 
-static fv_status make_tensor(fv_tensor *tensor, void **memory, fv_device *device, fv_random_pool *pool, fv_dtype dtype,
-                             int64_t tokens, int64_t heads, int64_t elements)
-{
-    const size_t bytes = (size_t)(tokens * heads * elements) * fv_dtype_bytes(dtype);
-    const fv_status status = fv_bench_alloc(memory, device, bytes);
-    *tensor = fv_tensor_3d(*memory, dtype, tokens, heads, elements);
-    return status == FV_OK ? fv_random_fill(pool, *memory, bytes) : status;
-}
+/* q, k, v, out and kv_up, in this order; those without tokens are not made. */
+typedef struct tensor_size {
+    fv_dtype dtype;
+    int64_t tokens, heads, elements;
+} tensor_size;
 
-static fv_status make_tensors(fv_workload *w, fv_layer *layer, int32_t stored)
+#define NUM_TENSORS 5
+
+static void size_tensors(tensor_size sizes[NUM_TENSORS], const fv_workload *w, int32_t stored)
 {
     const fv_problem *problem = &w->problem;
     const fv_mla_shape *mla = &problem->mla;
-    const int32_t is_mla = problem->kind == FV_ATTENTION_MLA;
-    const int64_t tokens = w->spec.num_tokens;
-    const int32_t has_weights = is_mla && !mla->absorbed;
-    const int64_t heads = problem->mha.num_heads, kv_heads = problem->mha.num_kv_heads;
+    const int32_t is_mla = problem->kind == FV_ATTENTION_MLA, has_weights = is_mla && !mla->absorbed;
+    const int32_t has_new = problem->type != FV_ATTENTION_CROSS && !stored; /* else its keys are in the cache already */
+    const int64_t tokens = w->spec.num_tokens, heads = problem->mha.num_heads, kv_heads = problem->mha.num_kv_heads;
     const int64_t d = problem->mha.head_size, dv = has_weights ? mla->v_head_dim : problem->mha.v_head_size;
     const int64_t dq = has_weights ? mla->qk_nope_head_dim + mla->qk_rope_head_dim : d;
+    sizes[0] = (tensor_size){problem->q_dtype, tokens, heads, dq};
+    sizes[1] = (tensor_size){problem->q_dtype, has_new ? tokens : 0, kv_heads, d};
+    sizes[2] = (tensor_size){problem->q_dtype, has_new && !is_mla ? tokens : 0, kv_heads, dv};
+    sizes[3] = (tensor_size){problem->out_dtype, tokens, heads, dv};
+    sizes[4] = (tensor_size){problem->q_dtype, has_weights ? heads : 0, mla->qk_nope_head_dim + mla->v_head_dim,
+                             mla->kv_lora_rank};
+}
+
+static size_t tensor_bytes(const tensor_size *size)
+{
+    return (size_t)(size->tokens * size->heads * size->elements) * fv_dtype_bytes(size->dtype);
+}
+
+static fv_status make_tensors(fv_workload *w, fv_layer *layer, const tensor_size sizes[NUM_TENSORS])
+{
+    fv_tensor *const tensors[NUM_TENSORS] = {&layer->q, &layer->k, &layer->v, &layer->out, &layer->kv_up};
     fv_random_pool pool;
-    fv_status status = fv_random_pool_init(&pool, problem->q_dtype);
+    fv_status status = fv_random_pool_init(&pool, w->problem.q_dtype);
     if (status == FV_OK) status = fv_random_pool_send(&pool, w->device);
-    if (status == FV_OK)
-        status = make_tensor(&layer->q, &w->tensors[0], w->device, &pool, problem->q_dtype, tokens, heads, dq);
-    const int32_t has_new = problem->type != FV_ATTENTION_CROSS && !stored; /* else its keys are in the cache already */
-    if (status == FV_OK && has_new) {
-        status = make_tensor(&layer->k, &w->tensors[1], w->device, &pool, problem->q_dtype, tokens, kv_heads, d);
+    for (int32_t i = 0; i < NUM_TENSORS && status == FV_OK; i++) {
+        const tensor_size *size = &sizes[i];
+        if (size->tokens == 0) continue;
+        status = fv_bench_alloc(&w->tensors[i], w->device, tensor_bytes(size));
+        *tensors[i] = fv_tensor_3d(w->tensors[i], size->dtype, size->tokens, size->heads, size->elements);
+        if (status == FV_OK) status = fv_random_fill(&pool, w->tensors[i], tensor_bytes(size));
     }
-    if (status == FV_OK && has_new && !is_mla) {
-        status = make_tensor(&layer->v, &w->tensors[2], w->device, &pool, problem->q_dtype, tokens, kv_heads, dv);
-    }
-    if (status == FV_OK)
-        status = make_tensor(&layer->out, &w->tensors[3], w->device, &pool, problem->out_dtype, tokens, heads, dv);
-    if (status == FV_OK && has_weights) {
-        status = make_tensor(&layer->kv_up, &w->tensors[4], w->device, &pool, problem->q_dtype, heads,
-                             mla->qk_nope_head_dim + mla->v_head_dim, mla->kv_lora_rank);
-    }
-    if (status == FV_OK && has_weights)
+    if (status == FV_OK && sizes[4].tokens > 0)
         status = fv_mla_products_create(&w->products, &layer->gemm, &layer->gemm_user, w->device);
     fv_random_pool_deinit(&pool);
     return status;
 }
 
-/* What is there, as far as it may be taken. */
-static int64_t memory_limit(fv_device *device)
+/* Of a copy: a batch may ask for more than an integer holds. */
+static double cache_bytes(const fv_workload *w)
 {
-    size_t free_bytes, total_bytes;
-    if (!device->host_is_device && fv_device_memory(&free_bytes, &total_bytes, device) == FV_OK) {
-        return (int64_t)(free_bytes / 8 * 7);
-    }
-    return (int64_t)sysconf(_SC_PHYS_PAGES) * sysconf(_SC_PAGESIZE) / 4 * 3;
+    int64_t k_bytes, v_bytes;
+    token_bytes(&k_bytes, &v_bytes, w, w->problem.kv_layout);
+    const double of_token = (double)(k_bytes + v_bytes + 2 * token_scale_bytes(w));
+    return of_token * (double)w->num_blocks * w->problem.block_size;
 }
 
-static fv_status check_memory(const fv_workload *w)
+/* Before anything is filled. */
+static fv_status check_memory(const fv_workload *w, const tensor_size sizes[NUM_TENSORS])
 {
-    const int64_t limit = memory_limit(w->device);
-    if ((int64_t)w->cache_bytes <= limit) return FV_OK;
-    return fv_fail(FV_ERR_NO_MEMORY, "the batch needs a cache of %.1f GiB; accepted here: up to %.1f GiB",
-                   (double)w->cache_bytes / (1 << 30), (double)limit / (1 << 30));
+    double bytes = 0;
+    for (int32_t i = 0; i < NUM_TENSORS; i++) bytes += (double)tensor_bytes(&sizes[i]);
+    return fv_workload_check_memory(w, cache_bytes(w), bytes);
 }
 
 /* Scales of all tokens and heads, of K and of V: behind these. */
@@ -307,7 +312,7 @@ static int32_t count_copies(const fv_workload *w, int64_t cold_bytes)
 {
     const int64_t copy_bytes = (int64_t)w->cache_bytes;
     const int32_t on_device = !w->device->host_is_device;
-    const int64_t most_bytes = on_device ? memory_limit(w->device) : MAX_COPY_BYTES;
+    const int64_t most_bytes = on_device ? fv_workload_memory_limit(w->device) : MAX_COPY_BYTES;
     const int64_t wanted = fv_max_i64(on_device ? 3 : 1, fv_ceil_div(cold_bytes, copy_bytes));
     return (int32_t)fv_min_i64(fv_min_i64(wanted, fv_max_i64(1, most_bytes / copy_bytes)), FV_WORKLOAD_MAX_COPIES);
 }
@@ -318,19 +323,16 @@ static fv_status make_caches(fv_workload *w, int32_t warm)
     token_bytes(&k_bytes, &v_bytes, w, w->problem.kv_layout);
     w->kv_bytes = (size_t)fv_round_up((k_bytes + v_bytes) * w->num_blocks * w->problem.block_size, ALIGNMENT);
     w->cache_bytes = w->kv_bytes + 2 * (size_t)scale_plane_bytes(w);
-    const fv_status status = check_memory(w);
-    if (status != FV_OK) return status;
-
     const int64_t cold_bytes = COLD_CACHES * fv_last_level_cache_bytes(w->device);
     w->num_copies = warm ? 1 : count_copies(w, cold_bytes);
     w->is_cold = !warm && (int64_t)w->cache_bytes * w->num_copies >= cold_bytes / 2;
 
     fv_random_pool pool;
-    fv_status made = fv_random_pool_init_cache(&pool, w->problem.kv_layout, w->problem.kv_dtype);
-    if (made == FV_OK) made = fv_random_pool_send(&pool, w->device);
-    for (int32_t i = 0; i < w->num_copies && made == FV_OK; i++) made = make_cache(&w->caches[i], w, &pool);
+    fv_status status = fv_random_pool_init_cache(&pool, w->problem.kv_layout, w->problem.kv_dtype);
+    if (status == FV_OK) status = fv_random_pool_send(&pool, w->device);
+    for (int32_t i = 0; i < w->num_copies && status == FV_OK; i++) status = make_cache(&w->caches[i], w, &pool);
     fv_random_pool_deinit(&pool);
-    return made;
+    return status;
 }
 
 /* The batch's arrays go to the device; the host keeps those that a schedule reads. */
@@ -369,13 +371,16 @@ static fv_status send_batch(fv_workload *w)
 fv_status fv_workload_init(fv_workload *w, fv_context *context, fv_device *device, const fv_problem *problem,
                            const char *spec_text, const fv_workload_options *options)
 {
-    fv_status status = fv_workload_init_batch(w, context, problem, spec_text, options->shared_prefix);
+    fv_status status = fv_workload_read_batch(w, context, device, problem, spec_text, options->shared_prefix);
     if (status != FV_OK) return status;
-    w->device = device;
     w->layer.struct_size = sizeof(w->layer);
-    status = send_batch(w);
+    tensor_size sizes[NUM_TENSORS];
+    size_tensors(sizes, w, options->stored);
+    status = check_memory(w, sizes);
+    if (status == FV_OK) status = fv_workload_fill_batch(w);
+    if (status == FV_OK) status = send_batch(w);
     if (status == FV_OK) status = make_per_head(w, &w->layer);
-    if (status == FV_OK) status = make_tensors(w, &w->layer, options->stored);
+    if (status == FV_OK) status = make_tensors(w, &w->layer, sizes);
     if (status == FV_OK) status = make_caches(w, options->warm);
     if (status != FV_OK) fv_workload_deinit(w);
     return status;

@@ -52,6 +52,18 @@ typedef struct fv_workload {
 fv_status fv_workload_init_batch(fv_workload *workload, fv_context *context, const fv_problem *problem,
                                  const char *spec_text, int32_t shared_prefix);
 
+/* Its two parts: lengths and how many blocks they take, and the tables. Where the second fails the caller deinits. */
+fv_status fv_workload_read_batch(fv_workload *workload, fv_context *context, fv_device *device,
+                                 const fv_problem *problem, const char *spec_text, int32_t shared_prefix);
+fv_status fv_workload_fill_batch(fv_workload *workload);
+
+/* To be asked between the parts. FV_ERR_NO_MEMORY: the device has no room for a cache and tensors of so many bytes
+ * and the tables. */
+fv_status fv_workload_check_memory(const fv_workload *workload, double cache_bytes, double tensor_bytes);
+
+/* Bytes of the device that may be taken. */
+int64_t fv_workload_memory_limit(fv_device *device);
+
 typedef struct fv_workload_options {
     int32_t shared_prefix; /* as above */
     int32_t warm;          /* 1: one copy of the cache only */

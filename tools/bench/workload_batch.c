@@ -1,6 +1,7 @@
 /* The batch of a workload: lengths, tables and masks. */
 #include <math.h>
 #include <stdlib.h>
+#include <unistd.h>
 
 #include "bench/random_data.h"
 #include "bench/workload.h"
@@ -131,21 +132,52 @@ static fv_status make_masks(fv_workload *w)
     return FV_OK;
 }
 
-fv_status fv_workload_init_batch(fv_workload *w, fv_context *context, const fv_problem *problem, const char *spec_text,
-                                 int32_t shared_prefix)
+/* The block table, the slots, the order of the blocks and the masks. */
+static double table_bytes(const fv_workload *w)
 {
-    *w = (fv_workload){.context = context, .problem = *problem, .shared_prefix = shared_prefix};
-    const fv_batch_spec *spec = &w->spec;
-    fv_status status = fv_device_find(&w->device, context, "cpu");
-    if (status == FV_OK) status = fv_batch_spec_init(&w->spec, spec_text);
-    if (status == FV_OK) status = count_blocks(w);
-    if (status == FV_OK) status = make_tables(w);
-    if (status == FV_OK) status = make_masks(w);
-    if (status != FV_OK) {
-        fv_workload_deinit(w);
-        return status;
+    const double width = (double)fv_ceil_div(w->spec.max_seq_len, w->problem.block_size);
+    const double of_seq = width * sizeof(*w->block_table) + (w->problem.not_causal ? 1 : 0);
+    const double of_token = (double)(sizeof(*w->slot_mapping) + (w->problem.tree_mask ? sizeof(*w->tree_mask) : 0));
+    return w->spec.num_seqs * of_seq + w->spec.num_tokens * of_token + (double)w->num_blocks * sizeof(int32_t);
+}
+
+int64_t fv_workload_memory_limit(fv_device *device)
+{
+    size_t free_bytes, total_bytes;
+    if (!device->host_is_device && fv_device_memory(&free_bytes, &total_bytes, device) == FV_OK) {
+        return (int64_t)(free_bytes / 8 * 7);
     }
-    const int32_t width = (int32_t)fv_ceil_div(spec->max_seq_len, problem->block_size);
+    return (int64_t)sysconf(_SC_PHYS_PAGES) * sysconf(_SC_PAGESIZE) / 4 * 3;
+}
+
+fv_status fv_workload_check_memory(const fv_workload *w, double cache_bytes, double tensor_bytes)
+{
+    const double gib = 1 << 30, bytes = cache_bytes + tensor_bytes + table_bytes(w);
+    const double limit = (double)fv_workload_memory_limit(w->device);
+    if (bytes <= limit) return FV_OK;
+    return fv_fail(FV_ERR_NO_MEMORY,
+                   "the batch needs %.1f GiB (cache %.1f, queries to output %.1f, tables %.1f); accepted here: up to "
+                   "%.1f GiB",
+                   bytes / gib, cache_bytes / gib, tensor_bytes / gib, table_bytes(w) / gib, limit / gib);
+}
+
+fv_status fv_workload_read_batch(fv_workload *w, fv_context *context, fv_device *device, const fv_problem *problem,
+                                 const char *spec_text, int32_t shared_prefix)
+{
+    *w = (fv_workload){.context = context, .device = device, .problem = *problem, .shared_prefix = shared_prefix};
+    fv_status status = fv_batch_spec_init(&w->spec, spec_text);
+    if (status == FV_OK) status = count_blocks(w);
+    if (status != FV_OK) fv_workload_deinit(w);
+    return status;
+}
+
+fv_status fv_workload_fill_batch(fv_workload *w)
+{
+    const fv_batch_spec *spec = &w->spec;
+    fv_status status = make_tables(w);
+    if (status == FV_OK) status = make_masks(w);
+    if (status != FV_OK) return status;
+    const int32_t width = (int32_t)fv_ceil_div(spec->max_seq_len, w->problem.block_size);
     w->batch = (fv_batch){
         .struct_size = sizeof(w->batch),
         .num_seqs = spec->num_seqs,
@@ -170,4 +202,18 @@ fv_status fv_workload_init_batch(fv_workload *w, fv_context *context, const fv_p
     };
     count_flops(w);
     return FV_OK;
+}
+
+fv_status fv_workload_init_batch(fv_workload *w, fv_context *context, const fv_problem *problem, const char *spec_text,
+                                 int32_t shared_prefix)
+{
+    *w = (fv_workload){0};
+    fv_device *cpu;
+    fv_status status = fv_device_find(&cpu, context, "cpu");
+    if (status == FV_OK) status = fv_workload_read_batch(w, context, cpu, problem, spec_text, shared_prefix);
+    if (status != FV_OK) return status;
+    status = fv_workload_check_memory(w, 0, 0);
+    if (status == FV_OK) status = fv_workload_fill_batch(w);
+    if (status != FV_OK) fv_workload_deinit(w);
+    return status;
 }
