@@ -466,8 +466,9 @@ static fv_status size_workspace(fv_plan *plan, const fv_strategy *strategy)
                          (size_t)least_absorbed * absorb_row_bytes(plan);
     const size_t asked = plan->options.max_workspace_bytes;
     if (asked > 0 && asked < least) {
-        return fv_fail(FV_ERR_INVALID, "max_workspace_bytes is %zu; accepted: 0 (chosen), or from %zu on", asked,
-                       least);
+        return fv_fail(FV_ERR_INVALID,
+                       "max_workspace_bytes is %zu; accepted: 0 (chosen), or from %zu bytes, %lld KiB, on", asked,
+                       least, (long long)fv_ceil_div((int64_t)least, 1024));
     }
     const size_t usual = plan->absorbs ? DEFAULT_MLA_WORKSPACE_BYTES : DEFAULT_WORKSPACE_BYTES;
     size_t surplus = asked ? asked - least : usual;

@@ -340,6 +340,7 @@ static fv_status check_names(const bench *b)
     if (status != FV_OK) return status;
     for (int32_t i = 0; i < num_contenders; i++) {
         fv_plan *plan = NULL;
+        contenders[i].options.max_workspace_bytes = 0; /* what is too little depends on the batch */
         contenders[i].status = fv_plan_create(&plan, b->context, &b->opts->args.problem, &small,
                                               &contenders[i].options);
         if (contenders[i].status != FV_OK)
