@@ -50,6 +50,7 @@ static void print_done(generate_run *run)
 {
     for (; run->num_printed < run->replies.count; run->num_printed++) {
         const generate_reply *reply = &run->replies.all[run->num_printed];
+        if (reply->error) continue;
         if (reply->finish == FV_FINISH_NONE) return;
         printf("[%d] %s\n", run->num_printed + 1, reply->prompt);
         fwrite(reply->text, 1, reply->text_bytes, stdout);
@@ -61,7 +62,7 @@ static void print_done(generate_run *run)
 static void take_token(void *user, const fv_token_event *event)
 {
     generate_run *run = user;
-    generate_reply *reply = &run->replies.all[event->request];
+    generate_reply *reply = &run->replies.all[run->replies.of_requests[event->request]];
     const fv_status status = generate_reply_append(reply, event);
     if (status != FV_OK) run->failure = status;
     if (status != FV_OK || run->options->json) return;
@@ -98,6 +99,7 @@ static fv_status note_dropped(const generate_run *run, const char *name, const c
     return status;
 }
 
+/* One of several prompts that cannot be answered is kept with its error, and the others are. */
 static fv_status add_prompt(generate_run *run, bool is_chat, int32_t index)
 {
     int32_t *tokens = NULL, num_tokens = 0;
@@ -116,8 +118,12 @@ static fv_status add_prompt(generate_run *run, bool is_chat, int32_t index)
         status = fv_session_add(NULL, run->session, &request);
     }
     fv_engine_free_tokens(tokens);
+    if (status == FV_OK) generate_replies_take(&run->replies, index);
+    const bool is_of_prompt = status == FV_ERR_INVALID || status == FV_ERR_NO_SPACE;
     if (status == FV_OK || run->replies.count == 1) return status;
-    return fv_fail(status, "%s: %s", name, fv_last_error());
+    if (!is_of_prompt) return fv_fail(status, "%s: %s", name, fv_last_error());
+    fprintf(stderr, "fovea generate: note: %s is not answered: %s\n", name, fv_last_error());
+    return generate_replies_refuse(&run->replies, index);
 }
 
 static fv_status add_prompts(generate_run *run)
@@ -137,7 +143,7 @@ static fv_status add_prompts(generate_run *run)
 
 static fv_status write_replies(generate_run *run)
 {
-    int32_t num_unfinished = run->replies.count;
+    int32_t num_unfinished = run->replies.num_requests;
     while (num_unfinished > 0) {
         const fv_status status = fv_session_step(&num_unfinished, run->session);
         if (status != FV_OK) return status;
@@ -147,7 +153,7 @@ static fv_status write_replies(generate_run *run)
     return FV_OK;
 }
 
-/* Of replies that ended early; the others are told all the same. */
+/* Of replies that ended early or never began; the others are told all the same. */
 static fv_status find_failed(const generate_run *run)
 {
     for (int32_t i = 0; i < run->replies.count; i++) {
@@ -158,7 +164,10 @@ static fv_status find_failed(const generate_run *run)
             "damaged, or too large for --dtype or the cache's dtype",
             i + 1, run->replies.all[i].num_tokens);
     }
-    return FV_OK;
+    const int32_t num_refused = run->replies.count - run->replies.num_requests;
+    if (num_refused == 0) return FV_OK;
+    return fv_fail(FV_ERR_INVALID, "%d of %d prompts are not answered, as noted above", num_refused,
+                   run->replies.count);
 }
 
 static fv_status report(generate_run *run)

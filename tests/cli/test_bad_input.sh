@@ -209,6 +209,16 @@ if [ -n "$model" ]; then
         "$fovea" generate -m "$model" --max-tokens 1 --json -f "$work/mark.txt"
     python3 -c "print('word ' * 20000)" >"$work/long.txt"
     generate "context|longer|tokens" -f "$work/long.txt"
+    # One of several prompts that does not fit leaves the others their answers.
+    { echo hello && cat "$work/long.txt" && echo there; } >"$work/three.txt"
+    generate "^fovea generate: 1 of 3 prompts are not answered" -f "$work/three.txt"
+    judge "$(grep -q 'note: prompt 2 is not answered: .*context' "$work/err" && [ "$(grep -c '^\[[13]\] ' "$work/out")" -eq 2 ] ||
+        echo 'not two answers and a note')" generate -f three.txt
+    "$fovea" generate -m "$model" --max-tokens 4 -f "$work/three.txt" --json >"$work/three.json" 2>"$work/err"
+    judge "$([ $? -eq 1 ] || echo 'the exit code is not 1')" generate --json -f three.txt
+    json_holds "['error' in r for r in d['replies']] == [False, True, False] and all(r['text'] for r in d['replies'][::2])" \
+        cat "$work/three.json"
+    generate "2 of 2 prompts are not answered" -f <(cat "$work/long.txt" "$work/long.txt")
     generate "cache.tokens" --cache-tokens -1 hello
     generate "no device 'nope:0'.*libfovea-nope" --device nope hello
     generate "no device 'cuda:1023'" --device cuda:1023 hello

@@ -66,8 +66,11 @@ static fv_status read_file(generate_replies *replies, const char *path)
 fv_status generate_replies_init(generate_replies *replies, const generate_options *options)
 {
     *replies = (generate_replies){0};
-    const fv_status status = options->prompt ? append_prompt(replies, options->prompt, strlen(options->prompt))
-                                             : read_file(replies, options->prompts_file);
+    fv_status status = options->prompt ? append_prompt(replies, options->prompt, strlen(options->prompt))
+                                       : read_file(replies, options->prompts_file);
+    if (status == FV_OK) replies->of_requests = calloc((size_t)replies->count, sizeof(*replies->of_requests));
+    if (status == FV_OK && !replies->of_requests)
+        status = fv_fail(FV_ERR_NO_MEMORY, "no memory for %d requests", replies->count);
     if (status != FV_OK) generate_replies_deinit(replies);
     return status;
 }
@@ -78,9 +81,22 @@ void generate_replies_deinit(generate_replies *replies)
         free(replies->all[i].prompt);
         free(replies->all[i].text);
         free(replies->all[i].tokens);
+        free(replies->all[i].error);
     }
     free(replies->all);
+    free(replies->of_requests);
     *replies = (generate_replies){0};
+}
+
+void generate_replies_take(generate_replies *replies, int32_t index)
+{
+    replies->of_requests[replies->num_requests++] = index;
+}
+
+fv_status generate_replies_refuse(generate_replies *replies, int32_t index)
+{
+    replies->all[index].error = strdup(fv_last_error());
+    return replies->all[index].error ? FV_OK : fv_fail(FV_ERR_NO_MEMORY, "no memory for an error");
 }
 
 fv_status generate_reply_append(generate_reply *reply, const fv_token_event *event)

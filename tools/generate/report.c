@@ -81,6 +81,7 @@ static void print_replies(fv_json *json, const generate_replies *replies)
         fv_json_begin_array(json, "tokens");
         for (int32_t token = 0; token < reply->num_tokens; token++) fv_json_int(json, NULL, reply->tokens[token]);
         fv_json_end_array(json);
+        if (reply->error) fv_json_string(json, "error", reply->error);
         fv_json_end_object(json);
     }
     fv_json_end_array(json);
