@@ -130,7 +130,8 @@ done
 refuses "max_workspace_bytes is 1024; accepted: .* from [0-9]+ bytes, [0-9]+ KiB, on" "$fovea" bench --threads 2 \
     --max-workspace 1 q1s8k
 enough=$(grep -oE '[0-9]+ KiB' "$work/err")
-bench json_holds "d['rows'][0]['workspace_bytes'] > 0" --heads 32/8 --head-size 128 --max-workspace "${enough% KiB}" --json q1s8k
+bench json_holds "d['rows'][0]['workspace_bytes'] > 0" --heads 32/8 --head-size 128 --max-workspace "${enough% KiB}" \
+    --json q1s8k
 why prints 'attend_paged' --path 3d --segment-keys 64 q1s4k
 refuses "NOPE.*ROCM_AITER_FA" "$fovea" bench --backend NOPE q1
 refuses "'ALL'.*TRITON_ATTN" "$fovea" bench --backend ALL q1
