@@ -288,7 +288,8 @@ static const fv_cuda_attend_kernel *find_hopper_kernel(const fv_cuda_hopper_kern
     return &hopper->rows[of_size][params->q_dtype == FV_DTYPE_F16];
 }
 
-/* Do Hopper's kernels of the 656-byte entry serve the call? */
+/* Do Hopper's kernels of the 656-byte entry serve the call? Their values are fp16 times a power of two, which is not enough
+ * for an output of fp32: of a row of one key it is the value. */
 static bool takes_entries(const attend_args *args)
 {
     const fv_attend_params *params = &args->params;
@@ -296,6 +297,7 @@ static bool takes_entries(const attend_args *args)
     const int64_t places[] = {(int64_t)plane->data, plane->block_stride, plane->slot_stride};
     if (!args->is_ds || params->q_dtype != FV_DTYPE_BF16 || args->rescaling != FV_RESCALING_MULTIPLY) return false;
     if (args->key_scales || args->is_special || params->dense.k || params->rotation.cos) return false;
+    if (params->out_dtype == FV_DTYPE_F32) return false;
     return args->q_vectors && plane->slot_chunk <= 0 && all_multiples(places, 3, 16);
 }
 
