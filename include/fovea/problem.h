@@ -24,7 +24,7 @@ typedef enum fv_kv_scaling {
     FV_KV_SCALING_NONE = 0,
     FV_KV_SCALING_PER_TENSOR = 1,     /* fv_layer.k_scale, v_scale: [1] */
     FV_KV_SCALING_PER_HEAD = 2,       /* fv_layer.k_scale, v_scale: [Hkv] */
-    FV_KV_SCALING_PER_TOKEN_HEAD = 3, /* fv_kv_view.k_scales, v_scales */
+    FV_KV_SCALING_PER_TOKEN_HEAD = 3, /* fv_kv_view.k_scales, v_scales; kv_dtype int8, fp8_e4m3 or fp8_e5m2 */
 } fv_kv_scaling;
 
 typedef enum fv_alibi {

@@ -50,6 +50,24 @@ static int32_t is_compute_dtype(fv_dtype dtype)
     return dtype == FV_DTYPE_F32 || dtype == FV_DTYPE_F16 || dtype == FV_DTYPE_BF16;
 }
 
+/* Wide elements hold what scales of tokens and heads would bring: no write stores them. */
+static fv_status check_cache_dtype(fv_dtype dtype, fv_kv_scaling scaling)
+{
+    if (fv_dtype_bytes(dtype) == 0) {
+        return fv_fail(FV_ERR_INVALID, "kv_dtype is %d; accepted: the values of fv_dtype", (int)dtype);
+    }
+    if (dtype == FV_DTYPE_I8 && scaling == FV_KV_SCALING_NONE) {
+        return fv_fail(FV_ERR_INVALID, "kv_dtype is int8 with kv_scaling 0 (none); accepted: scales of the tensor (1), "
+                                       "of heads (2), or of tokens and heads (3)");
+    }
+    if (fv_dtype_bytes(dtype) > 1 && scaling == FV_KV_SCALING_PER_TOKEN_HEAD) {
+        return fv_fail(FV_ERR_INVALID,
+                       "kv_dtype is %s with kv_scaling 3 (of tokens and heads); accepted: int8, fp8_e4m3, fp8_e5m2",
+                       fv_dtype_name(dtype));
+    }
+    return FV_OK;
+}
+
 /* Each rank would count the sink, which fv_merge_ranks takes once for all. */
 static fv_status check_context_parallel(fv_context_parallel *cp, int32_t sinks)
 {
@@ -96,13 +114,8 @@ fv_status fv_problem_normalize(fv_problem *out, const fv_problem *problem)
     }
     if (normal.kv_dtype == FV_DTYPE_NONE) normal.kv_dtype = normal.q_dtype;
     if (normal.out_dtype == FV_DTYPE_NONE) normal.out_dtype = normal.q_dtype;
-    if (fv_dtype_bytes(normal.kv_dtype) == 0) {
-        return fv_fail(FV_ERR_INVALID, "kv_dtype is %d; accepted: the values of fv_dtype", (int)normal.kv_dtype);
-    }
-    if (normal.kv_dtype == FV_DTYPE_I8 && normal.kv_scaling == FV_KV_SCALING_NONE) {
-        return fv_fail(FV_ERR_INVALID, "kv_dtype is int8 with kv_scaling 0 (none); accepted: scales of the tensor (1), "
-                                       "of heads (2), or of tokens and heads (3)");
-    }
+    status = check_cache_dtype(normal.kv_dtype, normal.kv_scaling);
+    if (status != FV_OK) return status;
     if (!is_compute_dtype(normal.out_dtype)) {
         return fv_fail(FV_ERR_INVALID, "out_dtype is %s (%d); accepted: float32, float16, bfloat16",
                        fv_dtype_name(normal.out_dtype), (int)normal.out_dtype);

@@ -191,6 +191,9 @@ static void test_problems_are_refused(void **state)
     REFUSED(mha.head_size = 36, FV_ERR_UNSUPPORTED, "head_size not supported");
     REFUSED(mha.head_size = 520, FV_ERR_UNSUPPORTED, "head_size not supported");
     REFUSED(kv_dtype = FV_DTYPE_I8, FV_ERR_INVALID, "kv_dtype is int8 with kv_scaling 0");
+    REFUSED(kv_scaling = FV_KV_SCALING_PER_TOKEN_HEAD, FV_ERR_INVALID, "kv_dtype is float32 with kv_scaling 3");
+    REFUSED(kv_scaling = FV_KV_SCALING_PER_TOKEN_HEAD;
+            problem.kv_dtype = FV_DTYPE_BF16, FV_ERR_INVALID, "accepted: int8, fp8_e4m3, fp8_e5m2");
     REFUSED(kv_layout = FV_KV_LAYOUT_LATENT, FV_ERR_UNSUPPORTED, "layout latent not supported");
     REFUSED(type = FV_ATTENTION_CROSS;
             problem.window = 8, FV_ERR_UNSUPPORTED, "sliding window not supported with attention type cross");
