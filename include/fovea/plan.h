@@ -112,11 +112,11 @@ FV_API fv_status fv_plan_update(fv_plan *plan, const fv_batch *batch, fv_stream 
  * with the last R rotated, k [T', 1, L + R] the new latents (rotated unless the problem rotates at reading),
  * no v, out [T', Hq, V]. Absorbed problems: q [T', Hq, L + R], out [T', Hq, L], neither kv_up nor gemm. */
 typedef struct fv_layer {
-    uint32_t struct_size; /* sizeof(fv_layer) */
-    fv_tensor q;          /* [T', Hq, D] */
-    fv_tensor k;          /* [T', Hkv, D] new keys; data NULL: already in the cache */
-    fv_tensor v;          /* [T', Hkv, Dv] */
-    fv_kv_view kv_cache;
+    uint32_t struct_size;      /* sizeof(fv_layer) */
+    fv_tensor q;               /* [T', Hq, D] */
+    fv_tensor k;               /* [T', Hkv, D] new keys; data NULL: already in the cache */
+    fv_tensor v;               /* [T', Hkv, Dv] */
+    fv_kv_view kv_cache;       /* planes of scales with FV_KV_SCALING_PER_TOKEN_HEAD alone */
     fv_tensor out;             /* [T', Hq, Dv] */
     fv_tensor lse;             /* [T', Hq] fp32, natural log, any strides; data NULL: not wanted */
     const float *sinks;        /* [Hq] */

@@ -161,6 +161,21 @@ static fv_status check_tensor(const fv_tensor *tensor, const tensor_rule *rule, 
     return FV_OK;
 }
 
+static fv_status check_scale_planes(const fv_problem *problem, const fv_kv_view *cache)
+{
+    const int32_t of_tokens = problem->kv_scaling == FV_KV_SCALING_PER_TOKEN_HEAD;
+    const char *given = cache->k_scales.data ? "k_scales" : cache->v_scales.data ? "v_scales" : NULL;
+    if (of_tokens && (!cache->k_scales.data || !cache->v_scales.data)) {
+        return fv_fail(FV_ERR_INVALID, "the problem has scales of tokens and heads; the KV cache has no scale planes");
+    }
+    if (!of_tokens && given) {
+        return fv_fail(FV_ERR_INVALID,
+                       "fv_kv_view.%s is given; the problem says kv_scaling %d, not 3 (tokens and heads)", given,
+                       (int)problem->kv_scaling);
+    }
+    return FV_OK;
+}
+
 static fv_status check_cache(const fv_plan *plan, const fv_kv_view *cache, int32_t writes)
 {
     const fv_problem *problem = &plan->problem;
@@ -185,14 +200,9 @@ static fv_status check_cache(const fv_plan *plan, const fv_kv_view *cache, int32
             fv_dtype_name(problem->kv_dtype), problem->block_size, problem->mha.num_kv_heads, problem->mha.head_size,
             problem->mha.v_head_size);
     }
-    const int32_t of_tokens = problem->kv_scaling == FV_KV_SCALING_PER_TOKEN_HEAD;
-    if (of_tokens && (!cache->k_scales.data || !cache->v_scales.data)) {
-        return fv_fail(FV_ERR_INVALID, "the problem has scales of tokens and heads; the KV cache has no scale planes");
-    }
-    if (writes) {
-        status = fv_ops_check_scale_planes(cache);
-        if (status != FV_OK) return status;
-    }
+    status = check_scale_planes(problem, cache);
+    if (status == FV_OK && writes) status = fv_ops_check_scale_planes(cache);
+    if (status != FV_OK) return status;
     if (plan->max_block >= cache->num_blocks) {
         return fv_fail(FV_ERR_INVALID, "the block table names block %lld; the KV cache has %lld blocks",
                        (long long)plan->max_block, (long long)cache->num_blocks);

@@ -362,6 +362,8 @@ static void test_layers_are_refused(void **state)
     REFUSED(alibi_slopes = f->slopes, "fv_layer.alibi_slopes is given; the problem says alibi 0");
     REFUSED(k_scale = f->slopes, "fv_layer.k_scale is given; the problem says kv_scaling 0");
     REFUSED(v_scale = f->slopes, "fv_layer.v_scale is given; the problem says kv_scaling 0");
+    REFUSED(kv_cache.k_scales.data = f->slopes, "fv_kv_view.k_scales is given; the problem says kv_scaling 0, not 3");
+    REFUSED(kv_cache.v_scales.data = f->slopes, "fv_kv_view.v_scales is given; the problem says kv_scaling 0, not 3");
     f->slot_mapping[1] = NB * BS;
     assert_int_equal(fv_plan_update(f->plan, &f->batch, NULL), FV_OK);
     REFUSED(struct_size = sizeof(layer), "slot_mapping[1] is 512; accepted: up to 511, the KV cache's last slot");
