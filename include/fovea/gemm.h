@@ -45,7 +45,8 @@ typedef fv_status (*fv_gemm_fn)(void *user, const fv_gemm *gemm, fv_stream strea
  * Products of another m may take another algorithm, so bits depend on m. b may be read before what went to the stream
  * earlier has ended: it is weights; who fills it by a kernel synchronises once before its first product.
  * FV_ERR_UNSUPPORTED: the device has no GEMM (the CPU), cuBLASLt is not installed, or it has no algorithm for these
- * dtypes and strides. */
+ * dtypes and strides. FV_ERR_INVALID: sizes below 0; a matrix that is NULL, or it or a stride of it no multiple of its
+ * element; a dtype that is none. */
 FV_API fv_status fv_device_gemm(void *device, const fv_gemm *gemm, fv_stream stream);
 
 #ifdef __cplusplus

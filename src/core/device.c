@@ -170,13 +170,62 @@ void fv_graph_destroy(fv_device *device, fv_graph graph)
     if (graph && device->ops->graph_destroy) device->ops->graph_destroy(device, graph);
 }
 
+/* A factor or the result of a product. Strides that do not count may be any. */
+typedef struct gemm_matrix {
+    const char *name;
+    fv_dtype dtype;
+    const void *data;
+    int32_t rows;
+    int64_t row_stride, matrix_stride;
+} gemm_matrix;
+
+static fv_status check_gemm_matrix(const gemm_matrix *matrix, int32_t num_matrices)
+{
+    const char *name = matrix->name, *dtype = fv_dtype_name(matrix->dtype);
+    const int64_t bytes = (int64_t)fv_dtype_bytes(matrix->dtype);
+    if (bytes == 0) {
+        return fv_fail(FV_ERR_INVALID, "fv_gemm.%s_dtype is %d; accepted: the values of fv_dtype but 0 (none)", name,
+                       (int)matrix->dtype);
+    }
+    if (!matrix->data || (uintptr_t)matrix->data % (uintptr_t)bytes != 0) {
+        return fv_fail(FV_ERR_INVALID, "fv_gemm.%s is %p; accepted: multiples of %d bytes (%s), not NULL", name,
+                       matrix->data, (int)bytes, dtype);
+    }
+    if ((matrix->rows > 1 && matrix->row_stride % bytes != 0) ||
+        (num_matrices > 1 && matrix->matrix_stride % bytes != 0)) {
+        return fv_fail(FV_ERR_INVALID,
+                       "fv_gemm.%s_row_stride is %lld and %s_matrix_stride %lld; accepted: multiples of %d bytes (%s)",
+                       name, (long long)matrix->row_stride, name, (long long)matrix->matrix_stride, (int)bytes, dtype);
+    }
+    return FV_OK;
+}
+
+static fv_status check_gemm(const fv_gemm *gemm)
+{
+    const gemm_matrix matrices[] = {
+        {"a", gemm->a_dtype, gemm->a, gemm->m, gemm->a_row_stride, gemm->a_matrix_stride},
+        {"b", gemm->b_dtype, gemm->b, gemm->b_is_transposed ? gemm->n : gemm->k, gemm->b_row_stride,
+         gemm->b_matrix_stride},
+        {"c", gemm->c_dtype, gemm->c, gemm->m, gemm->c_row_stride, gemm->c_matrix_stride},
+    };
+    fv_status status = FV_OK;
+    for (int32_t i = 0; i < FV_ARRAY_LEN(matrices) && status == FV_OK; i++)
+        status = check_gemm_matrix(&matrices[i], gemm->num_matrices);
+    return status;
+}
+
 fv_status fv_device_gemm(void *device, const fv_gemm *gemm, fv_stream stream)
 {
     fv_device *on = device;
     if (!on || !gemm) return fv_fail(FV_ERR_INVALID, "device or gemm is NULL");
-    const fv_status status = fv_check_struct_size("fv_gemm", gemm->struct_size, sizeof(*gemm));
+    fv_status status = fv_check_struct_size("fv_gemm", gemm->struct_size, sizeof(*gemm));
     if (status != FV_OK) return status;
     if (!on->ops->gemm) return fv_fail(FV_ERR_UNSUPPORTED, "device %s has no GEMM of its own", on->name);
+    if (gemm->num_matrices < 0 || gemm->m < 0 || gemm->n < 0 || gemm->k < 0) {
+        return fv_fail(FV_ERR_INVALID, "fv_gemm of %d products, m %d, n %d, k %d; accepted: 0 or more",
+                       gemm->num_matrices, gemm->m, gemm->n, gemm->k);
+    }
     if (gemm->num_matrices == 0 || gemm->m == 0 || gemm->n == 0 || gemm->k == 0) return FV_OK;
-    return on->ops->gemm(on, gemm, stream);
+    status = check_gemm(gemm);
+    return status == FV_OK ? on->ops->gemm(on, gemm, stream) : status;
 }

@@ -502,6 +502,64 @@ static void test_absorbed_tokens_have_room(void **state)
     fv_context_destroy(context);
 }
 
+/* NULL, a dtype, a pointer and strides that kernels would follow; all but the last strides count. */
+static void test_products_are_refused(void **state)
+{
+    (void)state;
+    fv_context *context = open_context();
+    fv_device *device = NULL;
+    void *memory = NULL;
+    must(fv_device_find(&device, context, "null"));
+    must(fv_device_alloc(&memory, device, 4096));
+    must(fv_device_fill(device, memory, 0, 4096, NULL));
+    const fv_gemm plain = {.struct_size = sizeof(plain),
+                           .num_matrices = 2,
+                           .m = 2,
+                           .n = 4,
+                           .k = 8,
+                           .b_is_transposed = 1,
+                           .a_dtype = FV_DTYPE_BF16,
+                           .b_dtype = FV_DTYPE_BF16,
+                           .c_dtype = FV_DTYPE_F32,
+                           .a = memory,
+                           .a_row_stride = 16,
+                           .a_matrix_stride = 32,
+                           .b = memory,
+                           .b_row_stride = 16,
+                           .b_matrix_stride = 64,
+                           .c = (char *)memory + 1024,
+                           .c_row_stride = 16,
+                           .c_matrix_stride = 32};
+    fv_gemm gemm = plain;
+    must(fv_device_gemm(device, &gemm, NULL));
+#define REFUSED(change, says)                                              \
+    gemm = plain;                                                          \
+    gemm.change;                                                           \
+    assert_int_equal(fv_device_gemm(device, &gemm, NULL), FV_ERR_INVALID); \
+    if (!strstr(fv_last_error(), says)) fail_msg("'%s' lacks '%s'", fv_last_error(), says)
+    REFUSED(m = -1, "m -1, n 4, k 8; accepted: 0 or more");
+    REFUSED(num_matrices = -3, "fv_gemm of -3 products");
+    REFUSED(a = NULL, "accepted: multiples of 2 bytes (bfloat16), not NULL");
+    REFUSED(b = (char *)memory + 1, "fv_gemm.b is ");
+    REFUSED(c = (char *)memory + 2, "accepted: multiples of 4 bytes (float32)");
+    REFUSED(a_dtype = (fv_dtype)77, "fv_gemm.a_dtype is 77");
+    REFUSED(b_dtype = FV_DTYPE_NONE, "fv_gemm.b_dtype is 0");
+    REFUSED(c_dtype = (fv_dtype)-1, "fv_gemm.c_dtype is -1; accepted: the values of fv_dtype but 0 (none)");
+    REFUSED(a_row_stride = 17, "fv_gemm.a_row_stride is 17 and a_matrix_stride 32; accepted: multiples of 2 bytes");
+    REFUSED(b_matrix_stride = 65, "b_matrix_stride 65");
+    REFUSED(c_row_stride = 18, "fv_gemm.c_row_stride is 18");
+#undef REFUSED
+    gemm = plain;
+    gemm.m = gemm.num_matrices = 1;
+    gemm.a_row_stride = gemm.c_row_stride = gemm.a_matrix_stride = gemm.b_matrix_stride = 1;
+    must(fv_device_gemm(device, &gemm, NULL));
+    gemm = (fv_gemm){.struct_size = sizeof(gemm), .num_matrices = 1, .n = 4, .k = 8};
+    must(fv_device_gemm(device, &gemm, NULL)); /* nothing to do */
+    must(fv_stream_synchronize(device, NULL));
+    fv_device_free(device, memory);
+    fv_context_destroy(context);
+}
+
 /* A device's buffer and the host's, of which there is a ring. */
 static void test_buffers_are_counted(void **state)
 {
@@ -607,6 +665,7 @@ int main(void)
         cmocka_unit_test(test_updates_send_what_is_used),
         cmocka_unit_test(test_single_operations),
         cmocka_unit_test(test_absorbed_tokens_have_room),
+        cmocka_unit_test(test_products_are_refused),
         cmocka_unit_test(test_buffers_are_counted),
         cmocka_unit_test(test_no_more_devices),
         cmocka_unit_test(test_plugins_are_refused_with_a_reason),
