@@ -98,7 +98,8 @@ FV_API uint64_t fv_plan_graph_key(const fv_plan *plan);
 FV_API const char *fv_plan_describe(fv_plan *plan);
 
 /* Fills the plan's buffers for this step. The batch's arrays are borrowed until the step's last run
- * has passed the stream. FV_NEEDS_PLAN: outside the bounds. Same batch, same schedule. */
+ * has passed the stream. FV_NEEDS_PLAN: outside the bounds. Same batch, same schedule. FV_ERR_INVALID while `stream` is
+ * captured: a graph has no update in it. */
 FV_API fv_status fv_plan_update(fv_plan *plan, const fv_batch *batch, fv_stream stream);
 
 /* The tensors of one layer. Hq, Hkv, D as in the problem; T' >= T rows, those past T are padding and

@@ -231,12 +231,22 @@ static void find_max_slot(fv_plan *plan)
     }
 }
 
+/* A graph would fill the buffers again at each launch, from staging memory that is another step's by then. */
+static fv_status check_stream(const fv_plan *plan, fv_stream stream)
+{
+    fv_device *device = plan->device;
+    if (!device->ops->is_capturing || !device->ops->is_capturing(device, stream)) return FV_OK;
+    return fv_fail(FV_ERR_INVALID, "fv_plan_update on a stream that is being captured; accepted: before fv_graph_begin "
+                                   "or after fv_graph_end");
+}
+
 fv_status fv_plan_update(fv_plan *plan, const fv_batch *batch, fv_stream stream)
 {
     if (!plan || !batch) return fv_fail(FV_ERR_INVALID, "plan or batch is NULL");
     plan->updated = 0;
     fv_step step;
-    fv_status status = fv_plan_check_batch(&step, plan, batch);
+    fv_status status = check_stream(plan, stream);
+    if (status == FV_OK) status = fv_plan_check_batch(&step, plan, batch);
     if (status != FV_OK) return status;
     plan->batch = *batch;
     find_max_slot(plan);

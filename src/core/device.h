@@ -32,6 +32,7 @@ typedef struct fv_device_ops {
     fv_status (*graph_end)(fv_graph *graph, fv_device *device, fv_stream stream);
     fv_status (*graph_launch)(fv_device *device, fv_graph graph, fv_stream stream);
     void (*graph_destroy)(fv_device *device, fv_graph graph);
+    int32_t (*is_capturing)(fv_device *device, fv_stream stream);
     fv_status (*gemm)(fv_device *device, const fv_gemm *gemm, fv_stream stream); /* some size is above 0 */
     fv_status (*memory_info)(size_t *free_bytes, size_t *total_bytes, fv_device *device);
     void (*destroy)(fv_device *device); /* the device itself, with the context */

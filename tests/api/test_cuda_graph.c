@@ -199,11 +199,11 @@ static void close_side(gpu_side *side)
     *side = (gpu_side){.device = device, .has_list = side->has_list};
 }
 
-static void send_step(gpu_side *side, int32_t num_seqs)
+static fv_batch batch_of(const gpu_side *side, int32_t num_seqs)
 {
     const step_arrays *at = side->arrays;
-    const fv_batch batch = {
-        .struct_size = sizeof(batch),
+    return (fv_batch){
+        .struct_size = sizeof(fv_batch),
         .num_seqs = num_seqs,
         .num_tokens = side->host->query_start[num_seqs],
         .query_start = at->query_start,
@@ -215,6 +215,11 @@ static void send_step(gpu_side *side, int32_t num_seqs)
         .host_query_start = side->has_list ? side->host->query_start : NULL,
         .host_seq_lens = side->has_list ? side->host->seq_lens : NULL,
     };
+}
+
+static void send_step(gpu_side *side, int32_t num_seqs)
+{
+    const fv_batch batch = batch_of(side, num_seqs);
     must(fv_device_copy_in(side->device, side->arrays, side->host, side->step_bytes, side->stream));
     must(fv_plan_update(side->plan, &batch, side->stream));
     must(fv_device_fill(side->device, side->out, 0xff, side->out_bytes, side->stream));
@@ -319,8 +324,45 @@ static void test_static_lists(void **state)
     replay_problems(1);
 }
 
+/* An update would be a copy in the graph, and its event one that the host can never wait for. */
+static void test_updates_are_not_captured(void **state)
+{
+    (void)state;
+    fv_context *context = NULL;
+    fv_graph graph = NULL;
+    gpu_side side = {0};
+    fv_problem problem = problems[0];
+    must(fv_context_create(&context, NULL));
+    if (fv_device_find(&side.device, context, "cuda") != FV_OK) {
+        fv_context_destroy(context);
+        skip();
+    }
+    problem.struct_size = sizeof(problem);
+    problem.q_dtype = FV_DTYPE_BF16;
+    problem.block_size = BLOCK_SIZE;
+    problem.kv_layout_any = 1;
+    open_side(&side, context, &problem, "TRITON_ATTN");
+    step_traffic traffic = {.query_len = 1, .random = 7};
+    const int32_t num_seqs = next_step(&side, &traffic);
+    const fv_batch batch = batch_of(&side, num_seqs);
+    send_step(&side, num_seqs);
+    must(fv_graph_begin(side.device, side.stream));
+    for (int32_t i = 0; i < 4; i++) assert_int_equal(fv_plan_update(side.plan, &batch, side.stream), FV_ERR_INVALID);
+    assert_non_null(strstr(fv_last_error(), "a stream that is being captured"));
+    must(fv_device_fill(side.device, side.out, 0, side.out_bytes, side.stream));
+    must(fv_graph_end(&graph, side.device, side.stream));
+    fv_graph_destroy(side.device, graph);
+    replay_steps(&side, 1, "after refusals");
+    close_side(&side);
+    fv_context_destroy(context);
+}
+
 int main(void)
 {
-    const struct CMUnitTest tests[] = {cmocka_unit_test(test_static_grids), cmocka_unit_test(test_static_lists)};
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_updates_are_not_captured),
+        cmocka_unit_test(test_static_grids),
+        cmocka_unit_test(test_static_lists),
+    };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

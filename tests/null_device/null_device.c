@@ -317,6 +317,8 @@ static void null_graph_destroy(fv_device *device, fv_graph graph)
     command_free(graph);
 }
 
+static int32_t null_is_capturing(fv_device *device, fv_stream stream) { return stream_of(device, stream)->capturing; }
+
 /* --- kernels: the reference ones on translated pointers ------------------------------------------- */
 
 #define TO_HOST(pointer) ((pointer) = (pointer) ? to_host(pointer) : NULL)
@@ -1003,6 +1005,7 @@ static const fv_device_ops null_ops = {
     .graph_end = null_graph_end,
     .graph_launch = null_graph_launch,
     .graph_destroy = null_graph_destroy,
+    .is_capturing = null_is_capturing,
     .gemm = null_gemm,
     .destroy = null_destroy,
 };

@@ -188,6 +188,16 @@ static void cuda_graph_destroy(fv_device *device, fv_graph graph)
     fv_cuda_leave(device, has_entered);
 }
 
+static int32_t cuda_is_capturing(fv_device *device, fv_stream stream)
+{
+    enum cudaStreamCaptureStatus found = cudaStreamCaptureStatusNone;
+    const int32_t has_entered = fv_cuda_enter(device);
+    const cudaError_t error = cudaStreamIsCapturing((cudaStream_t)stream, &found);
+    if (error != cudaSuccess) (void)cudaGetLastError();
+    fv_cuda_leave(device, has_entered);
+    return error == cudaSuccess && found != cudaStreamCaptureStatusNone;
+}
+
 /* --- the device ---------------------------------------------------------------------------------------- */
 
 static void cuda_destroy(fv_device *device)
@@ -218,6 +228,7 @@ static const fv_device_ops cuda_ops = {
     .graph_end = cuda_graph_end,
     .graph_launch = cuda_graph_launch,
     .graph_destroy = cuda_graph_destroy,
+    .is_capturing = cuda_is_capturing,
     .gemm = fv_cuda_gemm_run,
     .memory_info = cuda_memory_info,
     .destroy = cuda_destroy,

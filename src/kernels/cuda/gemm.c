@@ -389,13 +389,6 @@ static fv_status take_workspace(fv_cuda_workspace *entry, const fv_cuda_workspac
     return status;
 }
 
-static int32_t is_capturing(fv_stream stream)
-{
-    enum cudaStreamCaptureStatus found = cudaStreamCaptureStatusNone;
-    if (cudaStreamIsCapturing((cudaStream_t)stream, &found) != cudaSuccess) (void)cudaGetLastError();
-    return found != cudaStreamCaptureStatusNone;
-}
-
 static fv_status find_workspace(fv_cuda_workspace **workspace, fv_cuda_workspaces *all, fv_device *device,
                                 fv_stream stream)
 {
@@ -412,7 +405,7 @@ static fv_status find_workspace(fv_cuda_workspace **workspace, fv_cuda_workspace
         const fv_status status = take_workspace(entry, all, device);
         if (status != FV_OK) return status;
     }
-    fv_cuda_workspace_use(all, entry, stream, entry->end && is_capturing(stream));
+    fv_cuda_workspace_use(all, entry, stream, entry->end && device->ops->is_capturing(device, stream));
     *workspace = entry;
     return FV_OK;
 }
