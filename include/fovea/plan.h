@@ -45,7 +45,7 @@ typedef enum fv_cascade {
 /* Zero means default in every field. */
 typedef struct fv_plan_options {
     uint32_t struct_size;       /* sizeof(fv_plan_options) */
-    fv_device *device;          /* NULL = the CPU */
+    fv_device *device;          /* of the plan's context; NULL = the CPU */
     const char *backend;        /* a name of fv_backend_name; NULL or "auto" = the first that can */
     int32_t batch_invariant;    /* 1: a row's bits do not depend on what else is in the batch; not ROCM_AITER_FA */
     int32_t static_grid;        /* 1: schedule from bounds only, as under a captured graph */

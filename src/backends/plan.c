@@ -29,10 +29,16 @@ static fv_status check_bounds(fv_bounds *out, const fv_bounds *bounds)
     return FV_OK;
 }
 
-static fv_status check_options(const fv_plan_options *options)
+static fv_status check_options(const fv_plan_options *options, const fv_context *context)
 {
     const fv_status status = fv_check_struct_size("fv_plan_options", options->struct_size, sizeof(*options));
     if (status != FV_OK) return status;
+    if (options->device && options->device->context != context) {
+        return fv_fail(FV_ERR_INVALID,
+                       "fv_plan_options.device is %s of another context; accepted: a device that "
+                       "fv_device_find found in the plan's",
+                       options->device->name);
+    }
     if (options->path < FV_PATH_AUTO || options->path > FV_PATH_3D) {
         return fv_fail(FV_ERR_INVALID, "path is %d; accepted: 0 (auto), 1 (2D), 2 (3D)", (int)options->path);
     }
@@ -101,7 +107,7 @@ fv_status fv_plan_create(fv_plan **out, fv_context *context, const fv_problem *p
     if (out) *out = NULL;
     if (!out || !context) return fv_fail(FV_ERR_INVALID, "plan or context is NULL");
     if (!options) options = &defaults;
-    fv_status status = check_options(options);
+    fv_status status = check_options(options, context);
     if (status != FV_OK) return status;
     fv_plan *plan = fv_context_alloc(context, sizeof(*plan));
     if (!plan) return FV_ERR_NO_MEMORY;

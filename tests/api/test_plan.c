@@ -220,6 +220,13 @@ static void test_problems_are_refused(void **state)
     options = (fv_plan_options){.struct_size = sizeof(options), .decode_threshold = -2};
     assert_refused(fv_plan_create(&plan, f->context, &f->problem, &f->bounds, &options), FV_ERR_INVALID,
                    "decode_threshold is -2");
+    fv_context *other = NULL; /* a device goes with its context */
+    options = (fv_plan_options){.struct_size = sizeof(options)};
+    assert_int_equal(fv_context_create(&other, NULL), FV_OK);
+    assert_int_equal(fv_device_find(&options.device, other, "cpu"), FV_OK);
+    assert_refused(fv_plan_create(&plan, f->context, &f->problem, &f->bounds, &options), FV_ERR_INVALID,
+                   "fv_plan_options.device is cpu of another context");
+    fv_context_destroy(other);
     problem = f->problem;
     problem.kind = FV_ATTENTION_MLA;
     problem.kv_layout = FV_KV_LAYOUT_LATENT;
