@@ -1,6 +1,7 @@
 /* Views: tensors and the paged KV cache as pointers with byte strides. A view never owns memory.
  * Strides are signed 64-bit counts of BYTES, so that any order of dimensions, any padding and
- * caches above 2 GiB are expressed the same way. */
+ * caches above 2 GiB are expressed the same way. Pointers and strides on devices other than the CPU are multiples
+ * of the element (entries of FV_KV_LAYOUT_LATENT_FP8_DS: of 4 bytes), else FV_ERR_INVALID; block copies take any. */
 #ifndef FOVEA_VIEW_H
 #define FOVEA_VIEW_H
 

@@ -176,13 +176,29 @@ static fv_status check_output(const fv_problem *problem, const fv_mla_layer *lay
 }
 
 /* ... or with what its heads attended. */
-static fv_status check_attended(const fv_problem *problem, const fv_mla_layer *layer, int64_t num_rows)
+static fv_status check_attended(const fv_plan *plan, const fv_mla_layer *layer, int64_t num_rows)
 {
+    const fv_problem *problem = &plan->problem;
     const fv_mla_shape *mla = &problem->mla;
-    const fv_status status = fv_ops_check_rows("attended", &layer->attended, problem->out_dtype, num_rows,
+    const fv_status status = fv_ops_check_rows(plan->device, "attended", &layer->attended, problem->out_dtype, num_rows,
                                                mla->num_heads, mla->v_head_dim);
     if (status != FV_OK) return status;
-    return fv_ops_check_rows("lse", &layer->lse, FV_DTYPE_F32, num_rows, mla->num_heads, 0);
+    return fv_ops_check_rows(plan->device, "lse", &layer->lse, FV_DTYPE_F32, num_rows, mla->num_heads, 0);
+}
+
+static fv_status check_alignment(const fv_device *device, const fv_mla_layer *layer)
+{
+    const struct {
+        const char *name;
+        const fv_tensor *tensor;
+    } all[] = {
+        {"x", &layer->x},       {"out", &layer->out},         {"q_down", &layer->q_down}, {"q_norm", &layer->q_norm},
+        {"q_up", &layer->q_up}, {"kv_down", &layer->kv_down}, {"o", &layer->o},           {"kv_norm", &layer->kv_norm},
+    };
+    fv_status status = FV_OK;
+    for (int32_t i = 0; i < FV_ARRAY_LEN(all) && status == FV_OK; i++)
+        if (all[i].tensor->data) status = fv_ops_check_alignment(device, all[i].name, all[i].tensor);
+    return status;
 }
 
 static fv_status check_layer(const fv_plan *plan, const fv_mla_layer *layer, int64_t num_rows)
@@ -191,9 +207,9 @@ static fv_status check_layer(const fv_plan *plan, const fv_mla_layer *layer, int
     fv_status status = check_matrix("x", &layer->x, num_rows, layer->x.shape[1], 1);
     if (status == FV_OK) status = check_dtype("x", &layer->x, problem->q_dtype);
     if (status == FV_OK)
-        status = layer->attended.data ? check_attended(problem, layer, num_rows)
-                                      : check_output(problem, layer, num_rows);
+        status = layer->attended.data ? check_attended(plan, layer, num_rows) : check_output(problem, layer, num_rows);
     if (status == FV_OK) status = check_weights(plan, layer);
+    if (status == FV_OK) status = check_alignment(plan->device, layer);
     return status == FV_OK ? check_rotation(plan, &layer->rotation) : status;
 }
 

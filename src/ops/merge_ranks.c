@@ -6,8 +6,8 @@
 #include "ops/ops_check.h"
 
 /* [world, T, H] or, with elements, [world, T, H, D]: the part of rank 0 must have the shape of a row tensor. */
-static fv_status check_ranks(const char *name, const fv_tensor *tensor, fv_dtype dtype, int64_t world, int64_t tokens,
-                             int64_t heads, int64_t elements)
+static fv_status check_ranks(const fv_device *device, const char *name, const fv_tensor *tensor, fv_dtype dtype,
+                             int64_t world, int64_t tokens, int64_t heads, int64_t elements)
 {
     if (!fv_ops_is_given(tensor)) return fv_fail(FV_ERR_INVALID, "%s has no data", name);
     const int32_t num_dims = elements ? 4 : 3;
@@ -20,7 +20,7 @@ static fv_status check_ranks(const char *name, const fv_tensor *tensor, fv_dtype
         first.shape[i] = tensor->shape[i + 1];
         first.stride_bytes[i] = tensor->stride_bytes[i + 1];
     }
-    return fv_ops_check_rows(name, &first, dtype, tokens, heads, elements);
+    return fv_ops_check_rows(device, name, &first, dtype, tokens, heads, elements);
 }
 
 /* `from` is `world` ranks, rank_stride bytes from one to the next. */
@@ -37,16 +37,16 @@ static fv_status check_alias(const fv_tensor *out, const fv_tensor *from, const 
 }
 
 /* [T, H, D]: its own shape is the one that counts. */
-static fv_status check_out(const fv_tensor *out)
+static fv_status check_out(const fv_device *device, const fv_tensor *out)
 {
     if (out->num_dims != 3) return fv_fail(FV_ERR_INVALID, "out has %d dimensions; accepted: 3", out->num_dims);
     const fv_status status = fv_ops_check_compute_dtype("out", out);
     if (status != FV_OK) return status;
-    return fv_ops_check_rows("out", out, out->dtype, out->shape[0], out->shape[1], out->shape[2]);
+    return fv_ops_check_rows(device, "out", out, out->dtype, out->shape[0], out->shape[1], out->shape[2]);
 }
 
-static fv_status check_merge(const fv_tensor *out, const fv_tensor *lse, const fv_tensor *rank_out,
-                             const fv_tensor *rank_lse)
+static fv_status check_merge(const fv_device *device, const fv_tensor *out, const fv_tensor *lse,
+                             const fv_tensor *rank_out, const fv_tensor *rank_lse)
 {
     if (!fv_ops_is_given(rank_lse) || rank_lse->num_dims != 3) {
         return fv_fail(FV_ERR_INVALID, "rank_lse has no data or has not three dimensions (rank, token, head)");
@@ -62,16 +62,16 @@ static fv_status check_merge(const fv_tensor *out, const fv_tensor *lse, const f
     if (!fv_ops_is_given(out) && !fv_ops_is_given(lse)) {
         return fv_fail(FV_ERR_INVALID, "neither out nor lse is given; accepted: one of them or both");
     }
-    fv_status status = check_ranks("rank_lse", rank_lse, FV_DTYPE_F32, world, tokens, heads, 0);
+    fv_status status = check_ranks(device, "rank_lse", rank_lse, FV_DTYPE_F32, world, tokens, heads, 0);
     if (status == FV_OK && fv_ops_is_given(lse)) {
-        status = fv_ops_check_rows("lse", lse, FV_DTYPE_F32, tokens, heads, 0);
+        status = fv_ops_check_rows(device, "lse", lse, FV_DTYPE_F32, tokens, heads, 0);
     }
     if (status != FV_OK || !fv_ops_is_given(out)) return status;
-    status = check_out(out);
-    if (status == FV_OK) status = fv_ops_check_rows("out", out, out->dtype, tokens, heads, out->shape[2]);
+    status = check_out(device, out);
+    if (status == FV_OK) status = fv_ops_check_rows(device, "out", out, out->dtype, tokens, heads, out->shape[2]);
     if (status == FV_OK) status = fv_ops_check_compute_dtype("rank_out", rank_out);
     if (status == FV_OK) {
-        status = check_ranks("rank_out", rank_out, rank_out->dtype, world, tokens, heads, out->shape[2]);
+        status = check_ranks(device, "rank_out", rank_out, rank_out->dtype, world, tokens, heads, out->shape[2]);
     }
     return status == FV_OK ? check_alias(out, rank_out, "rank_out", world, rank_out->stride_bytes[0]) : status;
 }
@@ -88,7 +88,7 @@ fv_status fv_merge_ranks(fv_device *device, const fv_tensor *out, const fv_tenso
                          const fv_tensor *rank_lse, const float *sinks, fv_stream stream)
 {
     fv_status status = fv_ops_check_device(device);
-    if (status == FV_OK) status = check_merge(out, lse, rank_out, rank_lse);
+    if (status == FV_OK) status = check_merge(device, out, lse, rank_out, rank_lse);
     if (status != FV_OK) return status;
     fv_merge_ranks_params params = {
         .ranks = {.lse = rank_lse->data,
@@ -127,12 +127,12 @@ fv_status fv_scale_by_lse(fv_device *device, const fv_tensor *out, const fv_tens
     if (status != FV_OK) return status;
     if (!fv_ops_is_given(out)) return fv_fail(FV_ERR_INVALID, "out has no data");
     const int64_t tokens = out->shape[0], heads = out->shape[1];
-    status = check_out(out);
+    status = check_out(device, out);
     if (status == FV_OK) status = fv_ops_check_compute_dtype("in", in);
-    if (status == FV_OK) status = fv_ops_check_rows("in", in, in->dtype, tokens, heads, out->shape[2]);
+    if (status == FV_OK) status = fv_ops_check_rows(device, "in", in, in->dtype, tokens, heads, out->shape[2]);
     if (status == FV_OK) status = check_alias(out, in, "in", 1, 0);
-    if (status == FV_OK) status = fv_ops_check_rows("lse_in", lse_in, FV_DTYPE_F32, tokens, heads, 0);
-    if (status == FV_OK) status = fv_ops_check_rows("lse_total", lse_total, FV_DTYPE_F32, tokens, heads, 0);
+    if (status == FV_OK) status = fv_ops_check_rows(device, "lse_in", lse_in, FV_DTYPE_F32, tokens, heads, 0);
+    if (status == FV_OK) status = fv_ops_check_rows(device, "lse_total", lse_total, FV_DTYPE_F32, tokens, heads, 0);
     if (status != FV_OK) return status;
     const fv_merge_ranks_params params = {
         .out = out->data,

@@ -33,7 +33,7 @@ fv_status fv_kv_gather(fv_device *device, const fv_tensor *k, const fv_tensor *v
 {
     fv_status status = fv_ops_check_device(device);
     if (status != FV_OK) return status;
-    status = fv_ops_check_cache_rows(cache, k, v, num_rows, k_scale, v_scale, num_scales);
+    status = fv_ops_check_cache_rows(device, cache, k, v, num_rows, k_scale, v_scale, num_scales);
     if (status != FV_OK) return status;
     status = fv_ops_check_gather(device, cache, batch, key_start, out_start, num_rows);
     if (status != FV_OK || num_rows == 0) return status;
@@ -63,20 +63,20 @@ static fv_merge_side side_of(const fv_tensor *out, const fv_tensor *lse)
 }
 
 /* a and b of one dtype, out of any of the three; all [T, H, D]. */
-static fv_status check_merge(const fv_tensor *out, const fv_tensor *lse, const fv_tensor *a, const fv_tensor *lse_a,
-                             const fv_tensor *b, const fv_tensor *lse_b)
+static fv_status check_merge(const fv_device *device, const fv_tensor *out, const fv_tensor *lse, const fv_tensor *a,
+                             const fv_tensor *lse_a, const fv_tensor *b, const fv_tensor *lse_b)
 {
     if (!out || out->num_dims != 3) return fv_fail(FV_ERR_INVALID, "out is NULL or has not three dimensions");
     const int64_t tokens = out->shape[0], heads = out->shape[1], elements = out->shape[2];
     fv_status status = fv_ops_check_compute_dtype("out", out);
-    if (status == FV_OK) status = fv_ops_check_rows("out", out, out->dtype, tokens, heads, elements);
+    if (status == FV_OK) status = fv_ops_check_rows(device, "out", out, out->dtype, tokens, heads, elements);
     if (status == FV_OK) status = fv_ops_check_compute_dtype("a", a);
-    if (status == FV_OK) status = fv_ops_check_rows("a", a, a->dtype, tokens, heads, elements);
-    if (status == FV_OK) status = fv_ops_check_rows("b", b, a->dtype, tokens, heads, elements);
-    if (status == FV_OK) status = fv_ops_check_rows("lse_a", lse_a, FV_DTYPE_F32, tokens, heads, 0);
-    if (status == FV_OK) status = fv_ops_check_rows("lse_b", lse_b, FV_DTYPE_F32, tokens, heads, 0);
+    if (status == FV_OK) status = fv_ops_check_rows(device, "a", a, a->dtype, tokens, heads, elements);
+    if (status == FV_OK) status = fv_ops_check_rows(device, "b", b, a->dtype, tokens, heads, elements);
+    if (status == FV_OK) status = fv_ops_check_rows(device, "lse_a", lse_a, FV_DTYPE_F32, tokens, heads, 0);
+    if (status == FV_OK) status = fv_ops_check_rows(device, "lse_b", lse_b, FV_DTYPE_F32, tokens, heads, 0);
     if (status == FV_OK && fv_ops_is_given(lse)) {
-        status = fv_ops_check_rows("lse", lse, FV_DTYPE_F32, tokens, heads, 0);
+        status = fv_ops_check_rows(device, "lse", lse, FV_DTYPE_F32, tokens, heads, 0);
     }
     if (status != FV_OK) return status;
     if (out->dtype != a->dtype && (out->data == a->data || out->data == b->data)) {
@@ -91,7 +91,7 @@ fv_status fv_merge_states(fv_device *device, const fv_tensor *out, const fv_tens
                           fv_stream stream)
 {
     fv_status status = fv_ops_check_device(device);
-    if (status == FV_OK) status = check_merge(out, lse, a, lse_a, b, lse_b);
+    if (status == FV_OK) status = check_merge(device, out, lse, a, lse_a, b, lse_b);
     if (status != FV_OK) return status;
     const int32_t has_lse = fv_ops_is_given(lse);
     const fv_merge_params params = {

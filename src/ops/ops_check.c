@@ -26,8 +26,59 @@ static fv_status check_extents(const char *name, const fv_tensor *tensor, int32_
     return FV_OK;
 }
 
-fv_status fv_ops_check_rows(const char *name, const fv_tensor *tensor, fv_dtype dtype, int64_t num_rows, int64_t heads,
-                            int64_t elements)
+static fv_status check_address(const fv_device *device, const char *name, const void *data, int64_t bytes)
+{
+    if ((uintptr_t)data % (uintptr_t)bytes == 0) return FV_OK;
+    return fv_fail(FV_ERR_INVALID, "%s is at %p; accepted on %s: multiples of %d bytes", name, data, device->name,
+                   (int)bytes);
+}
+
+static fv_status check_stride(const fv_device *device, const char *name, int64_t stride, int64_t bytes)
+{
+    if (stride % bytes == 0) return FV_OK;
+    return fv_fail(FV_ERR_INVALID, "%s has a stride of %lld bytes; accepted on %s: multiples of %d", name,
+                   (long long)stride, device->name, (int)bytes);
+}
+
+fv_status fv_ops_check_alignment(const fv_device *device, const char *name, const fv_tensor *tensor)
+{
+    const int64_t bytes = (int64_t)fv_dtype_bytes(tensor->dtype);
+    if (device->host_is_device || bytes == 0) return FV_OK; /* what is no dtype is refused by the product */
+    fv_status status = check_address(device, name, tensor->data, bytes);
+    for (int32_t i = 0; i < tensor->num_dims && status == FV_OK; i++) {
+        if (tensor->shape[i] > 1) status = check_stride(device, name, tensor->stride_bytes[i], bytes);
+    }
+    return status;
+}
+
+static fv_status check_plane_alignment(const fv_device *device, const char *name, const fv_kv_view *cache,
+                                       const fv_kv_plane *plane)
+{
+    const int32_t is_ds = cache->layout == FV_KV_LAYOUT_LATENT_FP8_DS; /* its scales are fp32 */
+    const int64_t bytes = is_ds ? (int64_t)sizeof(float) : (int64_t)fv_dtype_bytes(cache->dtype);
+    const int64_t strides[] = {
+        cache->num_blocks > 1 ? plane->block_stride : 0,
+        cache->num_kv_heads > 1 ? plane->head_stride : 0,
+        cache->block_size > 1 ? plane->slot_stride : 0,
+        is_ds ? 0 : plane->element_stride,
+        plane->slot_chunk > 0 ? plane->slot_chunk_stride : 0,
+        plane->element_chunk > 0 ? plane->element_chunk_stride : 0,
+    };
+    fv_status status = check_address(device, name, plane->data, bytes);
+    for (int32_t i = 0; i < FV_ARRAY_LEN(strides) && status == FV_OK; i++)
+        status = check_stride(device, name, strides[i], bytes);
+    return status;
+}
+
+fv_status fv_ops_check_cache_alignment(const fv_device *device, const fv_kv_view *cache)
+{
+    if (device->host_is_device) return FV_OK;
+    const fv_status status = check_plane_alignment(device, "K of the KV cache", cache, &cache->k);
+    return status == FV_OK ? check_plane_alignment(device, "V of the KV cache", cache, &cache->v) : status;
+}
+
+fv_status fv_ops_check_rows(const fv_device *device, const char *name, const fv_tensor *tensor, fv_dtype dtype,
+                            int64_t num_rows, int64_t heads, int64_t elements)
 {
     if (!fv_ops_is_given(tensor)) return fv_fail(FV_ERR_INVALID, "%s has no data", name);
     const int32_t num_dims = elements ? 3 : 2;
@@ -45,7 +96,7 @@ fv_status fv_ops_check_rows(const char *name, const fv_tensor *tensor, fv_dtype 
         return fv_fail(FV_ERR_INVALID, "the last stride of %s is %lld bytes; accepted: %zu (dense)", name,
                        (long long)tensor->stride_bytes[2], fv_dtype_bytes(dtype));
     }
-    return FV_OK;
+    return fv_ops_check_alignment(device, name, tensor);
 }
 
 fv_status fv_ops_check_compute_dtype(const char *name, const fv_tensor *tensor)
@@ -99,10 +150,12 @@ fv_status fv_ops_check_cache(const fv_kv_view *cache)
     return check_latents(cache);
 }
 
-fv_status fv_ops_check_cache_rows(const fv_kv_view *cache, const fv_tensor *k, const fv_tensor *v, int32_t num_rows,
-                                  const float *k_scale, const float *v_scale, int32_t num_scales)
+fv_status fv_ops_check_cache_rows(const fv_device *device, const fv_kv_view *cache, const fv_tensor *k,
+                                  const fv_tensor *v, int32_t num_rows, const float *k_scale, const float *v_scale,
+                                  int32_t num_scales)
 {
     fv_status status = fv_ops_check_cache(cache);
+    if (status == FV_OK) status = fv_ops_check_cache_alignment(device, cache);
     if (status != FV_OK) return status;
     if (num_rows < 0) return fv_fail(FV_ERR_INVALID, "%d rows; accepted: 0 or more", num_rows);
     if (num_scales != 0 && num_scales != 1 && num_scales != cache->num_kv_heads) {
@@ -115,9 +168,9 @@ fv_status fv_ops_check_cache_rows(const fv_kv_view *cache, const fv_tensor *k, c
     }
     status = fv_ops_check_compute_dtype("k", k);
     if (status != FV_OK) return status;
-    status = fv_ops_check_rows("k", k, k->dtype, num_rows, cache->num_kv_heads, cache->head_size);
+    status = fv_ops_check_rows(device, "k", k, k->dtype, num_rows, cache->num_kv_heads, cache->head_size);
     if (status != FV_OK || (is_latent && !fv_ops_is_given(v))) return status;
-    return fv_ops_check_rows("v", v, k->dtype, num_rows, cache->num_kv_heads, cache->v_head_size);
+    return fv_ops_check_rows(device, "v", v, k->dtype, num_rows, cache->num_kv_heads, cache->v_head_size);
 }
 
 /* Two tokens or heads that share a scale would overwrite each other's. */
@@ -159,7 +212,7 @@ fv_status fv_ops_check_write(const fv_device *device, const fv_kv_view *cache, c
                              const int64_t *slot_mapping, int32_t num_tokens, const float *k_scale,
                              const float *v_scale, int32_t num_scales)
 {
-    fv_status status = fv_ops_check_cache_rows(cache, k, v, num_tokens, k_scale, v_scale, num_scales);
+    fv_status status = fv_ops_check_cache_rows(device, cache, k, v, num_tokens, k_scale, v_scale, num_scales);
     if (status == FV_OK) status = fv_ops_check_scale_planes(cache);
     if (status == FV_OK && num_tokens > 0 && !slot_mapping) status = fv_fail(FV_ERR_INVALID, "slot_mapping is NULL");
     for (int32_t token = 0; token < num_tokens && status == FV_OK && device->host_is_device; token++) {

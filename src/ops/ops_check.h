@@ -25,8 +25,13 @@ fv_status fv_ops_check_kernel(const fv_device *device, const char *operation, in
 
 /* A tensor [rows >= num_rows, heads, elements] with dense elements, or [rows >= num_rows, heads] where
  * `elements` is 0. Kernels count in int32_t: no size is above INT32_MAX. */
-fv_status fv_ops_check_rows(const char *name, const fv_tensor *tensor, fv_dtype dtype, int64_t num_rows, int64_t heads,
-                            int64_t elements);
+fv_status fv_ops_check_rows(const fv_device *device, const char *name, const fv_tensor *tensor, fv_dtype dtype,
+                            int64_t num_rows, int64_t heads, int64_t elements);
+
+/* On devices other than the CPU, whose kernels fault otherwise: data and those strides that count are multiples of
+ * the element, of entries of FV_KV_LAYOUT_LATENT_FP8_DS of 4. fv_ops_check_rows and _cache_rows see to it. */
+fv_status fv_ops_check_alignment(const fv_device *device, const char *name, const fv_tensor *tensor);
+fv_status fv_ops_check_cache_alignment(const fv_device *device, const fv_kv_view *cache);
 
 /* fp32, fp16 or bf16. */
 fv_status fv_ops_check_compute_dtype(const char *name, const fv_tensor *tensor);
@@ -35,8 +40,9 @@ fv_status fv_ops_check_compute_dtype(const char *name, const fv_tensor *tensor);
 fv_status fv_ops_check_cache(const fv_kv_view *cache);
 
 /* k and v rows that go to the cache, or come from it, with their scales. Latents need neither v nor its scale. */
-fv_status fv_ops_check_cache_rows(const fv_kv_view *cache, const fv_tensor *k, const fv_tensor *v, int32_t num_rows,
-                                  const float *k_scale, const float *v_scale, int32_t num_scales);
+fv_status fv_ops_check_cache_rows(const fv_device *device, const fv_kv_view *cache, const fv_tensor *k,
+                                  const fv_tensor *v, int32_t num_rows, const float *k_scale, const float *v_scale,
+                                  int32_t num_scales);
 
 /* The cache's scale planes, where it has them, can be written. */
 fv_status fv_ops_check_scale_planes(const fv_kv_view *cache);

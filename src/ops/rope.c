@@ -46,13 +46,14 @@ static fv_status check_positions(const fv_rope_params *params)
 }
 
 /* q or k, if given: [num_tokens or more, H, rope_dim or more]. */
-static fv_status take_rows(fv_rope_rows *rows, const char *name, const fv_tensor *tensor, const fv_rope_params *params)
+static fv_status take_rows(fv_rope_rows *rows, const fv_device *device, const char *name, const fv_tensor *tensor,
+                           const fv_rope_params *params)
 {
     *rows = (fv_rope_rows){0};
     if (!fv_ops_is_given(tensor)) return FV_OK;
     const int64_t elements = tensor->num_dims == 3 ? tensor->shape[2] : 0;
-    const fv_status status = fv_ops_check_rows(name, tensor, params->dtype, params->num_tokens, tensor->shape[1],
-                                               elements);
+    const fv_status status = fv_ops_check_rows(device, name, tensor, params->dtype, params->num_tokens,
+                                               tensor->shape[1], elements);
     if (status != FV_OK) return status;
     if (elements < params->rope_dim) {
         return fv_fail(FV_ERR_INVALID, "rope_dim is %d and heads of %s have %lld elements; accepted: 2 to %lld",
@@ -86,8 +87,8 @@ fv_status fv_rope_params_init(fv_rope_params *params, const fv_device *device, c
         .positions_64 = rotation->positions_64,
         .num_tokens = num_tokens,
     };
-    status = take_rows(&params->q, "q", q, params);
-    if (status == FV_OK) status = take_rows(&params->k, "k", k, params);
+    status = take_rows(&params->q, device, "q", q, params);
+    if (status == FV_OK) status = take_rows(&params->k, device, "k", k, params);
     if (status == FV_OK && device->host_is_device) status = check_positions(params);
     return status;
 }

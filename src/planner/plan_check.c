@@ -201,6 +201,7 @@ static fv_status check_cache(const fv_plan *plan, const fv_kv_view *cache, int32
             problem->mha.v_head_size);
     }
     status = check_scale_planes(problem, cache);
+    if (status == FV_OK) status = fv_ops_check_cache_alignment(plan->device, cache);
     if (status == FV_OK && writes) status = fv_ops_check_scale_planes(cache);
     if (status != FV_OK) return status;
     if (plan->max_block >= cache->num_blocks) {
@@ -283,7 +284,7 @@ static fv_status check_mla(const fv_plan *plan, const fv_layer *layer)
                        kv_up->num_dims, (long long)kv_up->shape[0], (long long)kv_up->shape[1],
                        (long long)kv_up->shape[2], mla->num_heads, (long long)head_rows, mla->kv_lora_rank);
     }
-    return FV_OK;
+    return fv_ops_check_alignment(plan->device, "kv_up", kv_up);
 }
 
 fv_status fv_plan_check_layer(const fv_plan *plan, const fv_layer *layer)
@@ -312,6 +313,7 @@ fv_status fv_plan_check_layer(const fv_plan *plan, const fv_layer *layer)
         if (!tensors[i].tensor->data && tensors[i].optional) continue;
         if (!tensors[i].tensor->data) return fv_fail(FV_ERR_INVALID, "%s has no data", tensors[i].rule.name);
         status = check_tensor(tensors[i].tensor, &tensors[i].rule, num_tokens);
+        if (status == FV_OK) status = fv_ops_check_alignment(plan->device, tensors[i].rule.name, tensors[i].tensor);
         if (status != FV_OK) return status;
     }
     if (problem->type == FV_ATTENTION_CROSS && layer->k.data) {

@@ -488,6 +488,57 @@ static void test_single_operations(void **state)
     fv_context_destroy(context);
 }
 
+/* Kernels of a GPU fault at elements that are not whole; those of the CPU take them. */
+static void test_elements_are_aligned(void **state)
+{
+    (void)state;
+    fv_context *context = open_context();
+    device_side null = {0};
+    static step_arrays step;
+    open_side(&null, context, "null", NULL, 0);
+    make_step(&step, 2, (int32_t[]){0, 1}, (int32_t[]){1, 4}, (int32_t[]){90, 30}, 3);
+    send_step(&null, &step, 1);
+    fv_layer layer;
+#define REFUSED(change, says)                                                                      \
+    layer = layer_of(&null);                                                                       \
+    layer.change;                                                                                  \
+    assert_int_equal(fv_plan_run(null.plan, &layer, null.workspace, null.stream), FV_ERR_INVALID); \
+    if (!strstr(fv_last_error(), says)) fail_msg("'%s' lacks '%s'", fv_last_error(), says)
+    REFUSED(q.data = (char *)layer.q.data + 2, "accepted on null:0: multiples of 4 bytes");
+    REFUSED(out.stride_bytes[0] += 6, "out has a stride of 774 bytes; accepted on null:0: multiples of 4");
+    REFUSED(k.stride_bytes[1] = 129, "k has a stride of 129 bytes");
+    REFUSED(kv_cache.k.data = (char *)layer.kv_cache.k.data + 1, "K of the KV cache is at ");
+    REFUSED(kv_cache.v.slot_stride += 2, "V of the KV cache has a stride of 258 bytes");
+    REFUSED(kv_cache.v.block_stride += 1, "V of the KV cache has a stride of 2561 bytes");
+#undef REFUSED
+    layer = layer_of(&null);
+    layer.k.shape[0] = 1; /* its stride does not count */
+    layer.k.stride_bytes[0] = layer.v.stride_bytes[1] = 130;
+    must(fv_kv_view_init(&layer.kv_cache, null.cache, FV_KV_LAYOUT_NB_2_BS_H_D, FV_DTYPE_F32, 2, 1, KV_HEADS,
+                         HEAD_SIZE));
+    assert_int_equal(fv_kv_write(null.device, &layer.kv_cache, &layer.k, &layer.v, null.arrays->slot_mapping, 1, NULL,
+                                 NULL, 0, null.stream),
+                     FV_ERR_INVALID);
+    assert_non_null(strstr(fv_last_error(), "v has a stride of 130 bytes"));
+
+    fv_kv_view entries;
+    char *at = (char *)null.cache + 4;
+    const fv_tensor latents = fv_tensor_3d(null.arrays->k, FV_DTYPE_F32, 0, 1, 576);
+    must(fv_kv_view_init(&entries, at, FV_KV_LAYOUT_LATENT_FP8_DS, FV_DTYPE_F8_E4M3, 4, 16, 1, 576));
+    must(fv_kv_write(null.device, &entries, &latents, NULL, NULL, 0, NULL, NULL, 0, null.stream));
+    entries.k.slot_stride += 2; /* one byte suffices to e4m3, not to the scales beside it */
+    assert_int_equal(fv_kv_write(null.device, &entries, &latents, NULL, NULL, 0, NULL, NULL, 0, null.stream),
+                     FV_ERR_INVALID);
+    assert_non_null(strstr(fv_last_error(), "K of the KV cache has a stride of 658 bytes; accepted on null:0: "
+                                            "multiples of 4"));
+    fv_device *cpu = NULL;
+    must(fv_device_find(&cpu, context, "cpu"));
+    must(fv_kv_write(cpu, &entries, &latents, NULL, NULL, 0, NULL, NULL, 0, NULL));
+    must(fv_stream_synchronize(null.device, null.stream));
+    close_side(&null);
+    fv_context_destroy(context);
+}
+
 /* MLA of up to `max_num_tokens` tokens; workspace 0: the planner's choice. */
 static fv_status make_mla_plan(fv_plan **plan, fv_context *context, fv_device *device, int32_t max_num_tokens,
                                size_t workspace, int32_t static_grid)
@@ -702,6 +753,7 @@ int main(void)
         cmocka_unit_test(test_run_neither_allocates_nor_waits),
         cmocka_unit_test(test_updates_send_what_is_used),
         cmocka_unit_test(test_single_operations),
+        cmocka_unit_test(test_elements_are_aligned),
         cmocka_unit_test(test_absorbed_tokens_have_room),
         cmocka_unit_test(test_products_are_refused),
         cmocka_unit_test(test_buffers_are_counted),

@@ -26,7 +26,7 @@
 
 /* How eight neighbouring elements of a row come to shared memory. */
 enum {
-    FV_READ_ELEMENTS = 0, /* one by one: any stride, alignment and dtype */
+    FV_READ_ELEMENTS = 0, /* one by one: any dtype, and strides that are multiples of it */
     FV_READ_COPY = 1,     /* 16 bytes of the kernel's own 16-bit dtype: an asynchronous copy */
     FV_READ_CONVERT = 2,  /* 8 bytes of a 1-byte dtype, widened on the way */
     FV_READ_TRANSPOSE = 3 /* the same element of eight keys lies together instead: 16 or 8 bytes */

@@ -1,4 +1,4 @@
-/* Numbers of any dtype as fp32 and back, at any alignment, bit for bit as core/float.h has them. */
+/* Numbers of any dtype as fp32 and back, at multiples of their size, bit for bit as core/float.h has them. */
 #ifndef FV_KERNELS_CUDA_NUMBER_CUH
 #define FV_KERNELS_CUDA_NUMBER_CUH
 
@@ -25,7 +25,7 @@ __device__ __forceinline__ float fv_float_of_fp8(uint8_t stored, __nv_fp8_interp
     return __half2float(__half(__nv_cvt_fp8_to_halfraw(stored, format)));
 }
 
-/* One element. Elements lie at multiples of their own size. */
+/* One element. */
 __device__ __forceinline__ float fv_element_load(const void *from, fv_dtype dtype)
 {
     switch (dtype) {
