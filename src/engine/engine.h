@@ -24,8 +24,8 @@ struct fv_engine {
 };
 
 /* Finds the device that the options name and creates engine->gemm for it (engine_device.c). FV_ERR_UNSUPPORTED: it
- * has no GEMM or layers, or another compute type is asked for; FV_ERR_NO_MEMORY: the weights of the file or
- * shape would not fit. */
+ * has no GEMM or layers, its layers do not take the model's sizes, or another compute type is asked for; FV_ERR_NO_MEMORY:
+ * the weights of the file or shape would not fit. */
 fv_status fv_engine_open_device(fv_engine *engine, const fv_engine_options *options, const char *path);
 
 /* How many bytes of a text fv_engine_encode, and fv_engine_encode_chat of a message, leave out, as no token stands for

@@ -41,21 +41,42 @@ static fv_status try_gemm(fv_device *device)
     return status;
 }
 
-static fv_status check_room(const fv_engine *engine, const fv_engine_options *options, const char *path)
+static fv_status check_layers(const fv_engine *engine, const fv_model_config *config, const char *model)
+{
+    const fv_layer_limits *limits = &engine->device->layers->limits;
+    const char *device = fv_device_name(engine->device);
+    const int32_t size = config->hidden_size, expert = config->experts.num_experts > 0 ? config->experts.ffn_size : 0;
+    if (limits->max_row > 0 && (size > limits->max_row || size % limits->row_step != 0)) {
+        return fv_fail(FV_ERR_UNSUPPORTED, "%s has a hidden size of %d; accepted on %s: multiples of %d up to %d",
+                       model, size, device, limits->row_step, limits->max_row);
+    }
+    if (limits->max_expert > 0 && expert > limits->max_expert) {
+        return fv_fail(FV_ERR_UNSUPPORTED, "%s has experts of %d; accepted on %s: up to %d", model, expert, device,
+                       limits->max_expert);
+    }
+    return FV_OK;
+}
+
+static fv_status check_room(const fv_engine *engine, const fv_model_config *config, const char *model)
 {
     size_t free_bytes, total_bytes;
-    fv_model_config config;
     const fv_gguf_tensor *head;
     if (fv_device_memory(&free_bytes, &total_bytes, engine->device) != FV_OK) return FV_OK;
-    const fv_status status = engine->gguf ? fv_model_config_read(&config, engine->gguf)
-                                          : fv_model_config_of_shape(&config, options->random_weights);
-    if (status != FV_OK) return status;
     const bool has_head = !engine->gguf || fv_gguf_find_tensor(&head, engine->gguf, "output.weight") != FV_ERR_IO;
-    const uint64_t bytes = fv_model_config_bf16_bytes(&config, has_head);
+    const uint64_t bytes = fv_model_config_bf16_bytes(config, has_head);
     if (bytes <= free_bytes) return FV_OK;
     return fv_fail(FV_ERR_NO_MEMORY, "%s wants %llu bytes of %s for its weights in bfloat16; %zu of %zu bytes are free",
-                   name_of_model(options, path), (unsigned long long)bytes, fv_device_name(engine->device), free_bytes,
-                   total_bytes);
+                   model, (unsigned long long)bytes, fv_device_name(engine->device), free_bytes, total_bytes);
+}
+
+static fv_status check_model(const fv_engine *engine, const fv_engine_options *options, const char *path)
+{
+    const char *model = name_of_model(options, path);
+    fv_model_config config;
+    fv_status status = engine->gguf ? fv_model_config_read(&config, engine->gguf)
+                                    : fv_model_config_of_shape(&config, options->random_weights);
+    if (status == FV_OK) status = check_layers(engine, &config, model);
+    return status == FV_OK ? check_room(engine, &config, model) : status;
 }
 
 fv_status fv_engine_open_device(fv_engine *engine, const fv_engine_options *options, const char *path)
@@ -72,7 +93,7 @@ fv_status fv_engine_open_device(fv_engine *engine, const fv_engine_options *opti
                        (int)options->compute_dtype, fv_dtype_name(options->compute_dtype), fv_device_name(device));
     }
     status = try_gemm(device);
-    if (status == FV_OK) status = check_room(engine, options, path);
+    if (status == FV_OK) status = check_model(engine, options, path);
     return status == FV_OK ? fv_gemm_create_on(&engine->gemm, engine->context, device) : status;
 }
 

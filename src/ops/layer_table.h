@@ -118,7 +118,14 @@ typedef struct fv_read_memory_params {
     uint32_t *sum;    /* [1], added to */
 } fv_read_memory_params;
 
+/* What the kernels of a table take: a model beyond it is refused before it is loaded. */
+typedef struct fv_layer_limits {
+    int32_t max_row, row_step; /* sizes of add_norm: multiples of row_step up to max_row; 0: any */
+    int32_t max_expert;        /* ffn_size of run_experts; 0: any */
+} fv_layer_limits;
+
 typedef struct fv_layer_table {
+    fv_layer_limits limits;
     fv_status (*embed)(const fv_launch *launch, const fv_embed_params *params);
     fv_status (*add_norm)(const fv_launch *launch, const fv_add_norm_params *params);
     fv_status (*split_heads)(const fv_launch *launch, const fv_split_heads_params *params);

@@ -14,9 +14,13 @@
 #include <cmocka.h>
 
 #include "core/compiler.h"
+#include "core/context.h"
+#include "engine/engine.h"
+#include "engine/gguf.h"
 #include "engine/tiny_model.h"
 #include "fovea/device.h"
 #include "fovea/engine.h"
+#include "ops/layer_table.h"
 
 #define CLOSE_CALL 0.05
 
@@ -285,6 +289,38 @@ static void test_refusals(void **state)
     fv_engine_destroy(engine);
 }
 
+/* A model of "tiny", or of a file, on the null device with layers of such limits. */
+static void refuse_beyond(const fv_layer_limits *limits, const char *file, const char *text)
+{
+    const fv_engine_options options = {
+        .struct_size = sizeof(options), .random_weights = file ? NULL : "tiny", .device = "null"};
+    fv_engine engine = {0};
+    fv_device *device;
+    if (file) must(fv_gguf_open(&engine.gguf, file));
+    must(fv_context_create(&engine.context, NULL));
+    must(fv_device_find(&device, engine.context, "null"));
+    fv_layer_table layers = *device->layers;
+    layers.limits = *limits;
+    device->layers = &layers;
+    assert_int_equal(fv_engine_open_device(&engine, &options, file), FV_ERR_UNSUPPORTED);
+    if (!strstr(fv_last_error(), text)) fail_msg("'%s' does not say '%s'", fv_last_error(), text);
+    assert_null(engine.gemm);
+    fv_gguf_close(engine.gguf);
+    fv_context_destroy(engine.context);
+}
+
+/* What a GPU's kernels would refuse in the first step. */
+static void test_sizes_are_checked_before_loading(void **state)
+{
+    (void)state;
+    char path[1024];
+    snprintf(path, sizeof(path), "%s/recordings/deepseek_v3.gguf", FV_TEST_DATA_DIR);
+    refuse_beyond(&(fv_layer_limits){.max_row = 60, .row_step = 4}, NULL,
+                  "tiny has a hidden size of 64; accepted on null:0: multiples of 4 up to 60");
+    refuse_beyond(&(fv_layer_limits){.max_row = 128, .row_step = 48}, NULL, "multiples of 48 up to 128");
+    refuse_beyond(&(fv_layer_limits){.max_expert = 8}, path, "accepted on null:0: up to 8");
+}
+
 /* Random weights are the same numbers on the CPU and on a device, and depend on the seed. */
 static void test_random_weights(void **state)
 {
@@ -311,6 +347,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_random_weights),
         cmocka_unit_test(test_refusals),
+        cmocka_unit_test(test_sizes_are_checked_before_loading),
         cmocka_unit_test(test_null_device),
         cmocka_unit_test(test_gpu),
     };

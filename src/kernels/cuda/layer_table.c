@@ -2,6 +2,7 @@
 #include "kernels/cuda/layers/layers.h"
 
 const fv_layer_table fv_cuda_layers = {
+    .limits = {FV_CUDA_MAX_ROW, FV_CUDA_ROW_STEP, FV_CUDA_MAX_EXPERT},
     .embed = fv_cuda_embed,
     .add_norm = fv_cuda_add_norm,
     .split_heads = fv_cuda_split_heads,

@@ -83,10 +83,10 @@ static __global__ void __launch_bounds__(THREADS, 1) run_experts(const __grid_co
 extern "C" fv_status fv_cuda_run_experts(const fv_launch *launch, const fv_run_experts_params *params)
 {
     const size_t shared = (size_t)params->ffn_size * sizeof(__nv_bfloat16);
-    if (shared > 49152) {
+    if (params->ffn_size > FV_CUDA_MAX_EXPERT) {
         return fv_cuda_state_of(launch->device)
-            ->host.fail(FV_ERR_UNSUPPORTED, "%s: experts of %d; accepted: up to 24576", launch->device->name,
-                        params->ffn_size);
+            ->host.fail(FV_ERR_UNSUPPORTED, "%s: experts of %d; accepted: up to %d", launch->device->name,
+                        params->ffn_size, FV_CUDA_MAX_EXPERT);
     }
     const dim3 grid((uint32_t)params->num_rows * (uint32_t)params->num_used);
     return fv_cuda_launch_overlapped(launch, "run_experts", run_experts, grid, THREADS, shared, *params);

@@ -8,6 +8,9 @@
 extern "C" {
 #endif
 
+/* fv_layer_limits: a block's registers hold a row of add_norm, its shared memory what an expert activates. */
+enum { FV_CUDA_MAX_ROW = 8192, FV_CUDA_ROW_STEP = 4, FV_CUDA_MAX_EXPERT = 24576 };
+
 extern const fv_layer_table fv_cuda_layers;
 
 fv_status fv_cuda_embed(const fv_launch *launch, const fv_embed_params *params);

@@ -10,8 +10,8 @@
 
 #define THREADS 512
 #define WARPS (THREADS / 32)
-#define CHUNK 4      /* elements that a thread takes at a time */
-#define MAX_CHUNKS 4 /* of a row */
+#define CHUNK FV_CUDA_ROW_STEP                            /* elements that a thread takes at a time */
+#define MAX_CHUNKS (FV_CUDA_MAX_ROW / (CHUNK * THREADS)) /* of a row */
 
 static __global__ void __launch_bounds__(THREADS, 1) embed(const __grid_constant__ fv_embed_params params)
 {
@@ -129,10 +129,10 @@ static __global__ void __launch_bounds__(THREADS, 1) add_norm(const __grid_const
 
 extern "C" fv_status fv_cuda_add_norm(const fv_launch *launch, const fv_add_norm_params *params)
 {
-    if (params->size % CHUNK != 0 || params->size > MAX_CHUNKS * CHUNK * THREADS) {
+    if (params->size % FV_CUDA_ROW_STEP != 0 || params->size > FV_CUDA_MAX_ROW) {
         return fv_cuda_state_of(launch->device)
             ->host.fail(FV_ERR_UNSUPPORTED, "%s: rows of %d elements; accepted: multiples of %d up to %d",
-                        launch->device->name, params->size, CHUNK, MAX_CHUNKS * CHUNK * THREADS);
+                        launch->device->name, params->size, FV_CUDA_ROW_STEP, FV_CUDA_MAX_ROW);
     }
     return fv_cuda_launch_overlapped(launch, "add_norm", add_norm, dim3((uint32_t)params->num_rows), THREADS, 0,
                                      *params);
