@@ -57,9 +57,10 @@ FV_API fv_status fv_event_record(fv_device *device, fv_event event, fv_stream st
 FV_API fv_status fv_event_synchronize(fv_device *device, fv_event event);
 
 /* Capture: what is sent to `stream` between begin and end is recorded, not run. A launch of the graph
- * runs it with the same functions, grids and pointers. Where a device has no graphs (the CPU),
- * FV_ERR_UNSUPPORTED. begin: `stream` is one of fv_stream_create, FV_ERR_INVALID for NULL. end: FV_ERR_DEVICE where something
- * that was sent cannot be recorded, or nothing was sent; then the graph is NULL. */
+ * runs it with the same functions, grids and pointers, on any stream; gemm.h says where graphs with products may run.
+ * Where a device has no graphs (the CPU), FV_ERR_UNSUPPORTED. begin: `stream` is one of fv_stream_create,
+ * FV_ERR_INVALID for NULL. end: on the thread of begin; FV_ERR_DEVICE where something that was sent cannot be recorded,
+ * or nothing was sent; then the graph is NULL. */
 FV_API fv_status fv_graph_begin(fv_device *device, fv_stream stream);
 FV_API fv_status fv_graph_end(fv_graph *graph, fv_device *device, fv_stream stream);
 FV_API fv_status fv_graph_launch(fv_device *device, fv_graph graph, fv_stream stream);

@@ -37,13 +37,15 @@ typedef fv_status (*fv_gemm_fn)(void *user, const fv_gemm *gemm, fv_stream strea
  *   a, b    fp32, fp16, bf16, fp8_e4m3 (b transposed, k a multiple of 16); both of one dtype
  *   c       fp32, or fp16 or bf16 (of fp8: bf16)
  *
- * The first call for a shape chooses an algorithm; the first on a stream allocates a workspace, which a graph
- * keeps using: make each once before capturing it. After that a call allocates nothing. There are 16 workspaces of
- * 32 MB. The first 8 streams keep theirs until fv_stream_destroy. Later ones share the others: a stream that has none
- * takes that of the oldest product, and the call waits until this has ended. What a capture used stays the graph's:
- * where all 8 are graphs' FV_ERR_NO_SPACE. Streams of the caller's own making are idle when they are destroyed.
- * Products of another m may take another algorithm, so bits depend on m. b may be read before what went to the stream
- * earlier has ended: it is weights; who fills it by a kernel synchronises once before its first product.
+ * The first call for a shape chooses an algorithm; the first on a stream allocates a workspace, which a graph keeps
+ * using: make each once before capturing it. After that a call allocates nothing. There are 16 workspaces of 32 MB. The
+ * first 8 streams keep theirs until fv_stream_destroy. Later ones share the others: a stream that has none takes that
+ * of the oldest product, and the call waits until this has ended. What a capture used stays its stream's: where all 8
+ * are such FV_ERR_NO_SPACE. A graph's products use the workspace of the stream that they were captured on: launch it
+ * there, or while neither products on that stream nor its other graphs run. cudaStreamPerThread has one for all
+ * threads: only one of them may multiply. Streams of the caller's own making are idle when they are destroyed. Products
+ * of another m may take another algorithm, so bits depend on m. b may be read before what went to the stream earlier
+ * has ended: it is weights; who fills it by a kernel synchronises once before its first product.
  * FV_ERR_UNSUPPORTED: the device has no GEMM (the CPU), cuBLASLt is not installed, or it has no algorithm for these
  * dtypes and strides. FV_ERR_INVALID: sizes below 0; a matrix that is NULL, or it or a stride of it no multiple of its
  * element; a dtype that is none. */

@@ -398,7 +398,7 @@ static fv_status find_workspace(fv_cuda_workspace **workspace, fv_cuda_workspace
         if (!entry) {
             return fv_cuda_state_of(device)->host.fail(
                 FV_ERR_NO_SPACE,
-                "%s: no workspace for products on one more stream: graphs have those of %d others "
+                "%s: no workspace for products on one more stream: graphs use those of %d others "
                 "(fv_stream_destroy)",
                 device->name, FV_CUDA_NUM_WORKSPACES - FV_CUDA_NUM_KEPT_WORKSPACES);
         }

@@ -3,7 +3,8 @@
  * The first streams keep theirs until they are destroyed: an event behind each product would part kernels that overlap.
  * Those that come later share the rest, with such an event: a new one takes the workspace whose last product is the
  * oldest, once that has ended, for a stream that fv_stream_create did not make is gone without a word. What was
- * used under a capture is a graph's, and nobody else's until its stream is destroyed. */
+ * used under a capture is no other stream's until its own is destroyed, for the graph uses it wherever it is launched: beside it
+ * neither the stream's products nor its other graphs may run. cudaStreamPerThread is one stream here, of all threads. */
 #ifndef FV_KERNELS_CUDA_WORKSPACES_H
 #define FV_KERNELS_CUDA_WORKSPACES_H
 
@@ -16,7 +17,7 @@ typedef struct fv_cuda_workspace {
     fv_stream stream;
     fv_event end; /* of its last product; NULL: it is kept */
     uint64_t last_use;
-    int32_t is_captured; /* under a capture, once: not looked at where it is kept */
+    int32_t is_captured; /* under a capture, once; not looked at where it is kept */
 } fv_cuda_workspace;
 
 typedef struct fv_cuda_workspaces {
@@ -34,7 +35,7 @@ static inline fv_cuda_workspace *fv_cuda_workspace_of(fv_cuda_workspaces *all, f
     return NULL;
 }
 
-/* For a stream that has none: a free one, else another stream's; NULL: graphs have all of them. */
+/* For a stream that has none: a free one, else another stream's; NULL: graphs use all of them. */
 static inline fv_cuda_workspace *fv_cuda_workspace_choose(fv_cuda_workspaces *all)
 {
     fv_cuda_workspace *oldest = NULL;
