@@ -258,7 +258,7 @@ static void append_shared_keys(fv_work_list *list, const fv_split_rule *rule, co
             .num_tokens = fv_min_i32(cut->block_tokens, cut->num_tokens - token),
             .end_key = group->num_keys,
         };
-        const int32_t head_run = whole_head_run(rule, cut->num_tokens);
+        const int32_t head_run = whole_head_run(rule, cut->block_tokens);
         append_items(list, rule, step, &block, (block_cut){cut->prefix_segments, cut->prefix_keys, head_run},
                      list->num_slots + token, cut->num_tokens);
     }
