@@ -3,7 +3,11 @@
  * tokens are read from the cache. */
 #include "backends/schedule.h"
 
+#include <assert.h>
+
 #include "core/error.h"
+
+#define SCRATCH_GUARD 0xa5 /* each byte of a guard */
 
 typedef struct layer_run {
     const fv_plan *plan;
@@ -375,17 +379,41 @@ static fv_attend_params attend_params(const layer_run *run, const fv_call *call)
     return params;
 }
 
+/* The guards behind all workers' scratch: is_check 0 writes them, 1 says whether they are as they were. */
+static int32_t guard_scratch(const layer_run *run, int32_t is_check)
+{
+    const fv_plan *plan = run->plan;
+    int32_t is_whole = 1;
+    for (int32_t worker = 0; worker < plan->device->num_workers && plan->device->host_is_device; worker++) {
+        unsigned char *end = (unsigned char *)run->workspace + plan->workspace.scratch +
+                             (size_t)(worker + 1) * plan->workspace.scratch_bytes;
+        for (unsigned char *at = end - FV_SCRATCH_GUARD_BYTES; at < end; at++) {
+            if (!is_check) *at = SCRATCH_GUARD;
+            is_whole = is_whole && *at == SCRATCH_GUARD;
+        }
+    }
+    return is_whole;
+}
+
+static fv_status launch_guarded(const layer_run *run, const fv_attend_variant *variant, const fv_attend_params *params)
+{
+    (void)guard_scratch(run, 0);
+    const fv_status status = variant->launch(&run->launch, params);
+    assert(guard_scratch(run, 1)); /* an item of more rows than its kernel's scratch_bytes() knew of */
+    return status;
+}
+
 static fv_status attend_paged(const layer_run *run, const fv_call *call)
 {
     const fv_attend_params params = attend_params(run, call);
-    return run->plan->paged->launch(&run->launch, &params);
+    return launch_guarded(run, run->plan->paged, &params);
 }
 
 static fv_status attend_dense(const layer_run *run, const fv_call *call)
 {
     if (call->source == FV_KEYS_NEW && !run->has_new) return attend_paged(run, call);
     const fv_attend_params params = attend_params(run, call);
-    return run->plan->dense->launch(&run->launch, &params);
+    return launch_guarded(run, run->plan->dense, &params);
 }
 
 static int32_t narrows_partials(const layer_run *run, const fv_call *call, const fv_attend_params *attend)

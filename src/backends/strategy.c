@@ -248,7 +248,8 @@ static size_t scratch_bytes(const fv_plan *plan)
 {
     const size_t paged = variant_scratch(plan, plan->paged, &plan->problem, &plan->rule);
     const size_t dense = plan->dense ? variant_scratch(plan, plan->dense, &plan->dense_problem, &plan->dense_rule) : 0;
-    return (size_t)fv_round_up((int64_t)(paged > dense ? paged : dense), FV_WORKSPACE_ALIGNMENT);
+    return (size_t)fv_round_up((int64_t)(paged > dense ? paged : dense), FV_WORKSPACE_ALIGNMENT) +
+           FV_SCRATCH_GUARD_BYTES;
 }
 
 /* How long the lanes take for so many Q blocks of `rows` rows, each in segments. */

@@ -70,6 +70,13 @@ typedef struct fv_call {
                                   * [num_seqs + 1] and key_row [num_seqs] of the chunk */
 } fv_call;
 
+/* Behind the scratch of each worker in builds with assertions: what no kernel may write. */
+#if defined(NDEBUG)
+#define FV_SCRATCH_GUARD_BYTES 0
+#else
+#define FV_SCRATCH_GUARD_BYTES 4096
+#endif
+
 /* Byte offsets into the workspace that the caller brings. */
 typedef struct fv_workspace_layout {
     size_t partial_out, partial_max, partial_sum;
@@ -78,7 +85,7 @@ typedef struct fv_workspace_layout {
     size_t latents;                    /* MLA: [absorb_rows, Hq, L] */
     size_t state_out[2], state_lse[2]; /* of FV_TARGET_NEW_STATE and FV_TARGET_CONTEXT_STATE */
     size_t scratch;
-    size_t scratch_bytes; /* for each worker */
+    size_t scratch_bytes; /* for each worker, its guard with it */
     size_t bytes;         /* of all */
 } fv_workspace_layout;
 
