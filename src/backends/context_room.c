@@ -21,12 +21,6 @@ static int64_t saturating_product(int64_t a, int64_t b)
     return b > 0 && a > most / b ? most : a * b;
 }
 
-/* Tokens of a Q block, at most. */
-static int32_t block_tokens(const fv_plan *plan)
-{
-    return fv_max_i32(plan->dense_rule.block_q, fv_short_query_tokens(&plan->dense_problem));
-}
-
 /* From one round's first token to the next one's there are state_tokens, less a Q block that did not fit; all chunks of a round
  * but the last are full, less a cache block. Rounds and chunks follow each other, so that each ends within one run at most, which
  * has a block and a piece more then. */
@@ -35,7 +29,7 @@ fv_context_room fv_context_room_of(const fv_plan *plan, const fv_context_limits 
     const int64_t extends = most_extends(plan);
     if (limits->state_tokens == 0 || extends == 0) return (fv_context_room){0};
     const fv_bounds *bounds = &plan->bounds;
-    const int64_t round_tokens = limits->state_tokens - block_tokens(plan) + 1;
+    const int64_t round_tokens = limits->state_tokens - fv_most_item_tokens(&plan->dense_rule) + 1;
     const int64_t chunk_rows = limits->gather_rows - plan->problem.block_size + 1;
     const int64_t rounds = fv_ceil_div(bounds->max_num_tokens, round_tokens) + 1;
     const int64_t runs = extends + rounds; /* of all rounds */
@@ -69,7 +63,8 @@ int32_t fv_context_room_most_rows(const fv_plan *plan)
 
 fv_context_limits fv_context_room_fewest(const fv_plan *plan)
 {
-    return (fv_context_limits){2 * block_tokens(plan), fv_max_i32(64, 2 * plan->problem.block_size), plan->absorbs};
+    return (fv_context_limits){2 * fv_most_item_tokens(&plan->dense_rule), fv_max_i32(64, 2 * plan->problem.block_size),
+                               plan->absorbs};
 }
 
 fv_context_limits fv_context_room_least(const fv_plan *plan, size_t row_bytes)
