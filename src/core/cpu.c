@@ -105,7 +105,8 @@ int32_t fv_cpu_ahead_is_near(void)
     uint32_t a = 0, b = 0, c = 0, d = 0;
     if (!__builtin_cpu_is("amd") || !__get_cpuid(1, &a, &b, &c, &d)) return 0;
     const uint32_t family = (a >> 8 & 0xf) + (a >> 20 & 0xff);
-    return family >= 0x1a;
+    /* Zen 3 and 4 are one family; the latter has AVX-512. */
+    return family >= 0x1a || (family == 0x19 && !__builtin_cpu_supports("avx512f"));
 #else
     return 0;
 #endif

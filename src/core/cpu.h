@@ -32,8 +32,8 @@ int32_t fv_cpu_count(void);
  * cores, elsewhere 1, the order of memory. */
 int32_t fv_cpu_ahead_tracks(void);
 
-/* 1: in the order of memory, lines are best asked for into the first-level cache: AMD's cores from Zen 5 on; 0: into the
- * second-level one. */
+/* 1: in the order of memory, lines are best asked for into the first-level cache: AMD's cores, Zen 3 and from Zen 5 on; 0: into
+ * the second-level one. */
 int32_t fv_cpu_ahead_is_near(void);
 
 /* 1: products of pairs of bf16 (VDPBF16PS) come at the rate of fp32's multiply-adds, two numbers for one: AMD's cores that have

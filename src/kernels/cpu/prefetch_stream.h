@@ -2,7 +2,7 @@
  * and even: Zen drops prefetches when its miss buffers are full, and a burst of eight lines loses most of them.
  *
  * A stream is asked for in the order in which it lies, or in tracks: cut into even parts, a portion of each in turn. Zen
- * wants the order, Zen 5 into the cache that is nearest. Intel's cores get no more from lines of one page of 4 KB than three quarters of what memory gives, however
+ * wants the order, Zen 3 and 5 into the cache that is nearest. Intel's cores get no more from lines of one page of 4 KB than three quarters of what memory gives, however
  * far ahead they are asked for, and all of it from those of eight (docs/notes/cpu-avx512.md, "Tracks"). */
 #ifndef FV_KERNELS_CPU_PREFETCH_STREAM_H
 #define FV_KERNELS_CPU_PREFETCH_STREAM_H
