@@ -154,14 +154,15 @@ static void order_goes_on_to_the_end(void **state)
     for (int32_t i = 0; i < 3; i++) assert_ptr_equal(fv_prefetch_step(&cursor, 1024).at[0], area[1] + 16 * 512);
 }
 
-/* A near stream asks for each portion again when it has moved on by one, two and three. */
+/* A near stream asks for each portion again when it has moved on by one, or by one, two and three. */
 static void near_portions_are_asked_for_again(void **state)
 {
     (void)state;
     const char *pointers[2][KEYS];
     fv_prefetch_stream stream;
     fv_prefetch_cursor cursor = begin_one_track(&stream, pointers, FV_PREFETCH_NEAR);
-    const char *before[FV_PREFETCH_NEAR_ASKS] = {area[0], area[0], area[0], area[0]};
+    const char *before[FV_PREFETCH_NEAR_ASKS];
+    for (int32_t ask = 0; ask < FV_PREFETCH_NEAR_ASKS; ask++) before[ask] = area[0];
     for (int32_t i = 0; i < 16; i++) {
         const fv_prefetch_portion portion = fv_prefetch_step(&cursor, 1024);
         assert_ptr_equal(portion.at[0], area[i / 8] + i % 8 * 1024);
