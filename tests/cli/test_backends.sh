@@ -38,6 +38,12 @@ bench prints '^q1s64 +ROCM_AITER_FA ' --backend ROCM_AITER_FA q1s64
 # Runs that are asked for are made whatever they take, of the reference where it is.
 bench json_holds "[r['runs'] for r in d['rows']] == [7]" --min-time 0 --repeat 7 --json q1s64
 bench json_holds "[r['runs'] for r in d['rows']] == [7]" --min-time 0 --repeat 7 --kernels reference --json q1s64
+# Quiet runs: as many at least as were asked for, or all count where none is.
+bench json_holds "all(r['runs'] == (r['quiet_runs'] or r['all_runs']) <= r['all_runs'] <= 30 for r in d['rows'])" \
+    --quiet --repeat 3 --backend all --json 2q1s64
+bench prints ' runs quiet(, all count)?$' --quiet q1s64
+bench prints '^q1s64,.*,,,,[0-9]+,[0-9]+$' --quiet --csv q1s64
+bench prints '^q1s64,.*,,,,,$' --csv q1s64
 # Neighbours are batches of one backend with the same kernels, and the reference kernels have none.
 bench prints '^4 steps between neighbours' --backend all --cliffs q1s64 q1s65
 prints '^2 steps between neighbours' "$fovea" bench --threads 2 --min-time 0.001 --repeat 2 --heads 4/2 --head-size 64 \

@@ -23,8 +23,9 @@ bench json_holds "len([r for r in d['rows'] if 'median_us' in r]) >= 3" --backen
 bench json_holds "len(d['rows']) == 2" --kv-cache-dtype int8 --json q1s40 q20s90
 bench prints '2 steps between neighbours' --cliffs q1s64 2q1s64 3q1s64
 bench prints '^q1s64,' --csv q1s64
-bench prints ',skipped,list_us,plain_us$' --csv q1s64
-bench prints '^q1s64,.*,[0-9]+[.][0-9]+,[0-9]+[.][0-9]+$' --csv q1s64
+bench prints ',skipped,list_us,plain_us,quiet_runs,all_runs$' --csv q1s64
+bench prints '^q1s64,.*,[0-9]+[.][0-9]+,[0-9]+[.][0-9]+,,$' --csv q1s64
+refuses '^fovea bench: --quiet does not go with --device null, .*; accepted: cpu$' "$fovea" bench --device null --quiet q1s64
 "$fovea" bench --device null --min-time 0 --repeat 2 --output "$work/old.json" q1s64 >"$work/out" 2>"$work/err"
 prints '1.00 x the old speed' "$fovea" bench --device null --min-time 0 --repeat 2 --compare "$work/old.json" q1s64
 other=("$fovea" bench --device null --min-time 0 --heads 4/2 --compare "$work/old.json" q1s64)

@@ -59,6 +59,8 @@ static void print_help(void)
         "  --min-time S           seconds for each row, at least (0.5)\n"
         "  --repeat N             runs for each row, at least (5, which ten times --min-time end, as they do runs of\n"
         "                         a reference that --kernels does not ask for)\n"
+        "  --quiet                only runs beside which nobody else was on the workers' cores count, as a loop of\n"
+        "                         additions before and behind tells; not on a GPU\n"
         "  --warm                 one copy of the cache, which may stay in the processor's caches\n"
         "  --stored               new keys are in the cache already: attention alone, without their write\n"
         "  --cliffs               batches in this order are neighbours: where time / ceiling changes most, of\n"
@@ -77,6 +79,7 @@ enum {
     THREADS,
     MIN_TIME,
     REPEAT,
+    QUIET,
     WARM,
     STORED,
     CLIFFS,
@@ -96,6 +99,7 @@ static fv_status set_option(options *opts, int value, const char *text)
     case THREADS: return fv_args_i32(&opts->num_threads, "--threads", text, 1, 4096);
     case MIN_TIME: return fv_args_f64(&opts->limits.min_seconds, "--min-time", text, 0, 3600);
     case REPEAT: opts->limits.runs_are_asked = 1; return fv_args_i32(&opts->limits.min_runs, "--repeat", text, 1, 2000);
+    case QUIET: opts->limits.only_quiet = 1; return FV_OK;
     case WARM: opts->warm = 1; return FV_OK;
     case STORED: opts->stored = 1; return FV_OK;
     case CLIFFS: opts->cliffs = 1; return FV_OK;
@@ -139,6 +143,7 @@ static fv_status read_options(options *opts, int argc, char **argv)
         {"threads", required_argument, NULL, THREADS},
         {"min-time", required_argument, NULL, MIN_TIME},
         {"repeat", required_argument, NULL, REPEAT},
+        {"quiet", no_argument, NULL, QUIET},
         {"warm", no_argument, NULL, WARM},
         {"stored", no_argument, NULL, STORED},
         {"cliffs", no_argument, NULL, CLIFFS},
@@ -452,7 +457,13 @@ static fv_status open_device(bench *b)
 {
     const fv_context_options context = {.struct_size = sizeof(context), .num_threads = b->opts->num_threads};
     const fv_status status = fv_context_create(&b->context, &context);
-    return status == FV_OK ? fv_device_find(&b->device, b->context, b->opts->device) : status;
+    if (status != FV_OK) return status;
+    const fv_status found = fv_device_find(&b->device, b->context, b->opts->device);
+    if (found != FV_OK || b->device->host_is_device || !b->opts->limits.only_quiet) return found;
+    return fv_fail(FV_ERR_INVALID,
+                   "--quiet does not go with --device %s, whose runs no other work shares a core with; "
+                   "accepted: cpu",
+                   b->opts->device);
 }
 
 /* What a device other than the CPU can do. */

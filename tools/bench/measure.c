@@ -15,6 +15,7 @@
 
 #include "backends/backend.h"
 #include "bench/bench_memory.h"
+#include "bench/quiet.h"
 #include "core/cpu.h"
 #include "core/error.h"
 #include "planner/plan.h"
@@ -22,12 +23,18 @@
 #define MAX_SAMPLES 2000
 #define NUM_LEVELS (FV_ISA_AMX + 1)
 
+/* Times, and the slower probe (quiet.h) of those before and behind each. */
+typedef struct timed_runs {
+    double us[MAX_SAMPLES];
+    double probe_us[MAX_SAMPLES]; /* 0: none is asked for */
+} timed_runs;
+
 /* A plan and the copies as it sees them. */
 typedef struct timed_plan {
     fv_plan *plan;
     fv_layer *layers; /* [num_copies] */
     fv_isa isa;       /* whose peak is its ceiling */
-    double run_us[MAX_SAMPLES];
+    timed_runs runs;
 } timed_plan;
 
 static void timed_plan_destroy(timed_plan *timed)
@@ -138,9 +145,13 @@ typedef struct race {
     timed_plan **plans; /* [num_plans] */
     int32_t num_plans;
     void *workspace;
-    double *read_us;               /* [MAX_SAMPLES] */
-    double *compute_us;            /* [NUM_LEVELS][MAX_SAMPLES], of the levels that some plan has */
+    timed_runs *reads;
+    timed_runs *computes;          /* [NUM_LEVELS], of the levels that some plan has */
     double operations[NUM_LEVELS]; /* of one sample of compute */
+    double read_us;                /* what they come to */
+    double flops_per_us[NUM_LEVELS];
+    int32_t only_quiet;
+    double probe_us; /* the last one */
     int32_t num_rounds;
     int32_t next_copy;
 } race;
@@ -150,6 +161,32 @@ static int32_t has_level(const race *r, fv_isa isa)
     for (int32_t i = 0; i < r->num_plans; i++)
         if (r->plans[i]->isa == isa) return 1;
     return 0;
+}
+
+/* A run of a round that has just ended. */
+static void keep_run(race *r, timed_runs *runs, int32_t round, double us)
+{
+    const double before = r->probe_us;
+    if (r->only_quiet) r->probe_us = fv_quiet_probe(r->workload->context);
+    runs->us[round] = us;
+    runs->probe_us[round] = before > r->probe_us ? before : r->probe_us;
+}
+
+static int32_t count_quiet(const timed_runs *runs, int32_t num_rounds)
+{
+    int32_t num_quiet = 0;
+    for (int32_t i = 0; i < num_rounds; i++) num_quiet += runs->probe_us[i] <= fv_quiet_limit();
+    return num_quiet;
+}
+
+/* Moves the quiet runs to the front and returns their number; all where none is, or none is asked for. */
+static int32_t take_quiet(timed_runs *runs, const race *r)
+{
+    int32_t num_quiet = 0;
+    if (!r->only_quiet || count_quiet(runs, r->num_rounds) == 0) return r->num_rounds;
+    for (int32_t i = 0; i < r->num_rounds; i++)
+        if (runs->probe_us[i] <= fv_quiet_limit()) runs->us[num_quiet++] = runs->us[i];
+    return num_quiet;
 }
 
 /* The read of the same pages goes to the copy half way round, so that it neither finds what a kernel left in
@@ -166,13 +203,13 @@ static void sample_ceilings(race *r, int32_t round)
         is_awake = 1;
         const double start = fv_now_us();
         r->operations[isa] = fv_ceiling_compute(w->context, w->problem.q_dtype, w->problem.kv_dtype, isa);
-        r->compute_us[isa * MAX_SAMPLES + round] = fv_now_us() - start;
+        keep_run(r, &r->computes[isa], round, fv_now_us() - start);
     }
     const double read_start = fv_now_us();
     volatile uint64_t sink = fv_ceiling_read(w->context, w->caches[copy], w->ranges, w->num_ranges);
     const double read_end = fv_now_us();
     (void)sink;
-    r->read_us[round] = read_end - read_start;
+    keep_run(r, r->reads, round, read_end - read_start);
 }
 
 static fv_status sample_plan(race *r, timed_plan *timed, int32_t round)
@@ -181,7 +218,7 @@ static fv_status sample_plan(race *r, timed_plan *timed, int32_t round)
     r->next_copy = (r->next_copy + 1) % r->workload->num_copies;
     const double start = fv_now_us();
     const fv_status status = fv_plan_run(timed->plan, layer, r->workspace, NULL);
-    timed->run_us[round] = fv_now_us() - start;
+    keep_run(r, &timed->runs, round, fv_now_us() - start);
     return status;
 }
 
@@ -192,12 +229,30 @@ int32_t fv_measure_is_enough(const fv_measure_limits *limits, int32_t num_rounds
     return !limits->runs_are_asked && num_rounds > 0 && seconds >= 10 * min_seconds;
 }
 
+/* Rounds that count: of the plan that has the fewest. */
+static int32_t num_counting(const race *r)
+{
+    int32_t num = r->num_rounds;
+    for (int32_t i = 0; i < r->num_plans && r->only_quiet; i++)
+        num = fv_min_i32(num, count_quiet(&r->plans[i]->runs, r->num_rounds));
+    return num;
+}
+
+static int32_t is_enough(const race *r, const fv_measure_limits *limits, double seconds)
+{
+    if (fv_measure_is_enough(limits, num_counting(r), r->num_plans, seconds)) return 1;
+    if (!r->only_quiet) return 0;
+    return limits->runs_are_asked ? r->num_rounds >= 10 * limits->min_runs
+                                  : seconds >= 10 * limits->min_seconds * r->num_plans && r->num_rounds > 0;
+}
+
 static fv_status run_rounds(race *r, const fv_measure_limits *limits)
 {
     const double start = fv_now_us();
     r->num_rounds = 0;
+    r->probe_us = r->only_quiet ? fv_quiet_probe(r->workload->context) : 0;
     for (int32_t round = 0; round < MAX_SAMPLES; round++) {
-        if (fv_measure_is_enough(limits, round, r->num_plans, (fv_now_us() - start) * 1e-6)) break;
+        if (is_enough(r, limits, (fv_now_us() - start) * 1e-6)) break;
         for (int32_t i = 0; i < r->num_plans; i++) {
             const fv_status status = sample_plan(r, r->plans[(round + i) % r->num_plans], round);
             if (status != FV_OK) return status;
@@ -210,25 +265,40 @@ static fv_status run_rounds(race *r, const fv_measure_limits *limits)
 
 static fv_status run_race(race *r, const fv_measure_limits *limits)
 {
-    r->read_us = malloc(MAX_SAMPLES * sizeof(double));
-    r->compute_us = malloc(NUM_LEVELS * MAX_SAMPLES * sizeof(double));
-    if (!r->read_us || !r->compute_us) return fv_fail(FV_ERR_NO_MEMORY, "no memory for samples");
+    r->reads = malloc(sizeof(*r->reads));
+    r->computes = malloc(NUM_LEVELS * sizeof(*r->computes));
+    if (!r->reads || !r->computes) return fv_fail(FV_ERR_NO_MEMORY, "no memory for samples");
     fv_status status = alloc_workspace(&r->workspace, r->workload->device, r->plans, r->num_plans);
     /* The pages are the same bytes in every layout: one order of reading is the ceiling of all. */
     if (status == FV_OK) status = fv_workload_list_ranges(r->workload, r->plans[0]->plan->problem.kv_layout);
     const fv_measure_limits once = {.min_runs = 1}; /* touches code, workspace and output */
     if (status == FV_OK) status = run_rounds(r, &once);
+    r->only_quiet = limits->only_quiet;
     return status == FV_OK ? run_rounds(r, limits) : status;
 }
 
-static void fill_measurement(fv_measurement *m, const race *r, timed_plan *timed)
+/* Once: sorts the samples. */
+static void find_ceilings(race *r)
+{
+    r->read_us = fv_samples_of(r->reads->us, take_quiet(r->reads, r)).quartile_us;
+    for (fv_isa isa = 0; isa < NUM_LEVELS; isa++) {
+        if (!has_level(r, isa)) continue;
+        timed_runs *runs = &r->computes[isa];
+        r->flops_per_us[isa] = r->operations[isa] / fv_samples_of(runs->us, take_quiet(runs, r)).quartile_us;
+    }
+}
+
+static void fill_measurement(fv_measurement *m, race *r, timed_plan *timed)
 {
     fv_measure_describe(m, timed->plan);
     m->update_us = median_update(timed->plan, &r->workload->batch);
-    m->run = fv_samples_of(timed->run_us, r->num_rounds);
-    m->read_us = fv_samples_of(r->read_us, r->num_rounds).quartile_us;
-    double *compute_us = r->compute_us + timed->isa * MAX_SAMPLES;
-    m->flops_per_us = r->operations[timed->isa] / fv_samples_of(compute_us, r->num_rounds).quartile_us;
+    if (r->only_quiet) {
+        m->quiet_runs = count_quiet(&timed->runs, r->num_rounds);
+        m->all_runs = r->num_rounds;
+    }
+    m->run = fv_samples_of(timed->runs.us, take_quiet(&timed->runs, r));
+    m->read_us = r->read_us;
+    m->flops_per_us = r->flops_per_us[timed->isa];
 }
 
 /* The contenders whose plans can be made are plans[0 .. num_plans); places[i] is the contender of plan i. */
@@ -259,6 +329,7 @@ fv_status fv_measure(fv_contender *contenders, int32_t num_contenders, fv_worklo
     if (status == FV_OK) status = make_plans(&r, places, contenders, num_contenders);
     if (status == FV_OK && r.num_plans > 0) {
         status = run_race(&r, limits);
+        if (status == FV_OK) find_ceilings(&r);
         for (int32_t i = 0; i < r.num_plans && status == FV_OK; i++) {
             fill_measurement(&contenders[places[i]].measured, &r, r.plans[i]);
         }
@@ -267,8 +338,8 @@ fv_status fv_measure(fv_contender *contenders, int32_t num_contenders, fv_worklo
     free(r.plans);
     free(places);
     fv_bench_free(workload->device, r.workspace);
-    free(r.read_us);
-    free(r.compute_us);
+    free(r.reads);
+    free(r.computes);
     return status;
 }
 

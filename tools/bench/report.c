@@ -60,6 +60,8 @@ void fv_bench_print_row(const fv_bench_row *row)
            mebibytes(m->workspace_bytes), kibibytes(m->buffer_bytes), m->layout);
     if (row->reference_ratio > 0) printf(" %.1f", row->reference_ratio);
     if (row->old_ratio > 0) printf("  %.2f x the old speed", row->old_ratio);
+    if (m->all_runs > 0) printf("  %d of %d runs quiet", m->quiet_runs, m->all_runs);
+    if (m->all_runs > 0 && m->quiet_runs == 0) printf(", all count");
     printf("\n");
 }
 
@@ -112,14 +114,14 @@ void fv_bench_print_csv(FILE *file, const fv_bench_row *rows, int32_t num_rows)
 {
     fprintf(file, "batch,backend,kernels,variant,path,state,median_us,min_us,spread,runs,update_us,gbytes_per_s,"
                   "tflops,ceiling,ceiling_us,ceiling_percent,ratio_to_best,workspace_bytes,plan_buffer_bytes,layout,"
-                  "skipped,list_us,plain_us\n");
+                  "skipped,list_us,plain_us,quiet_runs,all_runs\n");
     for (int32_t i = 0; i < num_rows; i++) {
         const fv_bench_row *row = &rows[i];
         const fv_measurement *m = &row->measured;
         if (row->skipped[0]) {
             fprintf(file, "%s,%s,%s,,,,,,,,,,,,,,,,,,\"", row->batch, row->backend, row->kernels);
             print_csv_text(file, row->skipped);
-            fprintf(file, "\",,\n");
+            fprintf(file, "\",,,,\n");
             continue;
         }
         const char *kind = NULL;
@@ -131,9 +133,13 @@ void fv_bench_print_csv(FILE *file, const fv_bench_row *rows, int32_t num_rows)
                 kind, ceiling_us, 100 * ceiling_us / m->run.median_us, row->best_ratio, m->workspace_bytes,
                 m->buffer_bytes, m->layout);
         if (m->list.count > 0)
-            fprintf(file, ",%.3f,%.3f\n", m->list.median_us, m->plain.median_us);
+            fprintf(file, ",%.3f,%.3f,", m->list.median_us, m->plain.median_us);
         else
-            fprintf(file, ",,\n"); /* of a processor */
+            fprintf(file, ",,,"); /* of a processor */
+        if (m->all_runs > 0)
+            fprintf(file, "%d,%d\n", m->quiet_runs, m->all_runs);
+        else
+            fprintf(file, ",\n");
     }
 }
 
@@ -171,6 +177,10 @@ static void print_json_row(fv_json *json, const fv_bench_row *row)
     fv_json_double(json, "min_us", m->run.min_us);
     fv_json_double(json, "spread", m->run.spread);
     fv_json_int(json, "runs", m->run.count);
+    if (m->all_runs > 0) {
+        fv_json_int(json, "quiet_runs", m->quiet_runs);
+        fv_json_int(json, "all_runs", m->all_runs);
+    }
     fv_json_double(json, "update_us", m->update_us);
     if (m->list.count > 0) print_json_timings(json, m);
     fv_json_string(json, "variant", m->variant);
