@@ -41,6 +41,7 @@ bench json_holds "[r['runs'] for r in d['rows']] == [7]" --min-time 0 --repeat 7
 # Quiet runs: as many at least as were asked for, or all count where none is.
 bench json_holds "all(r['runs'] == (r['quiet_runs'] or r['all_runs']) <= r['all_runs'] <= 30 for r in d['rows'])" \
     --quiet --repeat 3 --backend all --json 2q1s64
+bench json_holds "d['quiet_limit_us'] > 0" --quiet --json q1s64
 bench prints ' runs quiet(, all count)?$' --quiet q1s64
 bench prints '^q1s64,.*,,,,[0-9]+,[0-9]+$' --quiet --csv q1s64
 bench prints '^q1s64,.*,,,,,$' --csv q1s64

@@ -8,6 +8,7 @@
 
 #include "args.h"
 #include "bench/mla_layer.h"
+#include "bench/quiet.h"
 #include "bench/summary.h"
 #include "commands.h"
 #include "core/context.h"
@@ -537,6 +538,7 @@ static fv_status run_bench(bench *b)
     b->setting.ceilings = b->clock ? &b->ceilings : NULL;
     print_heading(b);
     for (int32_t i = 0; i < opts->num_specs && status == FV_OK; i++) status = run_batch(b, opts->specs[i]);
+    if (opts->limits.only_quiet) b->setting.quiet_limit_us = fv_quiet_limit();
     return status == FV_OK ? print_end(b) : status;
 }
 

@@ -10,7 +10,8 @@
  * not come together within a millisecond. */
 double fv_quiet_probe(fv_context *context);
 
-/* A probe of at most so many microseconds found nobody beside the workers: 1.1 times the least of all probes of this process. */
+/* A probe of at most so many microseconds found nobody beside the workers: 1.1 times the least of all probes of this process. A
+ * process that never had its cores to itself cannot know; limits of several, on one machine, tell. */
 double fv_quiet_limit(void);
 
 #endif

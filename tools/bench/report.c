@@ -273,6 +273,7 @@ void fv_bench_print_json(FILE *file, const fv_bench_setting *setting, const fv_b
     fv_json_string(&json, "problem", setting->problem);
     fv_json_int(&json, "shared_prefix", setting->shared_prefix);
     fv_json_bool(&json, "stored", setting->stored);
+    if (setting->quiet_limit_us > 0) fv_json_double(&json, "quiet_limit_us", setting->quiet_limit_us);
     fv_json_begin_array(&json, "rows");
     for (int32_t i = 0; i < num_rows; i++) print_json_row(&json, &rows[i]);
     fv_json_end_array(&json);

@@ -26,6 +26,7 @@ typedef struct fv_bench_setting {
     const char *problem;   /* one line */
     int32_t shared_prefix; /* keys asked for */
     int32_t stored;        /* 1: runs write no new keys */
+    double quiet_limit_us; /* of the probes of quiet runs (quiet.h); 0: all runs count */
     int32_t num_threads;
     fv_device *device;                  /* where the kernels run */
     const fv_device_ceilings *ceilings; /* NULL on the CPU */
