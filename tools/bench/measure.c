@@ -183,10 +183,9 @@ static int32_t count_quiet(const timed_runs *runs, int32_t num_rounds)
 static int32_t take_quiet(timed_runs *runs, const race *r)
 {
     int32_t num_quiet = 0;
-    if (!r->only_quiet || count_quiet(runs, r->num_rounds) == 0) return r->num_rounds;
-    for (int32_t i = 0; i < r->num_rounds; i++)
+    for (int32_t i = 0; i < r->num_rounds && r->only_quiet; i++)
         if (runs->probe_us[i] <= fv_quiet_limit()) runs->us[num_quiet++] = runs->us[i];
-    return num_quiet;
+    return num_quiet > 0 ? num_quiet : r->num_rounds;
 }
 
 /* The read of the same pages goes to the copy half way round, so that it neither finds what a kernel left in

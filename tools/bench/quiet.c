@@ -71,4 +71,4 @@ double fv_quiet_probe(fv_context *context)
     return us;
 }
 
-double fv_quiet_limit(void) { return LIMIT * least_us; }
+double fv_quiet_limit(void) { return isfinite(least_us) ? LIMIT * least_us : 0; }

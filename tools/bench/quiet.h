@@ -11,7 +11,8 @@
 double fv_quiet_probe(fv_context *context);
 
 /* A probe of at most so many microseconds found nobody beside the workers: 1.1 times the least of all probes of this process. A
- * process that never had its cores to itself cannot know; limits of several, on one machine, tell. */
+ * process that never had its cores to itself cannot know; limits of several, on one machine, tell.
+ * 0: the workers never came together, which have fewer CPUs than they are. */
 double fv_quiet_limit(void);
 
 #endif
