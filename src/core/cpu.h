@@ -32,7 +32,7 @@ int32_t fv_cpu_count(void);
  * cores, elsewhere 1, the order of memory. */
 int32_t fv_cpu_ahead_tracks(void);
 
-/* 1: in the order of memory, lines are best asked for into the first-level cache: AMD's cores, Zen 3 and from Zen 5 on; 0: into
+/* 1: in the order of memory, lines are best asked for into the first-level cache: AMD's cores of Zen 3 and from Zen 5 on; 0: into
  * the second-level one. */
 int32_t fv_cpu_ahead_is_near(void);
 

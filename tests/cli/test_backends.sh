@@ -38,7 +38,7 @@ bench prints '^q1s64 +ROCM_AITER_FA ' --backend ROCM_AITER_FA q1s64
 # Runs that are asked for are made whatever they take, of the reference where it is.
 bench json_holds "[r['runs'] for r in d['rows']] == [7]" --min-time 0 --repeat 7 --json q1s64
 bench json_holds "[r['runs'] for r in d['rows']] == [7]" --min-time 0 --repeat 7 --kernels reference --json q1s64
-# Quiet runs: as many at least as were asked for, or all count where none is.
+# Quiet runs are those that count, of ten times as many as are asked for at most; all count where none is.
 bench json_holds "all(r['runs'] == (r['quiet_runs'] or r['all_runs']) <= r['all_runs'] <= 30 for r in d['rows'])" \
     --quiet --repeat 3 --backend all --json 2q1s64
 bench json_holds "d['quiet_limit_us'] > 0" --quiet --json q1s64

@@ -8,9 +8,8 @@
 #include "bench/workload.h"
 
 typedef struct fv_measurement {
-    fv_samples run;               /* fv_plan_run; on a device a graph of it on the static grid, replayed */
-    int32_t quiet_runs, all_runs; /* where only quiet ones count: so many did, of so many; none: all do. Else 0 */
-    double update_us;             /* fv_plan_update on the host, median; on a device that of the static grid */
+    fv_samples run;      /* fv_plan_run; on a device a graph of it on the static grid, replayed */
+    double update_us;    /* fv_plan_update on the host, median; on a device that of the static grid */
     double read_us;      /* a pure read of the same pages: the first quartile, a ceiling is the machine undisturbed;
                           * on a device the median of a graph of it */
     double flops_per_us; /* of a loop of the kernels' own multiply-adds, likewise; on a device of a GEMM, 0: it has
@@ -20,6 +19,7 @@ typedef struct fv_measurement {
     fv_samples graph_latency,
         plain_latency; /* of run and plain into an idle stream, until the host knows; wall clock */
     double list_update_us;
+    int32_t quiet_runs, all_runs; /* where only quiet ones count: so many did, of so many; none: all do. Else 0 */
     size_t workspace_bytes;
     size_t buffer_bytes; /* that the plan holds */
     char backend[48];
@@ -34,9 +34,9 @@ typedef struct fv_measure_limits {
     double min_seconds; /* run each plan at least so long ... */
     int32_t min_runs;   /* ... and so often; where they are not asked for, never much longer than 10 x min_seconds */
     int32_t runs_are_asked; /* 1: min_runs whatever they take */
-    int32_t
-        only_quiet; /* 1: runs beside which the workers' cores were somebody else's too do not count (quiet.h), nor samples
-                             * of the ceilings; min_runs is of those that do, in ten times as many at most */
+    /* 1: runs and samples of the ceilings that are not quiet (quiet.h) do not count; min_runs is of those that do, in ten times as
+     * many at most. */
+    int32_t only_quiet;
 } fv_measure_limits;
 
 /* 1: so many rounds of so many plans, which took `seconds`, will do. */

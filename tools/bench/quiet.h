@@ -7,12 +7,12 @@
 #include "fovea/context.h"
 
 /* A loop of integer additions on all workers at once: microseconds of the slowest one, some five; infinite where the workers do
- * not come together within a millisecond. */
+ * not come together within ten milliseconds. */
 double fv_quiet_probe(fv_context *context);
 
 /* A probe of at most so many microseconds found nobody beside the workers: 1.1 times the least of all probes of this process. A
  * process that never had its cores to itself cannot know; limits of several, on one machine, tell.
- * 0: the workers never came together, which have fewer CPUs than they are. */
+ * 0: the workers never came together. */
 double fv_quiet_limit(void);
 
 #endif
