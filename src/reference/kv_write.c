@@ -9,17 +9,25 @@
 #include "reference/kv_reader.h"
 #include "reference/reference.h"
 
+/* Elements that lie together, from a multiple of so many on. */
+static int32_t run_of(const fv_kv_plane *plane, int32_t size)
+{
+    return plane->element_chunk > 0 ? fv_min_i32(plane->element_chunk, size) : size;
+}
+
 /* Bits are copied where the dtypes agree and there is no scale: a NaN keeps its payload. */
 static void write_row(const fv_kv_view *cache, const fv_kv_plane *plane, int32_t size, const char *from,
                       fv_dtype src_dtype, float scale, int64_t block, int32_t head, int64_t slot)
 {
     const size_t bytes = fv_dtype_bytes(src_dtype);
     char *base = (char *)plane->data + fv_kv_row_offset(plane, block, head, slot);
-    for (int32_t d = 0; d < size; d++) {
+    const int32_t are_bits = src_dtype == cache->dtype && scale == 1.0f;
+    const int32_t run = are_bits && plane->element_stride == (int64_t)bytes ? run_of(plane, size) : 1;
+    for (int32_t d = 0; d < size; d += run) {
         char *to = base + fv_kv_element_offset(plane, d);
         const char *element = from + (size_t)d * bytes;
-        if (src_dtype == cache->dtype && scale == 1.0f)
-            memcpy(to, element, bytes);
+        if (are_bits)
+            memcpy(to, element, (size_t)fv_min_i32(run, size - d) * bytes);
         else
             fv_float_store(to, fv_float_load(element, src_dtype) / scale, cache->dtype);
     }

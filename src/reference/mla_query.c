@@ -5,20 +5,29 @@
 
 enum { MAX_HEAD = 1024 }; /* elements of q */
 
-static double element(const void *row, int64_t i, fv_dtype dtype)
+enum { RUN = 256 }; /* elements that are widened together */
+
+/* Elements first .. first + size - 1 of a row. */
+static void load_run(double *to, const void *row, int32_t first, int32_t size, fv_dtype dtype)
 {
-    return fv_float_load((const char *)row + i * (int64_t)fv_dtype_bytes(dtype), dtype);
+    const int64_t bytes = (int64_t)fv_dtype_bytes(dtype);
+    for (int32_t i = 0; i < size; i++) to[i] = fv_float_load((const char *)row + (first + i) * bytes, dtype);
 }
 
 static void project_head(double *q, const fv_mla_query_params *params, int64_t token, int64_t head)
 {
     const int32_t size = params->nope_size + params->rope_size;
     const char *x = (const char *)params->x + token * params->x_row_stride;
-    for (int32_t i = 0; i < size; i++) {
-        const char *weights = (const char *)params->q_up + (head * size + i) * params->q_up_row_stride;
-        q[i] = 0;
-        for (int32_t d = 0; d < params->depth; d++)
-            q[i] += element(x, d, params->dtype) * element(weights, d, params->dtype);
+    const char *weights = (const char *)params->q_up + head * size * params->q_up_row_stride;
+    for (int32_t i = 0; i < size; i++) q[i] = 0;
+    for (int32_t first = 0; first < params->depth; first += RUN) {
+        const int32_t run = fv_min_i32(RUN, params->depth - first);
+        double own[RUN], row[RUN];
+        load_run(own, x, first, run, params->dtype);
+        for (int32_t i = 0; i < size; i++) {
+            load_run(row, weights + i * params->q_up_row_stride, first, run, params->dtype);
+            for (int32_t d = 0; d < run; d++) q[i] += own[d] * row[d];
+        }
     }
 }
 
@@ -32,11 +41,14 @@ static void absorb_head(char *out, const double *q, const fv_mla_query_params *p
         fv_row_store((char *)&narrow, &q[d], 1, dtype);
         rounded[d] = fv_float_load(&narrow, dtype);
     }
-    for (int32_t i = 0; i < params->latent_size; i++) {
-        double sum = 0;
-        for (int32_t d = 0; d < params->nope_size; d++)
-            sum += rounded[d] * element(weights + d * params->kv_up_row_stride, i, dtype);
-        fv_row_store(out + i * (int64_t)fv_dtype_bytes(dtype), &sum, 1, dtype);
+    for (int32_t first = 0; first < params->latent_size; first += RUN) {
+        const int32_t run = fv_min_i32(RUN, params->latent_size - first);
+        double sums[RUN] = {0}, row[RUN];
+        for (int32_t d = 0; d < params->nope_size; d++) {
+            load_run(row, weights + d * params->kv_up_row_stride, first, run, dtype);
+            for (int32_t i = 0; i < run; i++) sums[i] += rounded[d] * row[i];
+        }
+        fv_row_store(out + first * (int64_t)fv_dtype_bytes(dtype), sums, run, dtype);
     }
 }
 
