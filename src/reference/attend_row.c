@@ -54,8 +54,7 @@ void fv_attend_row_query(double *q, const fv_attend_row *row, const fv_attend_pa
 {
     const char *from = (const char *)params->q + row->token * params->q_token_stride +
                        row->head * params->q_head_stride;
-    const int64_t step = (int64_t)fv_dtype_bytes(params->q_dtype);
-    for (int32_t d = 0; d < params->head_size; d++) q[d] = fv_float_load(from + d * step, params->q_dtype);
+    fv_row_load(q, from, params->head_size, params->q_dtype);
 }
 
 void fv_softmax_state_init(fv_softmax_state *state, double *out, int32_t size)
@@ -98,6 +97,12 @@ double fv_softmax_state_finish(fv_softmax_state *state, const float *sink)
     if (sink && *sink > -INFINITY) fv_softmax_state_add(state, *sink, NULL);
     for (int32_t d = 0; d < state->size; d++) state->out[d] /= state->sum;
     return state->max + log(state->sum);
+}
+
+void fv_row_load(double *row, const void *from, int32_t size, fv_dtype dtype)
+{
+    const int64_t step = (int64_t)fv_dtype_bytes(dtype);
+    for (int32_t d = 0; d < size; d++) row[d] = fv_float_load((const char *)from + d * step, dtype);
 }
 
 void fv_row_store(void *to, const double *row, int32_t size, fv_dtype dtype)

@@ -49,6 +49,9 @@ void fv_softmax_state_merge(fv_softmax_state *state, float max, float sum, const
 /* Divides out by the sum and returns the LSE. `sink` NULL: none. Without a key 0 and -inf, sink or not. */
 double fv_softmax_state_finish(fv_softmax_state *state, const float *sink);
 
+/* `size` elements of `dtype`, one behind the other, as double. */
+void fv_row_load(double *row, const void *from, int32_t size, fv_dtype dtype);
+
 /* Rounds size doubles to `dtype` at `to`. */
 void fv_row_store(void *to, const double *row, int32_t size, fv_dtype dtype);
 

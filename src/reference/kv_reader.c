@@ -3,6 +3,7 @@
 
 #include "core/float.h"
 #include "kvcache/kv_address.h"
+#include "reference/attend_row.h"
 
 fv_kv_reader fv_kv_reader_of(const fv_attend_params *params)
 {
@@ -38,8 +39,7 @@ static void ds_entry(double *row, const fv_kv_plane *plane, int32_t size, int64_
         const double scale = fv_float_load(entry + FV_DS_SCALES_AT + d / FV_DS_TILE * 4, FV_DTYPE_F32);
         row[d] = scale * fv_float_load(entry + d, FV_DTYPE_F8_E4M3);
     }
-    for (int32_t d = FV_DS_LATENT; d < size; d++)
-        row[d] = fv_float_load(entry + FV_DS_ROPE_AT + (d - FV_DS_LATENT) * 2, FV_DTYPE_BF16);
+    fv_row_load(row + FV_DS_LATENT, entry + FV_DS_ROPE_AT, size - FV_DS_LATENT, FV_DTYPE_BF16);
 }
 
 /* Half rotation: element i pairs with i + half. */
@@ -79,23 +79,17 @@ static int64_t dense_row_of(const fv_kv_reader *reader, int32_t seq, int32_t key
     return new_token < 0 ? -1 : start + new_token;
 }
 
-static void load_row(double *row, const char *from, int32_t size, fv_dtype dtype)
-{
-    const int64_t step = (int64_t)fv_dtype_bytes(dtype);
-    for (int32_t d = 0; d < size; d++) row[d] = fv_float_load(from + d * step, dtype);
-}
-
 void fv_kv_reader_key(double *k, const fv_kv_reader *reader, int32_t seq, int32_t table_row, int32_t key, int32_t head)
 {
     const fv_dense_keys *dense = &reader->dense;
     const int64_t dense_row = dense_row_of(reader, seq, key);
     if (dense_row >= 0) {
         const int32_t own_size = reader->head_size - (dense->k_shared ? dense->shared_size : 0);
-        load_row(k, (const char *)dense->k + dense_row * dense->k_token_stride + head * dense->k_head_stride, own_size,
-                 dense->dtype);
+        fv_row_load(k, (const char *)dense->k + dense_row * dense->k_token_stride + head * dense->k_head_stride,
+                    own_size, dense->dtype);
         if (!dense->k_shared) return;
-        load_row(k + own_size, (const char *)dense->k_shared + dense_row * dense->k_shared_token_stride,
-                 dense->shared_size, dense->dtype);
+        fv_row_load(k + own_size, (const char *)dense->k_shared + dense_row * dense->k_shared_token_stride,
+                    dense->shared_size, dense->dtype);
         return;
     }
     const fv_kv_view *view = reader->view;
@@ -113,8 +107,8 @@ void fv_kv_reader_value(double *v, const fv_kv_reader *reader, int32_t seq, int3
     const fv_dense_keys *dense = &reader->dense;
     const int64_t dense_row = dense_row_of(reader, seq, key);
     if (dense_row >= 0) {
-        load_row(v, (const char *)dense->v + dense_row * dense->v_token_stride + head * dense->v_head_stride,
-                 reader->v_head_size, dense->dtype);
+        fv_row_load(v, (const char *)dense->v + dense_row * dense->v_token_stride + head * dense->v_head_stride,
+                    reader->v_head_size, dense->dtype);
         return;
     }
     const fv_kv_view *view = reader->view;

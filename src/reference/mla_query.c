@@ -7,25 +7,19 @@ enum { MAX_HEAD = 1024 }; /* elements of q */
 
 enum { RUN = 256 }; /* elements that are widened together */
 
-/* Elements first .. first + size - 1 of a row. */
-static void load_run(double *to, const void *row, int32_t first, int32_t size, fv_dtype dtype)
-{
-    const int64_t bytes = (int64_t)fv_dtype_bytes(dtype);
-    for (int32_t i = 0; i < size; i++) to[i] = fv_float_load((const char *)row + (first + i) * bytes, dtype);
-}
-
 static void project_head(double *q, const fv_mla_query_params *params, int64_t token, int64_t head)
 {
     const int32_t size = params->nope_size + params->rope_size;
+    const int64_t bytes = (int64_t)fv_dtype_bytes(params->dtype);
     const char *x = (const char *)params->x + token * params->x_row_stride;
     const char *weights = (const char *)params->q_up + head * size * params->q_up_row_stride;
     for (int32_t i = 0; i < size; i++) q[i] = 0;
     for (int32_t first = 0; first < params->depth; first += RUN) {
         const int32_t run = fv_min_i32(RUN, params->depth - first);
         double own[RUN], row[RUN];
-        load_run(own, x, first, run, params->dtype);
+        fv_row_load(own, x + first * bytes, run, params->dtype);
         for (int32_t i = 0; i < size; i++) {
-            load_run(row, weights + i * params->q_up_row_stride, first, run, params->dtype);
+            fv_row_load(row, weights + i * params->q_up_row_stride + first * bytes, run, params->dtype);
             for (int32_t d = 0; d < run; d++) q[i] += own[d] * row[d];
         }
     }
@@ -34,6 +28,7 @@ static void project_head(double *q, const fv_mla_query_params *params, int64_t t
 static void absorb_head(char *out, const double *q, const fv_mla_query_params *params, int64_t head)
 {
     const fv_dtype dtype = params->dtype;
+    const int64_t bytes = (int64_t)fv_dtype_bytes(dtype);
     const char *weights = (const char *)params->kv_up + head * params->kv_up_head_stride;
     double rounded[MAX_HEAD];
     for (int32_t d = 0; d < params->nope_size; d++) {
@@ -45,10 +40,10 @@ static void absorb_head(char *out, const double *q, const fv_mla_query_params *p
         const int32_t run = fv_min_i32(RUN, params->latent_size - first);
         double sums[RUN] = {0}, row[RUN];
         for (int32_t d = 0; d < params->nope_size; d++) {
-            load_run(row, weights + d * params->kv_up_row_stride, first, run, dtype);
+            fv_row_load(row, weights + d * params->kv_up_row_stride + first * bytes, run, dtype);
             for (int32_t i = 0; i < run; i++) sums[i] += rounded[d] * row[i];
         }
-        fv_row_store(out + first * (int64_t)fv_dtype_bytes(dtype), sums, run, dtype);
+        fv_row_store(out + first * bytes, sums, run, dtype);
     }
 }
 
