@@ -32,6 +32,17 @@ fv_status fv_isa_parse(fv_isa *isa, const char *name)
     return fv_fail(FV_ERR_INVALID, "no ISA level '%s'; accepted: portable, avx2, avx512, avx512_bf16, amx", name);
 }
 
+#if defined(__x86_64__) && defined(FV_HAVE_AVX512)
+static int32_t cpu_has_avx512(void)
+{
+    return __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
+           __builtin_cpu_supports("avx512cd") && __builtin_cpu_supports("avx512dq") &&
+           __builtin_cpu_supports("avx512vl");
+}
+#elif defined(__x86_64__)
+static int32_t cpu_has_avx512(void) { return 0; }
+#endif
+
 #if defined(__x86_64__) && defined(FV_HAVE_AVX512_BF16)
 static int32_t cpu_has_avx512_bf16(void)
 {
@@ -77,10 +88,7 @@ fv_isa fv_cpu_isa(void)
     uint32_t a = 0, b = 0, c = 0, d = 0;
     const int f16c = __get_cpuid(1, &a, &b, &c, &d) && (c & bit_F16C);
     if (!avx2 || !f16c) return FV_ISA_PORTABLE;
-    const int avx512 = __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
-                       __builtin_cpu_supports("avx512cd") && __builtin_cpu_supports("avx512dq") &&
-                       __builtin_cpu_supports("avx512vl");
-    if (!avx512) return FV_ISA_AVX2;
+    if (!cpu_has_avx512()) return FV_ISA_AVX2;
     if (!cpu_has_avx512_bf16()) return FV_ISA_AVX512;
     return cpu_has_amx() ? FV_ISA_AMX : FV_ISA_AVX512_BF16;
 #else

@@ -13,6 +13,8 @@ static const fv_kernel_table kernels[] = {
     [FV_ISA_PORTABLE].name = "portable",
 #if defined(__x86_64__)
     [FV_ISA_AVX2].name = "avx2",
+#endif
+#if defined(FV_HAVE_AVX512)
     [FV_ISA_AVX512].name = "avx512",
 #endif
 #if defined(FV_HAVE_AVX512_BF16)
@@ -29,7 +31,10 @@ static const fv_kernel_table kernels[] = {
 static const fv_kernel_table *const tables_of_isa[] = {
     &fv_reference_kernels,        &kernels[FV_ISA_PORTABLE],
 #if defined(__x86_64__)
-    &kernels[FV_ISA_AVX2],        &kernels[FV_ISA_AVX512],
+    &kernels[FV_ISA_AVX2],
+#endif
+#if defined(FV_HAVE_AVX512)
+    &kernels[FV_ISA_AVX512],
 #endif
 #if defined(FV_HAVE_AVX512_BF16)
     &kernels[FV_ISA_AVX512_BF16],
