@@ -154,11 +154,12 @@ fv_status fv_context_create(fv_context **out, const fv_context_options *options)
     if (status != FV_OK) return status;
     fv_isa isa;
     int32_t ahead_tracks = fv_cpu_ahead_tracks(), ahead_is_near = fv_cpu_ahead_is_near();
-    int32_t multiplies_pairs = fv_cpu_multiplies_pairs();
+    int32_t multiplies_pairs = fv_cpu_multiplies_pairs(), subnormals_are_fast = fv_cpu_subnormals_are_fast();
     status = choose_isa(&isa, options->isa);
     if (status == FV_OK) status = take_variable(&ahead_tracks, "FOVEA_AHEAD_TRACKS", 1, FV_MAX_AHEAD_TRACKS);
     if (status == FV_OK) status = take_variable(&ahead_is_near, "FOVEA_AHEAD_NEAR", 0, 1);
     if (status == FV_OK) status = take_variable(&multiplies_pairs, "FOVEA_BF16_PAIRS", 0, 1);
+    if (status == FV_OK) status = take_variable(&subnormals_are_fast, "FOVEA_FAST_SUBNORMALS", 0, 1);
     if (status != FV_OK) return status;
 
     const fv_allocator plain = {default_alloc, default_free, NULL};
@@ -172,6 +173,7 @@ fv_status fv_context_create(fv_context **out, const fv_context_options *options)
                             .ahead_tracks = ahead_tracks,
                             .ahead_is_near = ahead_is_near,
                             .multiplies_pairs = multiplies_pairs,
+                            .subnormals_are_fast = subnormals_are_fast,
                             .no_plugins = options->no_plugins,
                             .next_serial = first_serial()};
 

@@ -14,12 +14,13 @@ struct fv_context {
     fv_log_fn log;
     void *log_user;
     fv_executor executor;
-    fv_thread_pool *pool;     /* NULL: the executor is the caller's, */
-    void *lent;               /* who has one loop at a time: lent_executor of context.c */
-    fv_isa isa;               /* strongest level that may be used */
-    int32_t ahead_tracks;     /* 1 to FV_MAX_AHEAD_TRACKS: fv_cpu_ahead_tracks, or $FOVEA_AHEAD_TRACKS */
-    int32_t ahead_is_near;    /* fv_cpu_ahead_is_near, or $FOVEA_AHEAD_NEAR */
-    int32_t multiplies_pairs; /* fv_cpu_multiplies_pairs, or $FOVEA_BF16_PAIRS */
+    fv_thread_pool *pool;        /* NULL: the executor is the caller's, */
+    void *lent;                  /* who has one loop at a time: lent_executor of context.c */
+    fv_isa isa;                  /* strongest level that may be used */
+    int32_t ahead_tracks;        /* 1 to FV_MAX_AHEAD_TRACKS: fv_cpu_ahead_tracks, or $FOVEA_AHEAD_TRACKS */
+    int32_t ahead_is_near;       /* fv_cpu_ahead_is_near, or $FOVEA_AHEAD_NEAR */
+    int32_t multiplies_pairs;    /* fv_cpu_multiplies_pairs, or $FOVEA_BF16_PAIRS */
+    int32_t subnormals_are_fast; /* fv_cpu_subnormals_are_fast, or $FOVEA_FAST_SUBNORMALS */
     int32_t no_plugins;
     fv_device *devices[FV_MAX_DEVICES]; /* devices[0] is the CPU */
     int32_t num_devices;

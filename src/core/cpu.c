@@ -106,14 +106,21 @@ int32_t fv_cpu_ahead_tracks(void)
 #endif
 }
 
-int32_t fv_cpu_ahead_is_near(void)
-{
 #if defined(__x86_64__)
+/* Of AMD's CPUs: 0x19 is Zen 3 and 4, of which the latter has AVX-512, 0x1a Zen 5; 0: not AMD's. */
+static uint32_t amd_family(void)
+{
     __builtin_cpu_init();
     uint32_t a = 0, b = 0, c = 0, d = 0;
     if (!__builtin_cpu_is("amd") || !__get_cpuid(1, &a, &b, &c, &d)) return 0;
-    const uint32_t family = (a >> 8 & 0xf) + (a >> 20 & 0xff);
-    /* Zen 3 and 4 are one family; the latter has AVX-512. */
+    return (a >> 8 & 0xf) + (a >> 20 & 0xff);
+}
+#endif
+
+int32_t fv_cpu_ahead_is_near(void)
+{
+#if defined(__x86_64__)
+    const uint32_t family = amd_family();
     return family >= 0x1a || (family == 0x19 && !__builtin_cpu_supports("avx512f"));
 #else
     return 0;
@@ -125,6 +132,15 @@ int32_t fv_cpu_multiplies_pairs(void)
 #if defined(__x86_64__)
     __builtin_cpu_init();
     return fv_cpu_isa() >= FV_ISA_AVX512_BF16 && __builtin_cpu_is("amd");
+#else
+    return 0;
+#endif
+}
+
+int32_t fv_cpu_subnormals_are_fast(void)
+{
+#if defined(__x86_64__)
+    return amd_family() >= 0x19;
 #else
     return 0;
 #endif

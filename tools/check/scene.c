@@ -585,6 +585,7 @@ fv_attend_params check_scene_params(const check_scene *scene)
         .alibi = problem->alibi,
         .context_parallel = problem->context_parallel,
         .multiplies_pairs = 1,
+        .subnormals_are_fast = scene->test->seed / 2 % 2,
         .num_seqs = scene->test->num_seqs,
         .query_start = scene->query_start,
         .seq_lens = scene->seq_lens,

@@ -13,7 +13,8 @@
  * A tile ends where the cache ends and dense rows begin; those that are stored in another dtype than
  * the cache are copied to fp32 first.
  *
- * Whoever includes this, once, has chosen the products (few_kernels.h) and defines `kernels_of`, [dtype][R]. */
+ * Whoever includes this, once, has chosen the products (few_kernels.h) and defines `kernels_of`, [dtype][R], and
+ * FV_FEW_HAS_E4M3_BITS, where it has that. */
 #ifndef FV_KERNELS_CPU_ATTEND_FEW_H
 #define FV_KERNELS_CPU_ATTEND_FEW_H
 
@@ -59,7 +60,21 @@ typedef struct few_item {
     few_scratch scratch;
     int32_t num_groups; /* of each head */
     int32_t num_rows;   /* R */
+    fv_dtype dtype;     /* job->lane_dtype, or the kernels' own form of it */
 } few_item;
+
+/* Those that e4m3 may have by its bits: where the CPU takes what is subnormal as it is, and no rows have become fp32, whose
+ * lane order is another. */
+static fv_dtype few_dtype_of(const fv_attend_job *job)
+{
+#if defined(FV_FEW_HAS_E4M3_BITS)
+    const int32_t are_bytes = job->lane_dtype == FV_DTYPE_F8_E4M3 &&
+                              (!job->params->dense.k || job->dense.dtype == FV_DTYPE_F8_E4M3);
+    const int32_t denormals_are_zeros = (_mm_getcsr() & _MM_DENORMALS_ZERO_MASK) != 0; /* whoever linked -ffast-math */
+    if (are_bytes && job->params->subnormals_are_fast && !denormals_are_zeros) return FV_FEW_E4M3_BITS;
+#endif
+    return job->lane_dtype;
+}
 
 static void head_init(const few_item *few, int32_t head)
 {
@@ -75,8 +90,8 @@ static void head_init(const few_item *few, int32_t head)
         const char *from = fv_attend_q_row(few->job, kv_head, fv_min_i32(r, few->job->num_rows - 1));
         float *q = few->scratch.q +
                    (int64_t)(head * padded_rows + r / few->num_rows * few->num_rows) * fv_few_padded(head_size);
-        fv_row_load_lanes(few->scratch.row, from, head_size, params->q_dtype, fv_few_query_order(few->job->lane_dtype));
-        fv_few_pack_query(q, few->scratch.row, r % few->num_rows, head_size, few->num_rows, few->job->lane_dtype);
+        fv_row_load_lanes(few->scratch.row, from, head_size, params->q_dtype, fv_few_query_order(few->dtype));
+        fv_few_pack_query(q, few->scratch.row, r % few->num_rows, head_size, few->num_rows, few->dtype);
     }
     const int64_t num_sums = (int64_t)padded_rows * fv_few_padded(params->v_head_size);
     memset(few->scratch.sums + head * num_sums, 0, (size_t)num_sums * sizeof(float));
@@ -89,8 +104,9 @@ static void attend_tile_head(void *user, fv_few_tile *tile, int32_t head)
     const fv_attend_params *params = job->params;
     const few_scratch *scratch = &few->scratch;
     const int32_t num_rows = few->num_rows;
-    const fv_few_kernels *kernels = &kernels_of[tile->source->dtype][num_rows];
-    const float factor = fv_few_factor(tile->source->dtype);
+    const fv_dtype dtype = tile->source->dtype == job->lane_dtype ? few->dtype : tile->source->dtype;
+    const fv_few_kernels *kernels = &kernels_of[dtype][num_rows];
+    const float factor = fv_few_factor(dtype);
     fv_softmax_span span = {
         .job = job,
         .k_scales = tile->k_scales,
@@ -141,7 +157,7 @@ static void finish_head(const few_item *few, int32_t head)
         const fv_row_group *group = &few->scratch.groups[head * few->num_groups + g];
         const int64_t first_row = (int64_t)(head * few->num_groups + g) * few->num_rows;
         fv_few_unblock_row(few->scratch.row, few->scratch.sums + first_row * fv_few_padded(params->v_head_size), lane,
-                           few->num_rows, params->v_head_size, few->job->lane_dtype);
+                           few->num_rows, params->v_head_size, few->dtype);
         const fv_f32x8 sum = fv_sum_by_period(group->sum, fv_few_scores_of_key(few->num_rows));
         fv_attend_finish_row(few->job, few->job->item->first_kv_head + head, row, few->scratch.row, group->max[lane],
                              sum[lane]);
@@ -156,6 +172,7 @@ static void attend_few(const fv_attend_job *job, const fv_attend_job *next_job, 
         .scratch = few_scratch_of(job->params, job->num_rows, memory),
         .num_groups = (job->num_rows + num_rows - 1) / num_rows,
         .num_rows = num_rows,
+        .dtype = few_dtype_of(job),
     };
     const fv_few_keys keys = {
         .job = job,

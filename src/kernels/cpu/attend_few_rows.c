@@ -18,7 +18,14 @@ static const fv_few_kernels kernels_of[][5] = FV_FEW_KERNEL_TABLE_PAIRS;
 #include "kernels/cpu/few_rows.h"
 #endif
 FV_FEW_DEFINE_ALL
+#if defined(__AVX2__) && !defined(__AVX512BW__)
+#define FV_FEW_HAS_E4M3_BITS 1
+FV_FEW_DEFINE_DTYPE(e4m3_bits, FV_FEW_E4M3_BITS)
+static const fv_few_kernels kernels_of[][5] = {
+    FV_FEW_KERNELS_OF_ALL, [FV_FEW_E4M3_BITS] = FV_FEW_KERNELS_OF_DTYPE(e4m3_bits)};
+#else
 static const fv_few_kernels kernels_of[][5] = FV_FEW_KERNEL_TABLE;
+#endif
 #endif
 #include "kernels/cpu/attend_few.h"
 

@@ -20,33 +20,39 @@ FV_ALWAYS_INLINE int32_t fv_few_block_width(const int32_t num_rows)
 
 #define FV_FEW_MAX_SUMS 12
 
-/* The lane order of the queries that fv_few_pack_query takes. */
-FV_ALWAYS_INLINE fv_dtype fv_few_query_order(fv_dtype lane_dtype) { return lane_dtype; }
+/* The lane order of the queries that fv_few_pack_query takes, and of sums. */
+FV_ALWAYS_INLINE fv_dtype fv_few_query_order(fv_dtype dtype)
+{
+    return dtype == FV_FEW_E4M3_BITS ? FV_DTYPE_BF16 : dtype;
+}
 
 /* --- scores = K q ----------------------------------------------------------------------------------- */
 
-/* Queries of a group, in the order of their use: for each 16 elements in lane order the first 8 of each row, then
- * the second 8; a rest of 8 likewise. `lanes` is row `row`. */
+/* Queries of a group, times fv_few_rest, in the order of their use: for each 16 elements in lane order the first 8 of each
+ * row, then the second 8; a rest of 8 likewise. `lanes` is row `row`. */
 static inline void fv_few_pack_query(float *q, const float *lanes, int32_t row, int32_t head_size, int32_t num_rows,
                                      fv_dtype dtype)
 {
-    (void)dtype;
+    const float factor = fv_few_rest(dtype);
     int32_t d = 0;
     for (; d + 16 <= head_size; d += 16, q += 16 * num_rows) {
-        fv_store_f32(q + row * FV_LANES, fv_load_f32(lanes + d));
-        fv_store_f32(q + (num_rows + row) * FV_LANES, fv_load_f32(lanes + d + FV_LANES));
+        fv_store_f32(q + row * FV_LANES, fv_load_f32(lanes + d) * factor);
+        fv_store_f32(q + (num_rows + row) * FV_LANES, fv_load_f32(lanes + d + FV_LANES) * factor);
     }
-    if (d < head_size) fv_store_f32(q + row * FV_LANES, fv_load_f32(lanes + d));
+    if (d < head_size) fv_store_f32(q + row * FV_LANES, fv_load_f32(lanes + d) * factor);
 }
 
 #if FV_FEW_HAS_3_ROWS
-/* The first or the last 8 of 16 elements in lane order, times 1 / fv_few_factor; fp8 as the fp16 that `halves` has. */
+/* The first or the last 8 of 16 elements in lane order, as fv_few_load16 has them; of fp8 `halves` are their fp16 or bf16. */
 FV_ALWAYS_INLINE fv_f32x8 fv_few_load_half(const char *from, const __m256i *halves, const int32_t is_last,
                                            const fv_dtype dtype)
 {
     if (fv_few_is_fp8(dtype)) return fv_load8_f16((const char *)halves + is_last * 16);
-    if (dtype != FV_DTYPE_BF16) return fv_load8(from + is_last * FV_LANES * fv_few_element_bytes(dtype), dtype);
-    if (!is_last) return fv_load16(from, dtype).a;
+    if (dtype == FV_FEW_E4M3_BITS)
+        from = (const char *)halves;
+    else if (dtype != FV_DTYPE_BF16)
+        return fv_load8(from + is_last * FV_LANES * fv_few_element_bytes(dtype), dtype);
+    if (!is_last) return fv_load16(from, FV_DTYPE_BF16).a;
     typedef float unaligned __attribute__((vector_size(32), aligned(4), may_alias));
     static const uint32_t upper[FV_LANES] = {0xffff0000u, 0xffff0000u, 0xffff0000u, 0xffff0000u,
                                              0xffff0000u, 0xffff0000u, 0xffff0000u, 0xffff0000u};
@@ -59,16 +65,17 @@ FV_ALWAYS_INLINE fv_f32x8 fv_few_load_half(const char *from, const __m256i *halv
 }
 
 /* 16 elements of 4 keys and 3 rows: 12 sums leave registers for two queries, a key and what decodes it. fp8 becomes
- * fp16 in memory: from there a conversion is one operation, from a register two or three. */
+ * fp16 or bf16 in memory: from there a conversion is one operation, from a register two or three. */
 FV_ALWAYS_INLINE void fv_few_dot_step_of_3(fv_f32x8 *sums, const float *q, const char *const k[FV_LANES],
                                            int64_t offset, const fv_dtype dtype)
 {
     __m256i halves[4];
-    if (fv_few_is_fp8(dtype)) {
+    if (fv_few_is_fp8(dtype) || dtype == FV_FEW_E4M3_BITS) {
         FV_UNROLL
         for (int32_t j = 0; j < 4; j++) {
-            halves[j] = dtype == FV_DTYPE_F8_E4M3 ? fv_f16_of_16_e4m3_small(k[j] + offset)
-                                                  : fv_f16_of_16_e5m2(k[j] + offset);
+            halves[j] = dtype == FV_FEW_E4M3_BITS   ? fv_bf16_of_16_e4m3_tiny(k[j] + offset)
+                        : dtype == FV_DTYPE_F8_E4M3 ? fv_f16_of_16_e4m3_small(k[j] + offset)
+                                                    : fv_f16_of_16_e5m2(k[j] + offset);
         }
         __asm__("" : "+m"(halves));
     }
@@ -218,6 +225,17 @@ FV_ALWAYS_INLINE void fv_few_add_key(fv_f32x8 *acc, const char *row, const float
     }
 }
 
+/* A run's sums join those of a row. */
+FV_ALWAYS_INLINE void fv_few_join(float *sums, const fv_f32x8 *acc, const int32_t num, const fv_dtype dtype)
+{
+    const float factor = fv_few_rest(dtype);
+    FV_UNROLL
+    for (int32_t i = 0; i < num; i++) {
+        const fv_f32x8 sum = fv_load_f32(sums + i * FV_LANES);
+        fv_store_f32(sums + i * FV_LANES, factor == 1.0f ? sum + acc[i] : fv_fma(acc[i], fv_splat(factor), sum));
+    }
+}
+
 /* One block of columns: `num_vectors` vectors for each row of the group, side by side in `sums`. `from` is the byte
  * offset of the columns in a row of V. masked: a key of weight 0 adds nothing, whatever its value. */
 FV_ALWAYS_INLINE void fv_few_accumulate_block(float *sums, const float *weights, const fv_key_rows *rows, int32_t first,
@@ -244,9 +262,7 @@ FV_ALWAYS_INLINE void fv_few_accumulate_block(float *sums, const float *weights,
         fv_few_add_key(acc, rows->v[key] + offset, weights + key * fv_few_scores_of_key(num_rows), num_vectors,
                        num_rows, dtype, masked);
     fv_prefetch_end(&cursor);
-    FV_UNROLL
-    for (int32_t i = 0; i < num_rows * num_vectors; i++)
-        fv_store_f32(sums + i * FV_LANES, fv_load_f32(sums + i * FV_LANES) + acc[i]);
+    fv_few_join(sums, acc, num_rows * num_vectors, dtype);
 }
 
 /* The same for FV_FEW_ACCUMULATE_KEYS keys whose rows are `stride` apart, and which need no addresses therefore. */
@@ -267,9 +283,7 @@ FV_ALWAYS_INLINE void fv_few_accumulate_even(float *sums, const float *weights, 
                            num_rows, dtype, 0);
         }
     }
-    FV_UNROLL
-    for (int32_t i = 0; i < num_rows * num_vectors; i++)
-        fv_store_f32(sums + i * FV_LANES, fv_load_f32(sums + i * FV_LANES) + acc[i]);
+    fv_few_join(sums, acc, num_rows * num_vectors, dtype);
 }
 
 /* The blocks of 64 / R columns of full groups of keys. Returns the columns done. */
@@ -335,16 +349,22 @@ FV_ALWAYS_INLINE void fv_few_accumulate(float *sums, const float *weights, const
     }
 }
 
-/* One row of a group's sums, side by side. */
+/* One row of a group's sums, side by side, in the lane order of the rows that `dtype` is of. */
 static inline void fv_few_unblock_row(float *to, const float *sums, int32_t row, int32_t num_rows, int32_t v_head_size,
                                       fv_dtype dtype)
 {
-    (void)dtype;
     for (int32_t d = 0; d < v_head_size;) {
         int32_t width = fv_few_block_width(num_rows);
         if (d + width > v_head_size) width = d + 16 > v_head_size ? 8 : 16;
         memcpy(to + d, sums + d * num_rows + row * width, (size_t)width * sizeof(float));
         d += width;
+    }
+    if (dtype != FV_FEW_E4M3_BITS) return;
+    for (int32_t d = 0; d + 16 <= v_head_size; d += 16) {
+        const fv_f32x16 lanes = {fv_load_f32(to + d), fv_load_f32(to + d + FV_LANES)};
+        const fv_f32x16 natural = fv_natural_of_lanes(lanes, FV_DTYPE_BF16);
+        fv_store_f32(to + d, natural.a);
+        fv_store_f32(to + d + FV_LANES, natural.b);
     }
 }
 

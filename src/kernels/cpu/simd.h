@@ -525,6 +525,22 @@ FV_ALWAYS_INLINE fv_f32x16 fv_load16_e4m3_small(const void *from)
 {
     return fv_f32_of_16_f16(fv_f16_of_16_e4m3_small(from));
 }
+
+/* 16 e4m3 as bf16, 2^-120 of each: subnormal numbers are subnormal. NaN as above. */
+FV_ALWAYS_INLINE __m256i fv_bf16_of_16_e4m3_tiny(const void *from)
+{
+    const __m256i wide = _mm256_cvtepi8_epi16(_mm_loadu_si128((const __m128i *)from));
+    const __m256i bits = _mm256_and_si256(_mm256_slli_epi16(wide, 4), _mm256_set1_epi16((int16_t)0x87f0));
+    const __m256i top = _mm256_set1_epi16(0x07f0);
+    return _mm256_or_si256(bits, _mm256_cmpeq_epi16(_mm256_and_si256(bits, top), top));
+}
+
+/* 2^-120 of the values, in the lane order of bf16. */
+FV_ALWAYS_INLINE fv_f32x16 fv_load16_e4m3_tiny(const void *from)
+{
+    const fv_u32x8 pairs = (fv_u32x8)fv_bf16_of_16_e4m3_tiny(from);
+    return (fv_f32x16){(fv_f32x8)(pairs << 16), (fv_f32x8)(pairs & 0xffff0000u)};
+}
 #endif
 
 /* --- for loops that count instructions ------------------------------------------------------------------ */
