@@ -58,9 +58,9 @@ typedef struct fv_key_rows {
     const char *const *v;      /* next multiple of 8 behind end are valid */
     fv_prefetch_stream *ahead; /* memory that the next tile will want */
     int64_t k_offset, v_offset;
-    int64_t v_stride;         /* bytes from each row of v to the next, where it is the same for all; else 0 */
-    int32_t stored_bytes;     /* of an element in memory */
-    int64_t k_piece_stride;   /* bytes from 8 elements of a key to the next, 16 in rows */
+    int64_t v_stride;       /* bytes from each row of v to the next of its run, where it is the same for all; else 0 */
+    int32_t stored_bytes;   /* of an element in memory */
+    int64_t k_piece_stride; /* bytes from 8 elements of a key to the next, 16 in rows */
     int64_t v_element_stride; /* from an element of a value to the next */
 } fv_key_rows;
 

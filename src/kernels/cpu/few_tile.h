@@ -194,6 +194,18 @@ static inline void fv_few_tile_find_scales(fv_few_tile *tile, const fv_few_keys 
                                             kv_head);
 }
 
+/* Bytes from each of a tile's values to the next of its run (fv_few_end_of_run), 0 where they vary. Blocks of whole runs need not
+ * be looked at, wherever they lie. */
+static inline int64_t fv_few_run_stride(const fv_few_keys *keys, const fv_few_tile *tile)
+{
+    const fv_kv_plane *v = &tile->source->v;
+    const int32_t block_size = keys->job->params->cache.block_size;
+    if (tile->source == &keys->job->dense) return v->slot_stride;
+    if (v->slot_chunk <= 0 && block_size % FV_FEW_ACCUMULATE_KEYS == 0 && keys->tile_keys % FV_FEW_ACCUMULATE_KEYS == 0)
+        return v->slot_stride;
+    return fv_few_row_stride(keys->tables->v_rows[tile->turn], tile->first, tile->end);
+}
+
 /* The item's tile that starts at key `key`, with the rows looked up; empty at the end of the keys. */
 static inline fv_few_tile fv_few_tile_from(const fv_few_keys *keys, int32_t key, int32_t turn)
 {
@@ -214,7 +226,7 @@ static inline fv_few_tile fv_few_tile_from(const fv_few_keys *keys, int32_t key,
     fv_attend_find_rows(v_rows + tile.first, job, &tile.source->v, key, end_key);
     fv_few_pad_rows(k_rows, tile.first, tile.end, keys->tile_keys);
     fv_few_pad_rows(v_rows, tile.first, tile.end, keys->tile_keys);
-    tile.v_stride = fv_few_row_stride(v_rows, tile.first, tile.end);
+    tile.v_stride = fv_few_run_stride(keys, &tile);
     return tile;
 }
 
