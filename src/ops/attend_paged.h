@@ -76,10 +76,9 @@ typedef struct fv_attend_params {
     fv_dtype q_dtype;
     /* Of the CPU kernels: places from which keys are asked for ahead, in turn; 1: in order; 0: as a kernel likes. */
     int32_t ahead_tracks;
-    int32_t multiplies_pairs; /* 1: level avx512_bf16 multiplies pairs of bf16, of few rows and of many */
-    int16_t ahead_is_near;    /* 1: in order, they are asked for into the cache nearest to the core */
-    int16_t
-        subnormals_are_fast; /* 1: multiply-adds take subnormal fp32 at full speed: level avx2 has e4m3 by its bits */
+    int32_t multiplies_pairs;    /* 1: level avx512_bf16 multiplies pairs of bf16, of few rows and of many */
+    int16_t ahead_is_near;       /* 1: in order, they are asked for into the cache nearest to the core */
+    int16_t subnormals_are_fast; /* 1: level avx2 has e4m3 as subnormal fp32 where it is subnormal */
     fv_kv_view cache;
 
     /* batch and schedule: a list of items, or (items NULL) the static grid

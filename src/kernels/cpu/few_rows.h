@@ -359,13 +359,7 @@ static inline void fv_few_unblock_row(float *to, const float *sums, int32_t row,
         memcpy(to + d, sums + d * num_rows + row * width, (size_t)width * sizeof(float));
         d += width;
     }
-    if (dtype != FV_FEW_E4M3_BITS) return;
-    for (int32_t d = 0; d + 16 <= v_head_size; d += 16) {
-        const fv_f32x16 lanes = {fv_load_f32(to + d), fv_load_f32(to + d + FV_LANES)};
-        const fv_f32x16 natural = fv_natural_of_lanes(lanes, FV_DTYPE_BF16);
-        fv_store_f32(to + d, natural.a);
-        fv_store_f32(to + d + FV_LANES, natural.b);
-    }
+    if (dtype == FV_FEW_E4M3_BITS) fv_row_store_lanes(to, to, 1.0f, v_head_size, FV_DTYPE_F32, FV_DTYPE_BF16);
 }
 
 #endif

@@ -236,13 +236,19 @@ FV_ALWAYS_INLINE __m256i fv_f16_of_16_e5m2(const void *from)
 FV_ALWAYS_INLINE fv_f32x16 fv_load16_e5m2(const void *from) { return fv_f32_of_16_f16(fv_f16_of_16_e5m2(from)); }
 #endif
 
+/* In the lane order of bf16: even elements, then odd ones. */
+FV_ALWAYS_INLINE fv_f32x16 fv_f32_of_16_bf16(fv_u32x8 pairs)
+{
+    return (fv_f32x16){(fv_f32x8)(pairs << 16), (fv_f32x8)(pairs & 0xffff0000u)};
+}
+
 /* Sixteen elements in lane order, any alignment. */
 FV_ALWAYS_INLINE fv_f32x16 fv_load16(const void *from, fv_dtype dtype)
 {
     if (dtype == FV_DTYPE_BF16) {
         fv_u32x8 pairs;
         memcpy(&pairs, from, sizeof(pairs));
-        return (fv_f32x16){(fv_f32x8)(pairs << 16), (fv_f32x8)(pairs & 0xffff0000u)};
+        return fv_f32_of_16_bf16(pairs);
     }
 #if defined(__AVX2__) && defined(__F16C__)
     if (dtype == FV_DTYPE_F8_E4M3) return fv_load16_e4m3(from);
@@ -510,15 +516,19 @@ FV_ALWAYS_INLINE fv_f32x8 fv_tanh(fv_f32x8 x)
 }
 
 #if defined(__AVX2__) && defined(__F16C__)
-/* 16 e4m3 as fp16, 2^-8 of each. Where all bits but the sign are set the fp16 becomes all ones: NaN. */
-FV_ALWAYS_INLINE __m256i fv_f16_of_16_e4m3_small(const void *from)
+/* 16 e4m3 with their magnitudes moved up by `shift` in words, below their signs: by 7 as fp16, 2^-8 of each, by 4 as bf16, 2^-120 of
+ * each (subnormal numbers are subnormal). Where all bits but the sign are set the word becomes all ones: NaN. */
+FV_ALWAYS_INLINE __m256i fv_words_of_16_e4m3(const void *from, const int32_t shift)
 {
     const __m256i wide = _mm256_cvtepi8_epi16(_mm_loadu_si128((const __m128i *)from));
-    const __m256i half = _mm256_and_si256(_mm256_slli_epi16(wide, 7), _mm256_set1_epi16((int16_t)0xbf80));
-    const __m256i top = _mm256_set1_epi16(0x3f80);
-    const __m256i nan = _mm256_cmpeq_epi16(_mm256_and_si256(half, top), top);
-    return _mm256_or_si256(half, nan);
+    const __m256i top = _mm256_set1_epi16((int16_t)(0x7f << shift));
+    const __m256i sign_and_top = _mm256_set1_epi16((int16_t)(0x8000 | 0x7f << shift));
+    const __m256i words = _mm256_and_si256(_mm256_slli_epi16(wide, shift), sign_and_top);
+    return _mm256_or_si256(words, _mm256_cmpeq_epi16(_mm256_and_si256(words, top), top));
 }
+
+FV_ALWAYS_INLINE __m256i fv_f16_of_16_e4m3_small(const void *from) { return fv_words_of_16_e4m3(from, 7); }
+FV_ALWAYS_INLINE __m256i fv_bf16_of_16_e4m3_tiny(const void *from) { return fv_words_of_16_e4m3(from, 4); }
 
 /* As fv_load16_e4m3, but 2^-8 of the values. */
 FV_ALWAYS_INLINE fv_f32x16 fv_load16_e4m3_small(const void *from)
@@ -526,20 +536,10 @@ FV_ALWAYS_INLINE fv_f32x16 fv_load16_e4m3_small(const void *from)
     return fv_f32_of_16_f16(fv_f16_of_16_e4m3_small(from));
 }
 
-/* 16 e4m3 as bf16, 2^-120 of each: subnormal numbers are subnormal. NaN as above. */
-FV_ALWAYS_INLINE __m256i fv_bf16_of_16_e4m3_tiny(const void *from)
-{
-    const __m256i wide = _mm256_cvtepi8_epi16(_mm_loadu_si128((const __m128i *)from));
-    const __m256i bits = _mm256_and_si256(_mm256_slli_epi16(wide, 4), _mm256_set1_epi16((int16_t)0x87f0));
-    const __m256i top = _mm256_set1_epi16(0x07f0);
-    return _mm256_or_si256(bits, _mm256_cmpeq_epi16(_mm256_and_si256(bits, top), top));
-}
-
 /* 2^-120 of the values, in the lane order of bf16. */
 FV_ALWAYS_INLINE fv_f32x16 fv_load16_e4m3_tiny(const void *from)
 {
-    const fv_u32x8 pairs = (fv_u32x8)fv_bf16_of_16_e4m3_tiny(from);
-    return (fv_f32x16){(fv_f32x8)(pairs << 16), (fv_f32x8)(pairs & 0xffff0000u)};
+    return fv_f32_of_16_bf16((fv_u32x8)fv_bf16_of_16_e4m3_tiny(from));
 }
 #endif
 
