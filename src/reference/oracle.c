@@ -11,6 +11,10 @@ static const double least_number = 0x1p-126; /* normal, of fp32: a weight below 
 enum { NUM_LARGEST = 2 };
 enum { STEP_OF_SUMS = 16 }; /* keys, and elements of a product, that a tensor core adds at once */
 
+/* Rows side by side. */
+typedef double rows_part __attribute__((vector_size(64), aligned(8), may_alias));
+enum { ROWS_OF_PART = sizeof(rows_part) / sizeof(double) };
+
 /* Where the scratch of a call is cut. Rows stand side by side, so that one key serves all of them. */
 typedef struct oracle_scratch {
     double *q;       /* [D, FV_ORACLE_MAX_ROWS] */
@@ -85,13 +89,15 @@ static void load_queries(double *q, const fv_oracle_row *rows, int32_t num_rows,
 /* Products of the key with every query: their sums, and the sums of their squares. */
 static void dot_rows(double *dots, double *squares, const double *q, const double *key, int32_t head_size)
 {
-    for (int32_t r = 0; r < FV_ORACLE_MAX_ROWS; r++) dots[r] = squares[r] = 0;
-    for (int32_t d = 0; d < head_size; d++) {
-        for (int32_t r = 0; r < FV_ORACLE_MAX_ROWS; r++) {
-            const double product = q[d * FV_ORACLE_MAX_ROWS + r] * key[d];
-            dots[r] += product;
-            squares[r] += product * product;
+    for (int32_t r = 0; r < FV_ORACLE_MAX_ROWS; r += ROWS_OF_PART) {
+        rows_part sums = {0}, sums2 = {0};
+        for (int32_t d = 0; d < head_size; d++) {
+            const rows_part product = *(const rows_part *)(q + d * FV_ORACLE_MAX_ROWS + r) * key[d];
+            sums += product;
+            sums2 += product * product;
         }
+        *(rows_part *)(dots + r) = sums;
+        *(rows_part *)(squares + r) = sums2;
     }
 }
 
