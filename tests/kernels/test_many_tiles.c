@@ -44,7 +44,7 @@ typedef struct scene {
     fv_kv_view view;
     uint8_t cache[2 * BLOCK_SIZE * MAX_SIZE * sizeof(uint16_t)];
     uint16_t q[MAX_TOKENS][MAX_SIZE], k[MAX_TOKENS][MAX_SIZE], v[MAX_TOKENS][MAX_SIZE];
-    char out[MAX_TOKENS * MAX_SIZE * sizeof(float)];
+    _Alignas(float) char out[MAX_TOKENS * MAX_SIZE * sizeof(float)];
     float lse[MAX_TOKENS];
 } scene;
 
@@ -667,6 +667,24 @@ static void halves_have_windows_and_slopes(void **state)
     judge(s);
 }
 
+/* One key has all of the weight, and references are above it, where ALiBi's maxima will be: an output of fp32 is its value, not
+ * what 16 bits of a weight make of it. */
+static void halves_of_few_keys_hold_the_largest_weight(void **state)
+{
+    (void)state;
+    enum { LARGEST = 7, FIRST = 32, END = 64 }; /* rows whose keys end in the second step */
+    scene *s = half_scene_of(END);
+    s->out_dtype = FV_DTYPE_F32;
+    s->slope = 0.1f;
+    fv_float_store(&s->k[LARGEST][0], 40.0f, FV_DTYPE_F16);
+    judge_rows(s, END);
+    for (int32_t token = FIRST; token < END; token++) {
+        const float *row = (const float *)(const void *)s->out + token * s->size;
+        for (int32_t d = 0; d < s->size; d++)
+            assert_true(fabs(row[d] - fv_float_load(&s->v[LARGEST][d], FV_DTYPE_F16)) <= 0x1p-21);
+    }
+}
+
 /* The largest of fp16, whose high piece is 2^16; numbers of one bit, and of none of the usual. */
 static void halves_reach_their_ends(void **state)
 {
@@ -728,6 +746,7 @@ int main(void)
         cmocka_unit_test(keys_have_scales),
         cmocka_unit_test(keys_lie_in_pieces),
         cmocka_unit_test(halves_have_windows_and_slopes),
+        cmocka_unit_test(halves_of_few_keys_hold_the_largest_weight),
         cmocka_unit_test(halves_reach_their_ends),
         cmocka_unit_test(halves_out_of_sight_stay_there),
         cmocka_unit_test(kept_halves_change_nothing),
