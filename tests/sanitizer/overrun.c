@@ -10,6 +10,17 @@
 typedef float half __attribute__((vector_size(32), aligned(1)));
 typedef float whole __attribute__((vector_size(64), aligned(1)));
 
+#define TOUCH(vector, from, stores)                              \
+    do {                                                         \
+        volatile vector *at = (volatile vector *)(void *)(from); \
+        vector value = {0};                                      \
+        if (stores)                                              \
+            *at = value;                                         \
+        else                                                     \
+            value = *at;                                         \
+        printf("%g\n", (double)value[0]);                        \
+    } while (0)
+
 int main(int num_args, char **args)
 {
     if (num_args != 4) return 2;
@@ -19,23 +30,10 @@ int main(int num_args, char **args)
     if (!memory) return 2;
     memset(memory, 1, (size_t)bytes);
     char *volatile from = memory + moved;
-    if (bytes == sizeof(half)) {
-        volatile half *at = (volatile half *)(void *)from;
-        half value = {0};
-        if (stores)
-            *at = value;
-        else
-            value = *at;
-        printf("%g\n", (double)value[0]);
-    } else {
-        volatile whole *at = (volatile whole *)(void *)from;
-        whole value = {0};
-        if (stores)
-            *at = value;
-        else
-            value = *at;
-        printf("%g\n", (double)value[0]);
-    }
+    if (bytes == sizeof(half))
+        TOUCH(half, from, stores);
+    else
+        TOUCH(whole, from, stores);
     free(memory);
     return 0;
 }
