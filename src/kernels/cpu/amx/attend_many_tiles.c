@@ -177,13 +177,6 @@ static int32_t strip_sees_few(const fv_attend_job *job, const fv_row_strip *rows
     return few;
 }
 
-/* 1: rows end as bf16 or fp16 of the sums over their denominator. */
-static int32_t ends_plainly(const fv_attend_job *job)
-{
-    const fv_dtype out_dtype = job->params->out_dtype;
-    return job->item->partial < 0 && (out_dtype == FV_DTYPE_BF16 || out_dtype == FV_DTYPE_F16);
-}
-
 /* The pair of strips from `first` on, number p of its group; its weighers are not set. */
 static void pair_work_begin(fv_pair_work *work, const fv_many_item *many, int32_t first, int32_t p)
 {
@@ -200,9 +193,9 @@ static void pair_work_begin(fv_pair_work *work, const fv_many_item *many, int32_
         pair->weights[i] = fv_tile_weights(item, 2 * p + own);
     }
     fv_pair_find_steps(pair, &many->keys->block);
-    /* Rows that see few keys, wherever these lie: the largest weight is then 1, which is held as it is. In pieces all are, but for
-     * 2^-17, which an output of fp32 shows. */
-    const int32_t rounds_largest = item->pieces == 1 || !ends_plainly(item->job);
+    /* Rows that see few keys, wherever these lie: the largest weight is then 1, which is held as it is. In pieces all weights are but
+     * for 2^-17, which only an output of fp32 shows. */
+    const int32_t rounds_largest = item->pieces == 1 || item->job->params->out_dtype == FV_DTYPE_F32;
     for (int32_t i = 0; i < pair->num && rounds_largest && !work->is_exact; i++)
         work->is_exact = strip_sees_few(item->job, &pair->strips[i]->rows);
 }
@@ -247,6 +240,13 @@ static void find_scales(fv_many_item *many)
 }
 
 /* --- the ends of an item ----------------------------------------------------------------------------------------- */
+
+/* 1: rows end as bf16 or fp16 of the sums over their denominator. */
+static int32_t ends_plainly(const fv_attend_job *job)
+{
+    const fv_dtype out_dtype = job->params->out_dtype;
+    return job->item->partial < 0 && (out_dtype == FV_DTYPE_BF16 || out_dtype == FV_DTYPE_F16);
+}
 
 /* 1: the output of the item's sequence is more than caches keep until it is read, in whole lines. */
 static int32_t streams_output(const fv_attend_job *job)
