@@ -63,6 +63,7 @@ fv_status fv_schedule_attend(fv_schedule *schedule, const fv_split_rule *rule, f
     fv_status status = fv_work_list_append(&schedule->list, rule, schedule->step, &pass);
     if (status != FV_OK || schedule->list.num_items == first_item) return status;
     plan->num_groups += num_groups;
+    if (schedule->list.num_meeting > 0) plan->piece_keys = schedule->list.piece_keys;
     for (int32_t i = 0; i < num_groups; i++) plan->num_shared_keys += plan->groups[i].num_keys;
 
     const fv_call attend = {

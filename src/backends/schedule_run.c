@@ -364,6 +364,7 @@ static fv_attend_params attend_params(const layer_run *run, const fv_call *call)
         params.num_items = call->count;
         params.num_split = call->num_split;
         params.num_segments = call->num_meeting;
+        params.piece_pages = plan->piece_keys / plan->problem.block_size;
         params.lane_heads = call->lane_heads;
         if (plan->static_list) {
             params.num_items_at = &run->step.header->num_items;

@@ -93,6 +93,7 @@ typedef struct fv_attend_params {
     int32_t tile_keys;
     int32_t num_q_blocks;
     int32_t num_segments;
+    int32_t piece_pages;   /* of a list with num_segments: blocks of each lane's keys, by which a kernel may guess */
     int32_t whole_queries; /* 1: no query has more than block_q tokens; the static grid's Q block r is sequence r */
     int32_t block_table_width;
     int32_t num_seqs;

@@ -9,7 +9,8 @@
 typedef struct meeting_form {
     int32_t lanes;      /* of an item */
     int32_t most_of_11; /* of the workers that can meet so: those of an item lie in one part of the device */
-    int32_t most_keys;  /* of a lane */
+    int32_t
+        most_keys; /* of a lane, were all workers such lanes: of half of them it is half, for the others read nothing */
 } meeting_form;
 
 static int32_t may_meet(const fv_split_rule *rule, const fv_pass *pass)
@@ -34,8 +35,8 @@ static int64_t equal_keys(const fv_split_rule *rule, const fv_step *step, const 
 
 int32_t fv_lane_meeting_choose(const fv_split_rule *rule, const fv_step *step, const fv_pass *pass)
 {
-    static const meeting_form all[2][3] = {{{8, 10, 256}, {4, 10, 384}, {2, 11, 1024}},
-                                           {{8, 10, 768}, {4, 10, 1024}, {2, 11, 1024}}};
+    static const meeting_form all[2][3] = {{{8, 10, 2200}, {4, 10, 3300}, {2, 11, 2112}},
+                                           {{8, 10, 5000}, {4, 10, 2900}, {2, 11, 2112}}};
     const meeting_form *forms = all[fv_dtype_bytes(rule->problem->kv_dtype) == 1]; /* half the bytes, twice the warps */
     const int64_t parts = (int64_t)pass->num_runs * rule->problem->mha.num_kv_heads, workers = rule->num_workers;
     if (!may_meet(rule, pass) || 2 * parts > workers) return 0;
@@ -44,8 +45,9 @@ int32_t fv_lane_meeting_choose(const fv_split_rule *rule, const fv_step *step, c
         const meeting_form *form = &forms[i];
         if (form->lanes > rule->splits_items || 11 * form->lanes * parts > form->most_of_11 * workers) continue;
         if (keys < LEAST_KEYS * form->lanes) return 0;
-        const int32_t are_all = form->lanes < 8 && 10 * form->lanes * parts >= 9 * workers;
-        return are_all || keys <= (int64_t)form->most_keys * form->lanes ? form->lanes : 0;
+        const int64_t lanes = form->lanes * parts;
+        const int32_t are_all = form->lanes < 8 && 10 * lanes >= 9 * workers;
+        return are_all || keys * workers <= form->most_keys * form->lanes * lanes ? form->lanes : 0;
     }
     return 0;
 }

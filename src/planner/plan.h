@@ -140,6 +140,7 @@ struct fv_plan {
     fv_batch batch;
     fv_step_sizes used;
     int32_t num_groups, num_shared_keys; /* prefix groups taken, and their keys */
+    int32_t piece_keys;                  /* fv_work_list.piece_keys, of the last pass that has them */
     int32_t num_empty;                   /* items of a static list that are none of the step's */
     int32_t num_rounds, num_chunks;      /* of gathered context */
     int64_t max_block;                   /* largest block id in use; -1 where it was not looked at */

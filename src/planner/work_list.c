@@ -364,12 +364,15 @@ static int32_t append_meeting(fv_work_list *list, const fv_split_rule *rule, con
 {
     const int32_t num_meeting = fv_lane_meeting_choose(rule, step, pass);
     if (num_meeting == 0 || list->num_items + pass->num_runs > list->item_capacity) return 0;
+    int32_t longest = 0;
     for (int32_t i = 0; i < pass->num_runs; i++) {
         const fv_query_block block = fv_query_block_at(rule, step, &pass->runs[i], pass->runs[i].first_token);
         const int32_t span = fv_max_i32(1, block.end_key - block.first_key);
         append_items(list, rule, step, &block, (block_cut){1, span, whole_head_run(rule, 1)}, -1, 1);
+        longest = fv_max_i32(longest, span);
     }
     list->num_meeting = num_meeting;
+    list->piece_keys = longest / num_meeting;
     list->num_split = pass->num_runs;
     return 1;
 }
@@ -404,7 +407,7 @@ fv_status fv_work_list_append(fv_work_list *list, const fv_split_rule *of_plan, 
     of_pass.lane_heads = list->lane_heads = heads_side_by_side(of_plan, pass);
     of_pass.max_slots = fv_max_i32(1, list->slot_capacity);
     const int32_t first_item = list->num_items;
-    list->num_slots = list->num_split = list->num_meeting = 0;
+    list->num_slots = list->num_split = list->num_meeting = list->piece_keys = 0;
     list->spare_pieces = rule->spare_pieces > 0 ? rule->spare_pieces : INT32_MAX;
     const int64_t no_share = INT64_MAX / 2;            /* whole */
     int64_t share = no_share, key_share = 0, rest = 0; /* key_share 0: the share */

@@ -15,6 +15,7 @@ typedef struct fv_work_list {
     int32_t num_items, item_capacity;
     int32_t num_split;   /* the last ones of the pass, each for two lanes to share, or for num_meeting */
     int32_t num_meeting; /* lanes that share each item of the pass (planner/lane_meeting.h); 0: as above */
+    int32_t piece_keys;  /* of a lane, where lanes share items: as the longest item has them */
     int32_t lane_heads;  /* fv_split_rule.lane_heads, of the pass */
     fv_reduce_item *reduces;
     int32_t num_reduces, reduce_capacity;

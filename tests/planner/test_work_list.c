@@ -590,31 +590,38 @@ static void test_split_rounds(void **state)
     }
 }
 
-/* Where up to eight lanes may share an item, few queries of one token and about one length stay whole. */
+/* Where up to eight lanes may share an item, few queries of one token and about one length stay whole: the longer, the more of
+ * the workers have a part of them. */
 static void test_meeting(void **state)
 {
     (void)state;
     static const struct {
-        int32_t num_seqs, keys, num_meeting;
+        int32_t num_kv_heads, num_seqs, keys, num_meeting;
         fv_dtype dtype;
-    } cases[] = {{1, 1024, 8, 0},
-                 {2, 1024, 4, 0},
-                 {1, 4096, 0, 0},
-                 {3, 1024, 4, 0},
-                 {4, 1024, 2, 0},
-                 {4, 4096, 0, 0},
-                 {8, 1024, 2, 0},
-                 {8, 8192, 2, 0},
-                 {9, 1024, 0, 0},
-                 {1, 256, 0, 0},
-                 {1, 2048, 8, FV_DTYPE_BF16},
-                 {1, 2064, 0, FV_DTYPE_BF16},
-                 {2, 2048, 0, FV_DTYPE_BF16},
-                 {1, 4096, 8, FV_DTYPE_F8_E4M3},
-                 {1, 8192, 0, FV_DTYPE_F8_E4M3},
-                 {2, 2048, 4, FV_DTYPE_F8_E4M3}};
+    } cases[] = {{8, 1, 1024, 8, 0},
+                 {8, 2, 1024, 4, 0},
+                 {8, 3, 1024, 4, 0},
+                 {8, 4, 1024, 2, 0},
+                 {8, 4, 4096, 0, 0},
+                 {8, 8, 1024, 2, 0},
+                 {8, 8, 8192, 2, 0},
+                 {8, 9, 1024, 0, 0},
+                 {8, 1, 256, 0, 0},
+                 {8, 1, 8528, 8, FV_DTYPE_BF16},
+                 {8, 1, 8544, 0, FV_DTYPE_BF16},
+                 {4, 1, 4256, 8, FV_DTYPE_BF16},
+                 {4, 1, 4272, 0, FV_DTYPE_BF16},
+                 {4, 2, 8528, 8, FV_DTYPE_BF16},
+                 {8, 2, 6400, 4, FV_DTYPE_BF16},
+                 {8, 2, 6416, 0, FV_DTYPE_BF16},
+                 {8, 1, 19392, 8, FV_DTYPE_F8_E4M3},
+                 {8, 1, 19408, 0, FV_DTYPE_F8_E4M3},
+                 {2, 1, 4848, 8, FV_DTYPE_F8_E4M3},
+                 {2, 1, 4864, 0, FV_DTYPE_F8_E4M3},
+                 {8, 2, 5616, 4, FV_DTYPE_F8_E4M3},
+                 {8, 2, 5632, 0, FV_DTYPE_F8_E4M3}};
     for (size_t i = 0; i < FV_ARRAY_LEN(cases); i++) {
-        fixture *f = make(32, 8, 132);
+        fixture *f = make(32, cases[i].num_kv_heads, 132);
         f->rule.num_lanes = 264;
         f->rule.splits_items = 8;
         if (cases[i].dtype) f->problem.kv_dtype = cases[i].dtype;
@@ -625,6 +632,7 @@ static void test_meeting(void **state)
         const int32_t meets = cases[i].num_meeting > 0;
         assert_int_equal(f->list.num_meeting, cases[i].num_meeting);
         assert_int_equal(f->list.num_split, meets ? cases[i].num_seqs : 0);
+        assert_int_equal(f->list.piece_keys, meets ? cases[i].keys / cases[i].num_meeting : 0);
         if (meets) assert_int_equal(f->list.num_reduces, 0);
         destroy(f);
     }

@@ -27,6 +27,7 @@ typedef struct few_walk {
     int32_t stage;   /* of the tile to work on next */
     int32_t asked;   /* of the job, before it begins: FEW_FIRST_TILE, FEW_QUERIES */
     few_place place; /* of the tile to ask for next */
+    few_pages pages; /* of pieces that meet */
     few_lane own;
 } few_walk;
 
@@ -41,7 +42,7 @@ static __device__ __forceinline__ void ask_few_tile(few_walk *walk, few_memory<S
     int32_t asked = n + 1;
     if (n < 0 && walk->asked & FEW_FIRST_TILE) return;
     if (asked >= of.count) {
-        from = n < 0 ? NULL : next_few_slot(&memory->jobs, walk->n, lane);
+        from = n < 0 || S::MEETS ? NULL : next_few_slot(&memory->jobs, walk->n, lane);
         if (!from) return;
         of = few_tiles_of<S>(from, warp);
         if (of.count == 0) return;
@@ -54,7 +55,7 @@ static __device__ __forceinline__ void ask_few_tile(few_walk *walk, few_memory<S
         place.block = memory->jobs.first_blocks[job & 1][warp * S::TILE + lane % S::TILE];
         place.slot = split_key(args, of.first).y;
     }
-    walk->place = find_few_tile<S>(from, args, &of, asked + 1, lane);
+    walk->place = find_few_tile<S>(from, args, &of, asked + 1, &walk->pages, lane);
     load_few_tile<S>(memory, args, from, &of, asked, &place, &walk->own, n < 0 ? walk->stage : walk->stage ^ 1, warp,
                      lane);
 }
@@ -353,7 +354,7 @@ static __global__ void __launch_bounds__(S::THREADS, S::BLOCKS)
     if (args.params.items) ask_first_item<S>(&first, &args);
     /* Here and below: found again where it is needed, for there is no register that could keep it. */
     const int32_t own_lane = (int32_t)ptx_keep((uint32_t)lane);
-    few_walk walk = {-1, 0, 0, {-1, 0}, few_lane_of<S>(memory, &args, warp, own_lane)};
+    few_walk walk = {-1, 0, 0, {-1, 0}, {}, few_lane_of<S>(memory, &args, warp, own_lane)};
     few_scout scout = begin_few_jobs(&memory->jobs, &args);
     /* Before it waits itself, where the reduction reads no more than items before it waits: not lengths, nor sinks. */
     if (args.params.items && !args.params.sinks) overlap_let_next_start();

@@ -424,15 +424,6 @@ template <class S>
 static __device__ __forceinline__ bool find_first_item(fv_work_item *item, int32_t *num_jobs, const attend_args *args)
 {
     const fv_attend_params *params = &args->params;
-    if constexpr (S::MEETS) { /* the grid: pieces of an item, KV heads, items */
-        const int32_t first_tile = item->first_key / S::TILE, pieces = (int32_t)gridDim.x;
-        const int32_t num_tiles = (item->end_key + S::TILE - 1) / S::TILE - first_tile;
-        const int32_t each = divide_index(num_tiles + pieces - 1, args->segments), own = first_tile + (int32_t)blockIdx.x * each;
-        item->first_kv_head += (int32_t)blockIdx.y;
-        item->first_key = fv_min_i32(fv_max_i32(item->first_key, own * S::TILE), item->end_key);
-        item->end_key = fv_min_i32(item->end_key, (own + each) * S::TILE);
-        return true;
-    }
     const int32_t number = (int32_t)blockIdx.x;
     if (params->items) {
         const int32_t at = divide_index(number, args->kv_heads);

@@ -17,7 +17,7 @@ struct few_shape {
     static constexpr int HEADS = HEADS_, ITEM_ROWS = ROWS / HEADS; /* of an item, at once */
     static constexpr bool IS_NARROW = IS_NARROW_, IS_SMALL = IS_NARROW && OCTETS == 1;
     static constexpr int WARPS = WARPS_, THREADS = 32 * WARPS, FIRST_KEYS = WARPS * TILE;
-    static constexpr bool MEETS = MEETS_; /* the pieces of a sequence are a cluster: hopper/attend_few_meeting.cuh */
+    static constexpr bool MEETS = MEETS_; /* a block has one job, a piece of a cluster's: hopper/attend_few_meeting.cuh */
     /* Blocks on a multiprocessor. */
     static constexpr int BLOCKS = WARPS == 4 ? (HEAD <= 64 || (IS_NARROW && HEADS == 1 && !MEETS) ? 4 : 3)
                                              : (WARPS == 6 && (HEAD <= 128 || IS_SMALL) ? 2 : 1);
@@ -136,6 +136,26 @@ typedef struct few_place {
     int32_t block, slot;
 } few_place;
 
+/* Pages of a sequence that a warp's lanes have, four each: `count` from `first` on. */
+typedef struct few_pages {
+    int4 four;
+    int32_t first, count;
+} few_pages;
+
+/* Page `at` of a sequence, all lanes together: of those that they have, else of its table; whatever if it is not there. */
+static __device__ __forceinline__ int32_t page_of_lanes(const few_pages *pages, const int32_t *table, int32_t at,
+                                                        bool is_there)
+{
+    const uint32_t of = (uint32_t)(at - pages->first);
+    const int32_t low = of & 1 ? pages->four.y : pages->four.x, high = of & 1 ? pages->four.w : pages->four.z;
+    int32_t page = __shfl_sync(~0u, of & 2 ? high : low, (int)(of / 4));
+    if (of >= (uint32_t)pages->count) {
+        __syncwarp(); /* a branch, not ten instructions by predicate */
+        if (is_there) page = table[at];
+    }
+    return page;
+}
+
 /* Can whole tiles be copied by few_lane? */
 template <class S> static __device__ __forceinline__ bool has_whole_tiles(const attend_args *args)
 {
@@ -170,11 +190,15 @@ template <class S> static __device__ __forceinline__ int32_t few_tile_key(const 
 /* Where tile n lies, asked for a tile ahead of its use. */
 template <class S>
 static __device__ __forceinline__ few_place find_few_tile(const few_slot *slot, const attend_args *args,
-                                                          const few_tiles *tiles, int32_t n, int32_t lane)
+                                                          const few_tiles *tiles, int32_t n, const few_pages *pages,
+                                                          int32_t lane)
 {
     const int32_t first = few_tile_key<S>(tiles, n), key = first + lane;
     few_place place = {-1, 0};
-    if (args->pages_hold_tiles) {
+    if constexpr (S::MEETS) {
+        const int2 at = split_key(args, first);
+        place = few_place{page_of_lanes(pages, slot->job.table, at.x, n < tiles->count), at.y};
+    } else if (args->pages_hold_tiles) {
         const int2 at = split_key(args, first);
         if (n < tiles->count) place = few_place{slot->job.table[at.x], at.y};
     } else if (lane < S::TILE && n < tiles->count && key >= slot->keys.first && key < slot->keys.end) {

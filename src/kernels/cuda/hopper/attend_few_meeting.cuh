@@ -10,7 +10,7 @@
  *
  * Of 16 bits and up to 4 rows the warps of a block do not meet first: each sends its own sums as soon as its keys are done.
  *
- * A block has one job, the first one, whose item says all of it (begin_first_job): the launcher sees to that. */
+ * A block has one job, whose item says all of it: the launcher sees to that. */
 #ifndef FV_KERNELS_CUDA_HOPPER_ATTEND_FEW_MEETING_CUH
 #define FV_KERNELS_CUDA_HOPPER_ATTEND_FEW_MEETING_CUH
 
@@ -19,6 +19,12 @@
 #include "kernels/cuda/attend_few.cuh"
 #include "kernels/cuda/hopper/few_meeting.h"
 #include "kernels/cuda/hopper/mbarrier.cuh"
+
+/* Of a power of two. */
+static __device__ __forceinline__ uint32_t log2_of(uint32_t power)
+{
+    return (__float_as_uint((float)power) >> 23) - 127;
+}
 
 /* Fours are four elements of a row: neighbours, or, of a warp, those that a lane has together. The job's are dealt out in runs
  * of args.row_parts.by. A sender is a block or a warp. */
@@ -156,12 +162,6 @@ static __device__ __forceinline__ void take_few_rows(few_inbox<S> *inbox, const 
     store_few_four(args, to, end.out_factor, d, value);
 }
 
-/* Of a power of two. */
-static __device__ __forceinline__ uint32_t log2_of(uint32_t power)
-{
-    return (__float_as_uint((float)power) >> 23) - 127;
-}
-
 /* A warp's sums to the blocks that end them. */
 template <class S>
 static __device__ __forceinline__ void send_few_state(few_inbox<S> *inbox, const few_state<S> *state,
@@ -285,6 +285,88 @@ static __device__ __forceinline__ void take_few_states(few_inbox<S> *inbox, cons
     }
 }
 
+/* --- the way to the first tile: nothing else goes on meanwhile, and each instruction takes 5 cycles ------------- */
+
+/* What a block has asked for before it knows its item: with it, most likely, the numbers of its pages. */
+typedef struct meeting_guess {
+    few_pages pages; /* of row blockIdx.z of the block table */
+    float k_head_scale, v_head_scale;
+} meeting_guess;
+
+/* Asks for it, which a kernel before this one may have written: pages from where the block's keys began at the launch on. A
+ * captured graph may serve other lengths since, and rows may lie off their 16 bytes: what is missing is looked up. */
+static __device__ __forceinline__ meeting_guess ask_meeting_guess(const attend_args *args, int32_t lane)
+{
+    const fv_attend_params *params = &args->params;
+    meeting_guess guess;
+    guess.pages.first = (int32_t)blockIdx.x * params->piece_pages & ~3;
+    const int32_t row = (int32_t)blockIdx.z, own = guess.pages.first + lane * 4, end = params->block_table_width & ~3;
+    const int32_t *from = params->block_table + row * params->block_table_stride + own;
+    const bool has_fours = ((uintptr_t)from & 15) == 0 && row < params->num_seqs;
+    guess.pages.four = make_int4(-1, -1, -1, -1);
+    if (has_fours && own < end) guess.pages.four = *(const int4 *)from;
+    guess.pages.count = has_fours ? fv_max_i32(0, fv_min_i32(end - guess.pages.first, 128)) : 0;
+    guess.k_head_scale = fv_scale_of_head(params->k_scale, params->num_kv_scales, 0);
+    guess.v_head_scale = fv_scale_of_head(params->v_scale, params->num_kv_scales, 0);
+    return guess;
+}
+
+/* The block's job: its piece of the item, of one KV head; each warp asks for its first tile and its part of the
+ * queries, and two write the slot meanwhile. What begin_first_job() asks the problem for the launcher knows, and an item has
+ * one token. A barrier must follow. */
+template <class S>
+static __device__ __forceinline__ void begin_meeting(few_walk *walk, few_memory<S> *memory, const attend_args *args,
+                                                     const fv_work_item *item, const meeting_guess *guess, int32_t warp,
+                                                     int32_t lane)
+{
+    static_assert(few_queries<S>::OWN == 1 && S::OCTETS == 1, "a thread has a part of the queries");
+    const fv_attend_params *params = &args->params;
+    const uint32_t pieces = gridDim.x, first_tile = (uint32_t)item->first_key / S::TILE;
+    const uint32_t num_tiles = ((uint32_t)item->end_key + S::TILE - 1) / S::TILE - first_tile;
+    const uint32_t each = (num_tiles + pieces - 1) >> log2_of(pieces), own = first_tile + blockIdx.x * each;
+    const int32_t first = (int32_t)(own + warp) * S::TILE, second = first + S::WARPS * S::TILE;
+    const int32_t end_key = fv_min_i32(item->end_key, (int32_t)(own + each) * S::TILE);
+    const int32_t num_keys = fv_min_i32(item->seq_len, end_key); /* all of them have pages */
+    const int32_t context = item->seq_len - (item->query_end - item->query_start);
+    const int32_t seen = fv_min_i32(num_keys, context + item->first_token + 1); /* all keys before */
+    const int32_t num_rows = (int32_t)args->group.by, kv_head = item->first_kv_head + (int32_t)blockIdx.y;
+    const int32_t token = item->query_start + item->first_token;
+    const auto row_of = [&](int32_t r) { return few_row{0, 0, token, kv_head * num_rows + r}; };
+    uint4 query = make_uint4(0, 0, 0, 0);
+    if constexpr (S::IS_NARROW) query = ask_few_query<S>(memory, args, num_rows, 0, row_of);
+    const int32_t *table = params->block_table + item->table_row * params->block_table_stride;
+    const int2 at = split_key(args, first), next = split_key(args, second);
+    if (item->table_row != (int32_t)blockIdx.z) walk->pages.count = 0;
+    const few_place place = {page_of_lanes(&walk->pages, table, at.x, first < num_keys), at.y};
+    walk->asked = FEW_QUERIES;
+    if (first >= item->first_key && first + S::TILE <= seen) {
+        copy_whole_tile<S>(&walk->own, args, &place, kv_head, 0);
+        walk->asked |= FEW_FIRST_TILE;
+    } else if (lane < S::TILE) {
+        memory->jobs.first_blocks[0][warp * S::TILE + lane] = place.block;
+    }
+    if constexpr (!S::IS_NARROW) load_few_queries<S>(memory, args, num_rows, row_of);
+    walk->place = few_place{page_of_lanes(&walk->pages, table, next.x, second < num_keys), next.y};
+    if constexpr (S::IS_NARROW) store_few_query<S>(memory, args, query, 0); /* while the tile is on its way */
+    if (warp < S::WARPS - 2) return;
+    fv_work_item piece = *item;
+    piece.first_kv_head = kv_head;
+    piece.first_key = fv_min_i32(fv_max_i32(item->first_key, (int32_t)own * S::TILE), item->end_key);
+    piece.end_key = end_key;
+    const attend_lengths lengths = {item->query_start, item->query_end, item->seq_len, 1, guess->k_head_scale,
+                                    guess->v_head_scale};
+    const attend_job job = cached_job_of(args, &piece, kv_head, &lengths);
+    few_slot *slot = &memory->jobs.slots[0];
+    const few_row row = few_row_of_lane<S>(args, &job, 0, lane);
+    if (warp == S::WARPS - 1) {
+        write_few_job(slot, &job, 0, lane);
+        place_few_row(slot, args, &job, row.token, row.head, lane);
+    } else {
+        const attend_keys keys = few_keys_of(&row, is_few_row<S>(&job, 0, lane));
+        write_few_rows(slot, &keys, &row, lane);
+    }
+}
+
 template <class S>
 static __global__ void __launch_bounds__(S::THREADS, S::BLOCKS)
     attend_few_meeting_kernel(const __grid_constant__ attend_args args)
@@ -295,12 +377,14 @@ static __global__ void __launch_bounds__(S::THREADS, S::BLOCKS)
     const int32_t warp = threadIdx.x / 32, lane = threadIdx.x % 32;
     few_item_words first;
     ask_first_item<S>(&first, &args);
-    open_inbox<S>(&meeting->inbox, &args);
-    few_walk walk = {-1, 0, 0, {-1, 0}, few_lane_of<S>(memory, &args, warp, lane)};
-    few_scout scout = begin_few_jobs(&memory->jobs, &args);
     if (!args.params.sinks) overlap_let_next_start(); /* as in attend_few_kernel */
     overlap_begin();
-    begin_first_job<S>(&walk, &scout, memory, &args, first.item, warp, lane);
+    const meeting_guess guess = ask_meeting_guess(&args, lane);
+    few_walk walk = {0, 0, 0, {-1, 0}, guess.pages, few_lane_of<S>(memory, &args, warp, lane)};
+    few_scout scout = {};
+    scout.step = FEW_DONE; /* there is no job to look for */
+    open_inbox<S>(&meeting->inbox, &args);
+    begin_meeting<S>(&walk, memory, &args, &first.item, &guess, warp, lane);
     __syncthreads();
     few_slot *slot = &memory->jobs.slots[0];
     few_state<S> state;
