@@ -3,6 +3,7 @@
 #include "planner/query_block.h"
 
 #define LEAST_KEYS 64 /* of a lane */
+#define MOST_KEYS 3072
 
 /* Each lane has a worker, and as many keys as the workers that have none do not make up for. Limits as measured
  * (docs/notes/cuda-hopper.md). */
@@ -35,8 +36,8 @@ static int64_t equal_keys(const fv_split_rule *rule, const fv_step *step, const 
 
 int32_t fv_lane_meeting_choose(const fv_split_rule *rule, const fv_step *step, const fv_pass *pass)
 {
-    static const meeting_form all[2][3] = {{{8, 10, 2200}, {4, 10, 3300}, {2, 11, 2112}},
-                                           {{8, 10, 5000}, {4, 10, 2900}, {2, 11, 2112}}};
+    static const meeting_form all[2][3] = {{{8, 10, 4300}, {4, 10, 6400}, {2, 11, 4300}},
+                                           {{8, 10, 6000}, {4, 10, 4300}, {2, 11, 4200}}};
     const meeting_form *forms = all[fv_dtype_bytes(rule->problem->kv_dtype) == 1]; /* half the bytes, twice the warps */
     const int64_t parts = (int64_t)pass->num_runs * rule->problem->mha.num_kv_heads, workers = rule->num_workers;
     if (!may_meet(rule, pass) || 2 * parts > workers) return 0;
@@ -47,7 +48,10 @@ int32_t fv_lane_meeting_choose(const fv_split_rule *rule, const fv_step *step, c
         if (keys < LEAST_KEYS * form->lanes) return 0;
         const int64_t lanes = form->lanes * parts;
         const int32_t are_all = form->lanes < 8 && 10 * lanes >= 9 * workers;
-        return are_all || keys * workers <= form->most_keys * form->lanes * lanes ? form->lanes : 0;
+        if (are_all) return form->lanes;
+        const int64_t most_keys = fv_min_i64(MOST_KEYS * workers,
+                                             form->most_keys * lanes); /* of a lane, times workers */
+        return keys * workers <= most_keys * form->lanes ? form->lanes : 0;
     }
     return 0;
 }

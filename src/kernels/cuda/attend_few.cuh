@@ -125,11 +125,8 @@ static __device__ __forceinline__ void share_few_state(few_memory<S> *memory, co
     for (int j = 0; j < 2 * S::OCTETS; j++) {
         const int32_t r = few_row_of_sum(j, lane);
         if (few_item_row<S>(r) >= num_rows) continue;
-        if (lane < 4) {
-            float max = state->max[j / 2][j % 2];
-            max = max == FEW_LEAST && sums[j] == 0 ? -INFINITY : max; /* NaN alone: a sum, no maximum */
-            memory->shares[warp][r] = few_share{max, sums[j], state->rounded[j], values_at};
-        }
+        if (lane < 4)
+            memory->shares[warp][r] = few_share{state->max[j / 2][j % 2], sums[j], state->rounded[j], values_at};
         const uint32_t place = few_sum_place<S>(r, lane / 4 * (S::IS_NARROW ? 2 : 1));
 #pragma unroll
         for (int n = 0; n < S::VALUE / 16; n++) {
@@ -185,18 +182,19 @@ template <class S>
 static __device__ __forceinline__ few_four add_few_shares(const few_memory<S> *memory, uint32_t r, uint32_t d)
 {
     few_share shares[S::WARPS];
-    few_four four = {-INFINITY, 0, 0, make_float4(0, 0, 0, 0)};
+    float maxima[S::WARPS];
     uint4 parts[S::WARPS];
 #pragma unroll
-    for (int w = 0; w < S::WARPS; w++) shares[w] = memory->shares[w][r];
-#pragma unroll
     for (int w = 0; w < S::WARPS; w++) {
-        four.max = fmaxf(four.max, shares[w].max);
-        parts[w] = ptx_ld_shared_v4(shares[w].values + few_sum_place<S>(r, d) * 4);
+        shares[w] = memory->shares[w][r];
+        maxima[w] = shares[w].max;
     }
+    few_four four = {largest_of(maxima), 0, 0, make_float4(0, 0, 0, 0)};
+#pragma unroll
+    for (int w = 0; w < S::WARPS; w++) parts[w] = ptx_ld_shared_v4(shares[w].values + few_sum_place<S>(r, d) * 4);
 #pragma unroll
     for (int w = 0; w < S::WARPS; w++) {
-        const float own = shares[w].max, factor = own == -INFINITY ? 0.0f : ptx_ex2(own - four.max);
+        const float factor = ptx_ex2(shares[w].max - four.max);
         four.sum += shares[w].sum * factor;
         four.rounded += shares[w].rounded * factor;
         if (factor == 0.0f) continue; /* whatever its values are */
@@ -241,7 +239,8 @@ static __device__ __forceinline__ void store_few_rows(const few_memory<S> *memor
         row.token = slot->rows[r].token;
         row.head = slot->rows[r].head;
         attend_end end = {-INFINITY, 0.0f, 0.0f, place.partial, (int64_t)row.token - args->params.out_first_token};
-        finish_row(&end, args, &row, four.max, four.sum, few_values_factor(&four, v_head_scale));
+        finish_row(&end, args, &row, few_maximum(four.max, four.sum), four.sum,
+                   few_values_factor(&four, v_head_scale));
         if (d == 0) store_sums(args, &row, &end);
         if (d >= (uint32_t)args->params.v_head_size) continue; /* a multiple of 4 */
         if (place.partial >= 0) {

@@ -56,8 +56,27 @@ template <class S> struct few_memory {
     few_jobs jobs;
 };
 
-/* A maximum before the first score: a number, so that any score has a difference to it. */
+/* A maximum before the first score: a number, so that any score has a difference to it, and it to itself. */
 #define FEW_LEAST (-FLT_MAX)
+
+/* The largest of N, in few steps. */
+template <int N> static __device__ __forceinline__ float largest_of(const float (&values)[N])
+{
+    float tree[N];
+#pragma unroll
+    for (int i = 0; i < N; i++) tree[i] = values[i];
+#pragma unroll
+    for (int step = 1; step < N; step *= 2)
+#pragma unroll
+        for (int i = 0; i + step < N; i += 2 * step) tree[i] = fmaxf(tree[i], tree[i + step]);
+    return tree[0];
+}
+
+/* A row's maximum in the end. NaN alone has none, but a sum. */
+static __device__ __forceinline__ float few_maximum(float max, float sum)
+{
+    return max == FEW_LEAST && sum == 0 ? -INFINITY : max;
+}
 
 /* A warp's state: of each octet of rows two for each lane l, 2 (l % 4) and the next. */
 template <class S> struct few_state {

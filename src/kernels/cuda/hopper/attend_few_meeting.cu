@@ -5,6 +5,6 @@
 template <bool IS_NARROW, int WARPS> using meeting = few_shape<128, IS_NARROW, 8, WARPS, 1, true>;
 
 const fv_cuda_attend_kernel fv_hopper_few_meeting[2] = {
-    attend_few_meeting_of<meeting<false, 6>>(),
+    attend_few_meeting_of<meeting<false, 8>>(),
     attend_few_meeting_of<meeting<true, 12>>(),
 };

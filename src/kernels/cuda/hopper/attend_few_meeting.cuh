@@ -8,8 +8,6 @@
  * bytes arrive at the other's mbarrier: nothing but a relaxed arrival at the cluster's barrier is needed before, so that
  * the inbox is there. A block stays until it has what is sent to it; what it sends itself needs it no more.
  *
- * Of 16 bits and up to 4 rows the warps of a block do not meet first: each sends its own sums as soon as its keys are done.
- *
  * A block has one job, whose item says all of it: the launcher sees to that. */
 #ifndef FV_KERNELS_CUDA_HOPPER_ATTEND_FEW_MEETING_CUH
 #define FV_KERNELS_CUDA_HOPPER_ATTEND_FEW_MEETING_CUH
@@ -26,25 +24,13 @@ static __device__ __forceinline__ uint32_t log2_of(uint32_t power)
     return (__float_as_uint((float)power) >> 23) - 127;
 }
 
-/* Fours are four elements of a row: neighbours, or, of a warp, those that a lane has together. The job's are dealt out in runs
- * of args.row_parts.by. A sender is a block or a warp. */
+/* Fours are four neighbouring elements of a row. The job's are dealt out in runs of args.row_parts.by; each block sends. */
 template <class S> struct few_inbox {
     static constexpr uint32_t FOURS = S::VALUE / 4;
-    static constexpr int32_t WARP_ROWS = S::IS_NARROW ? 0 : 4; /* up to which warps send, each for itself */
-    static constexpr uint32_t SENDERS = FV_CUDA_MOST_MEETING * (WARP_ROWS > 0 ? S::WARPS : 1);
-    static constexpr uint32_t SENT = (S::BLOCK_M > S::WARPS * WARP_ROWS ? S::BLOCK_M : S::WARPS * WARP_ROWS) * FOURS;
-    alignas(16) float4 values[SENT + (WARP_ROWS > 0 ? 4 * SENDERS : 0)]; /* [sender][four] */
-    float4 sums[SENDERS + S::BLOCK_M]; /* [sender][row]: maximum and sum, of few_share */
+    alignas(16) float4 values[S::BLOCK_M * FOURS];         /* [sender][four] */
+    float4 sums[FV_CUDA_MOST_MEETING + S::BLOCK_M];        /* [sender][row]: maximum and sum, of few_share */
     uint64_t arrived;
 };
-
-/* Do warps send their sums, each for itself, as soon as its keys are done? Else they meet in their block first, which is a
- * barrier and a trip through shared memory more, but of several warps one to send. */
-template <class S> static __device__ __forceinline__ bool are_warps_senders(const attend_args *args)
-{
-    return few_inbox<S>::WARP_ROWS > 0 &&
-           args->row_parts.by * gridDim.x <= few_inbox<S>::WARP_ROWS * few_inbox<S>::FOURS;
-}
 
 template <class S> struct few_meeting_memory {
     few_memory<S> few;
@@ -58,17 +44,13 @@ template <class S> static __device__ __forceinline__ uint32_t rows_of_run(const 
     return run > few_inbox<S>::FOURS ? run / few_inbox<S>::FOURS : 1;
 }
 
-/* Fours from one sender to the next: short runs of neighbouring senders, read together, have all banks. */
-static __device__ __forceinline__ uint32_t stride_of_run(uint32_t run) { return run < 64 ? run + 4 : run; }
-
 /* By all threads; those of other blocks may send when this one has waited for the cluster. */
 template <class S> static __device__ __forceinline__ void open_inbox(few_inbox<S> *inbox, const attend_args *args)
 {
     if (threadIdx.x == 0) {
         ptx_mbarrier_init(&inbox->arrived, 1);
         ptx_fence_mbarrier_init();
-        const uint32_t senders = gridDim.x * (are_warps_senders<S>(args) ? S::WARPS : 1);
-        ptx_mbarrier_expect(&inbox->arrived, senders * (args->row_parts.by + rows_of_run<S>(args)) * 16);
+        ptx_mbarrier_expect(&inbox->arrived, gridDim.x * (args->row_parts.by + rows_of_run<S>(args)) * 16);
     }
     __syncwarp();
     ptx_cluster_arrive();
@@ -103,186 +85,67 @@ static __device__ __forceinline__ void send_few_rows(few_meeting_memory<S> *memo
     }
 }
 
-/* A value of each group of lanes, `step` lanes apart, to all of them. */
-static __device__ __forceinline__ float add_groups(float value, uint32_t step)
-{
-    for (; step < 32; step *= 2) value += __shfl_xor_sync(~0u, value, (int)step);
-    return value;
-}
-
-/* The block's run of fours, by as many threads; where it is shorter than a warp, groups of lanes share the senders. */
-template <class S>
-static __device__ __forceinline__ void take_few_rows(few_inbox<S> *inbox, const attend_args *args, const few_slot *slot)
+/* The block's run of fours, by as many threads, of P senders; where it is shorter than a warp, groups of lanes share their
+ * values. */
+template <class S, uint32_t P>
+static __device__ __forceinline__ void take_few_rows_of(few_inbox<S> *inbox, const attend_args *args,
+                                                        const few_slot *slot)
 {
     constexpr uint32_t FOURS = few_inbox<S>::FOURS;
-    const uint32_t run = args->row_parts.by, groups = run < 32 ? 32 / run : 1;
+    const uint32_t run = args->row_parts.by, shift = log2_of(run), groups = run < 32 ? 32 >> shift : 1;
     if (threadIdx.x >= max(32u, run)) return;
-    const uint32_t at = threadIdx.x & (run - 1), group = (uint32_t)divide_index((int32_t)threadIdx.x, args->row_parts);
+    const uint32_t at = threadIdx.x & (run - 1), group = threadIdx.x >> shift;
     const uint32_t four = blockIdx.x * run + at, r = four / FOURS, d = four % FOURS * 4;
     char *to = slot->targets[r].to;
     attend_row row = {};
     row.token = slot->rows[r].token;
     row.head = slot->rows[r].head;
     attend_end end = {-INFINITY, 0.0f, 0.0f, -1, (int64_t)row.token - args->params.out_first_token};
+    const float4 *sums = inbox->sums + at / FOURS, *values = inbox->values + at;
     const uint32_t num_rows = rows_of_run<S>(args);
     ptx_mbarrier_wait(&inbox->arrived, 0);
-    float4 parts[FV_CUDA_MOST_MEETING], sums[FV_CUDA_MOST_MEETING], value = make_float4(0, 0, 0, 0);
-    float max = -INFINITY, sum = 0;
+    float4 parts[P], value = make_float4(0, 0, 0, 0);
+    float maxima[P], sums_of[P], sum = 0;
 #pragma unroll
-    for (uint32_t k = 0; k < FV_CUDA_MOST_MEETING; k++) {
-        const uint32_t sender = group + k * groups;
-        sums[k] = make_float4(-INFINITY, 0, 0, 0);
-        if (sender >= gridDim.x) continue;
-        sums[k] = inbox->sums[sender * num_rows + at / FOURS];
-        parts[k] = inbox->values[sender * run + at];
+    for (uint32_t k = 0; k < P; k++) {
+        const float2 share = *(const float2 *)&sums[k * num_rows];
+        maxima[k] = share.x;
+        sums_of[k] = share.y;
+        if ((k & (groups - 1)) == group) parts[k] = values[k * run];
     }
+    const float max = largest_of(maxima);
 #pragma unroll
-    for (int k = 0; k < FV_CUDA_MOST_MEETING; k++) {
-        /* Maxima pass NaN by: a row of nothing else has keys, at any maximum. */
-        if (sums[k].x == -INFINITY && sums[k].y != sums[k].y) sums[k].x = 0;
-        max = fmaxf(max, sums[k].x);
-    }
-    for (uint32_t step = run; step < 32; step *= 2) max = fmaxf(max, __shfl_xor_sync(~0u, max, (int)step));
-#pragma unroll
-    for (int k = 0; k < FV_CUDA_MOST_MEETING; k++) {
-        const float weight = sums[k].x == -INFINITY ? 0.0f : ptx_ex2(sums[k].x - max);
-        if (weight == 0.0f) continue; /* whatever its values are */
-        sum += sums[k].y * weight;
+    for (uint32_t k = 0; k < P; k++) {
+        const float weight = ptx_ex2(maxima[k] - max);
+        sum += sums_of[k] * weight;
+        if (weight == 0.0f || (k & (groups - 1)) != group) continue; /* whatever its values are */
         value.x += parts[k].x * weight;
         value.y += parts[k].y * weight;
         value.z += parts[k].z * weight;
         value.w += parts[k].w * weight;
     }
-    sum = add_groups(sum, run);
-    value = make_float4(add_groups(value.x, run), add_groups(value.y, run), add_groups(value.z, run),
-                        add_groups(value.w, run));
+    for (uint32_t step = run; step < 32; step *= 2) {
+        value.x += __shfl_xor_sync(~0u, value.x, (int)step);
+        value.y += __shfl_xor_sync(~0u, value.y, (int)step);
+        value.z += __shfl_xor_sync(~0u, value.z, (int)step);
+        value.w += __shfl_xor_sync(~0u, value.w, (int)step);
+    }
     if (group > 0) return;
-    finish_row(&end, args, &row, max, sum, 1.0f);
+    finish_row(&end, args, &row, few_maximum(max, sum), sum, 1.0f);
     if (d == 0) store_sums(args, &row, &end);
     store_few_four(args, to, end.out_factor, d, value);
 }
 
-/* A warp's sums to the blocks that end them. */
 template <class S>
-static __device__ __forceinline__ void send_few_state(few_inbox<S> *inbox, const few_state<S> *state,
-                                                      const attend_args *args, int32_t num_rows, int32_t warp,
-                                                      int32_t lane)
+static __device__ __forceinline__ void take_few_rows(few_inbox<S> *inbox, const attend_args *args, const few_slot *slot)
 {
-    constexpr uint32_t FOURS = few_inbox<S>::FOURS;
-    static_assert(S::OCTETS == 1 && S::HEADS == 1, "two rows of a lane");
-    const uint32_t run = args->row_parts.by, shift = log2_of(run), sender = blockIdx.x * S::WARPS + warp;
-    const uint32_t values_at = sender * stride_of_run(run) * 16, own = lane / 4;
-    const uint32_t sums_at = (uint32_t)offsetof(few_inbox<S>, sums) + sender * rows_of_run<S>(args) * 16;
-    float sums[2] = {state->sum[0][0], state->sum[0][1]};
-#pragma unroll
-    for (int step = 4; step < 32; step *= 2)
-#pragma unroll
-        for (int j = 0; j < 2; j++) sums[j] += __shfl_xor_sync(~0u, sums[j], step);
-    ptx_cluster_wait();
-#pragma unroll
-    for (int j = 0; j < 2; j++) {
-        const int32_t r = few_row_of_sum(j, lane);
-        if (r >= num_rows) continue;
-#pragma unroll
-        for (int q = 0; q < S::VALUE / 32; q++) {
-            const uint32_t four = r * FOURS + q * 8 + own, there = ptx_shared_address_in(inbox, four >> shift);
-            ptx_store_async_16(there + values_at + (four & (run - 1)) * 16,
-                               make_float4(state->out[2 * q][0][j], state->out[2 * q][0][j + 2],
-                                           state->out[2 * q + 1][0][j], state->out[2 * q + 1][0][j + 2]),
-                               there + (uint32_t)offsetof(few_inbox<S>, arrived));
-        }
-        if (own > 0 && own * run >= FOURS) continue; /* each block that ends some of the row gets its sums */
-        const uint32_t first = r * FOURS + own * run, there = ptx_shared_address_in(inbox, first >> shift);
-        float max = state->max[0][j];
-        max = max == FEW_LEAST && sums[j] == 0 ? -INFINITY : max; /* NaN alone: a sum, no maximum */
-        ptx_store_async_16(there + sums_at + (first & (run - 1)) / FOURS * 16,
-                           make_float4(max, sums[j], state->rounded[j], 0),
-                           there + (uint32_t)offsetof(few_inbox<S>, arrived));
-    }
-}
-
-/* Elements of a row from `d` on, as a lane has them: send_few_state(). */
-template <class S>
-static __device__ __forceinline__ void store_lane_four(const attend_args *args, char *to, float out_factor,
-                                                       uint32_t four, float4 value)
-{
-    const fv_dtype dtype = args->params.out_dtype;
-    const attend_target target = {to, dtype, args->out_pairs && dtype != FV_DTYPE_F32, out_factor};
-    const uint32_t d = four / 8 * 32 + four % 8 * (S::IS_NARROW ? 2 : 1);
-    if (S::IS_NARROW && target.pairs) {
-        store_pair(&target, d, value.x, value.y);
-        store_pair(&target, d + 16, value.z, value.w);
-        return;
-    }
-    constexpr uint32_t STEP = S::IS_NARROW ? 1 : 8;
-    if (!S::IS_NARROW && dtype == FV_DTYPE_BF16 && out_factor != 0.0f) { /* as below, in fewer instructions */
-        __nv_bfloat16 *elements = (__nv_bfloat16 *)to + d;
-        elements[0] = fv_narrow<__nv_bfloat16>(value.x * out_factor);
-        elements[STEP] = fv_narrow<__nv_bfloat16>(value.y * out_factor);
-        elements[16] = fv_narrow<__nv_bfloat16>(value.z * out_factor);
-        elements[16 + STEP] = fv_narrow<__nv_bfloat16>(value.w * out_factor);
-        return;
-    }
-    store_element(&target, d, value.x);
-    store_element(&target, d + STEP, value.y);
-    store_element(&target, d + 16, value.z);
-    store_element(&target, d + 16 + STEP, value.w);
-}
-
-/* The block's run of fours; groups of a warp's lanes share the senders of each. */
-template <class S>
-static __device__ __forceinline__ void take_few_states(few_inbox<S> *inbox, const attend_args *args,
-                                                       const few_slot *slot, int32_t warp, int32_t lane)
-{
-    constexpr uint32_t FOURS = few_inbox<S>::FOURS, EACH = 6; /* senders of a lane */
-    static_assert(S::WARPS % EACH == 0, "all lanes of a group have as many senders");
-    const uint32_t run = args->row_parts.by, groups = gridDim.x * (S::WARPS / EACH), num_rows = rows_of_run<S>(args);
-    const uint32_t fours = 5 - log2_of(groups), of_warp = 1u << fours, group = (uint32_t)lane >> fours;
-#pragma unroll 1
-    for (uint32_t at = (warp << fours) + (lane & (of_warp - 1)); at < run; at += S::WARPS << fours) {
-        const uint32_t four = blockIdx.x * run + at, r = four / FOURS;
-        char *to = slot->targets[r].to;
-        attend_row row = {};
-        row.token = slot->rows[r].token;
-        row.head = slot->rows[r].head;
-        attend_end end = {-INFINITY, 0.0f, 0.0f, -1, (int64_t)row.token - args->params.out_first_token};
-        ptx_mbarrier_wait(&inbox->arrived, 0);
-        float4 parts[EACH], sums[EACH];
-#pragma unroll
-        for (uint32_t k = 0; k < EACH; k++) {
-            const uint32_t sender = group * EACH + k;
-            sums[k] = inbox->sums[sender * num_rows + at / FOURS];
-            parts[k] = inbox->values[sender * stride_of_run(run) + at];
-        }
-        few_four all = {-INFINITY, 0, 0, make_float4(0, 0, 0, 0)};
-#pragma unroll
-        for (int k = 0; k < (int)EACH; k++) all.max = fmaxf(all.max, sums[k].x);
-        for (uint32_t step = of_warp; step < 32; step *= 2)
-            all.max = fmaxf(all.max, __shfl_xor_sync(~0u, all.max, (int)step));
-#pragma unroll
-        for (int k = 0; k < (int)EACH; k++) {
-            const float own = sums[k].x, factor = own == -INFINITY ? 0.0f : ptx_ex2(own - all.max);
-            all.sum += sums[k].y * factor;
-            all.rounded += sums[k].z * factor;
-            if (factor == 0.0f) continue; /* whatever its values are */
-            all.value.x += parts[k].x * factor;
-            all.value.y += parts[k].y * factor;
-            all.value.z += parts[k].z * factor;
-            all.value.w += parts[k].w * factor;
-        }
-        for (uint32_t step = of_warp; step < 32; step *= 2) {
-            all.sum += __shfl_xor_sync(~0u, all.sum, (int)step);
-            all.rounded += __shfl_xor_sync(~0u, all.rounded, (int)step);
-            all.value.x += __shfl_xor_sync(~0u, all.value.x, (int)step);
-            all.value.y += __shfl_xor_sync(~0u, all.value.y, (int)step);
-            all.value.z += __shfl_xor_sync(~0u, all.value.z, (int)step);
-            all.value.w += __shfl_xor_sync(~0u, all.value.w, (int)step);
-        }
-        if (group > 0) continue;
-        finish_row(&end, args, &row, all.max, all.sum, few_values_factor(&all, slot->job.v_head_scale));
-        if (four % FOURS == 0) store_sums(args, &row, &end);
-        store_lane_four<S>(args, to, end.out_factor, four % FOURS, all.value);
-    }
+    static_assert(FV_CUDA_MOST_MEETING == 8, "as many senders");
+    if (gridDim.x == 8)
+        take_few_rows_of<S, 8>(inbox, args, slot);
+    else if (gridDim.x == 4)
+        take_few_rows_of<S, 4>(inbox, args, slot);
+    else
+        take_few_rows_of<S, 2>(inbox, args, slot);
 }
 
 /* --- the way to the first tile: nothing else goes on meanwhile, and each instruction takes 5 cycles ------------- */
@@ -392,15 +255,10 @@ static __global__ void __launch_bounds__(S::THREADS, S::BLOCKS)
     attend_few_tiles<S>(&state, &walk, &scout, memory, &args, slot, warp, lane);
     /* As in attend_few_job(). */
     const int32_t own_warp = (int32_t)ptx_keep((uint32_t)warp), own_lane = (int32_t)ptx_keep((uint32_t)lane);
-    if (!S::IS_NARROW && are_warps_senders<S>(&args)) {
-        send_few_state<S>(&meeting->inbox, &state, &args, slot->job.num_rows, own_warp, own_lane);
-        take_few_states<S>(&meeting->inbox, &args, slot, own_warp, own_lane);
-    } else {
-        char *values = memory->ring[own_warp] + (S::FIRST > 0 ? 0 : (walk.stage ^ 1) * S::STAGE);
-        share_few_state<S>(memory, &state, slot, (float *)values, own_warp, own_lane);
-        send_few_rows<S>(meeting, &args, slot);
-        take_few_rows<S>(&meeting->inbox, &args, slot);
-    }
+    char *values = memory->ring[own_warp] + (S::FIRST > 0 ? 0 : (walk.stage ^ 1) * S::STAGE);
+    share_few_state<S>(memory, &state, slot, (float *)values, own_warp, own_lane);
+    send_few_rows<S>(meeting, &args, slot);
+    take_few_rows<S>(&meeting->inbox, &args, slot);
     ptx_cp_async_wait<0>();
 }
 
