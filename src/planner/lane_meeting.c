@@ -2,16 +2,15 @@
 
 #include "planner/query_block.h"
 
-#define LEAST_KEYS 64 /* of a lane */
-#define MOST_KEYS 3072
+#define LEAST_KEYS 64  /* of a lane */
+#define MOST_KEYS 3072 /* of a lane, whatever the form */
 
 /* Each lane has a worker, and as many keys as the workers that have none do not make up for. Limits as measured
  * (docs/notes/cuda-hopper.md). */
 typedef struct meeting_form {
     int32_t lanes;      /* of an item */
     int32_t most_of_11; /* of the workers that can meet so: those of an item lie in one part of the device */
-    int32_t
-        most_keys; /* of a lane, were all workers such lanes: of half of them it is half, for the others read nothing */
+    int32_t most_keys;  /* of a lane, were all workers such lanes; of half of them half, for the others read nothing */
 } meeting_form;
 
 static int32_t may_meet(const fv_split_rule *rule, const fv_pass *pass)
@@ -38,7 +37,7 @@ int32_t fv_lane_meeting_choose(const fv_split_rule *rule, const fv_step *step, c
 {
     static const meeting_form all[2][3] = {{{8, 10, 4300}, {4, 10, 6400}, {2, 11, 4300}},
                                            {{8, 10, 6000}, {4, 10, 4300}, {2, 11, 4200}}};
-    const meeting_form *forms = all[fv_dtype_bytes(rule->problem->kv_dtype) == 1]; /* half the bytes, twice the warps */
+    const meeting_form *forms = all[fv_dtype_bytes(rule->problem->kv_dtype) == 1]; /* half the bytes, more warps */
     const int64_t parts = (int64_t)pass->num_runs * rule->problem->mha.num_kv_heads, workers = rule->num_workers;
     if (!may_meet(rule, pass) || 2 * parts > workers) return 0;
     const int64_t keys = equal_keys(rule, step, pass);
@@ -48,10 +47,9 @@ int32_t fv_lane_meeting_choose(const fv_split_rule *rule, const fv_step *step, c
         if (keys < LEAST_KEYS * form->lanes) return 0;
         const int64_t lanes = form->lanes * parts;
         const int32_t are_all = form->lanes < 8 && 10 * lanes >= 9 * workers;
-        if (are_all) return form->lanes;
-        const int64_t most_keys = fv_min_i64(MOST_KEYS * workers,
-                                             form->most_keys * lanes); /* of a lane, times workers */
-        return keys * workers <= most_keys * form->lanes ? form->lanes : 0;
+        const int32_t are_few = keys <= MOST_KEYS * form->lanes &&
+                                keys * workers <= form->most_keys * form->lanes * lanes;
+        return are_all || are_few ? form->lanes : 0;
     }
     return 0;
 }

@@ -218,7 +218,7 @@ static const fv_cuda_attend_kernel *find_meeting_kernel(const fv_cuda_hopper_ker
     if (block_m > FV_CUDA_FEW_ROWS || args->is_latent || params->dense.k || needs_f32(params)) return NULL;
     if (params->item_tokens != 1 || group > FV_CUDA_FEWEST_ROWS || (group & (group - 1)) != 0) return NULL;
     if (params->head_size != 128 || params->v_head_size != 128 || !is_plain_work(args)) return NULL;
-    /* As begin_first_job() has it. */
+    /* What begin_meeting() does not ask. */
     if (!args->pages_hold_tiles || !args->planes_alike || params->window > 0 || params->context_parallel.world > 1)
         return NULL;
     if (params->causal || params->num_kv_scales > 1) return NULL;

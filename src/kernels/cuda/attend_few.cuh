@@ -278,6 +278,21 @@ static __device__ __forceinline__ void attend_few_job(few_walk *walk, few_scout 
     __syncthreads(); /* the next job is known; rows and sums are read to the end */
 }
 
+/* The slot of a block's first job, by the last two warps. */
+template <class S>
+static __device__ __forceinline__ void write_first_slot(few_slot *slot, const attend_args *args, const attend_job *job,
+                                                        int32_t warp, int32_t lane)
+{
+    const few_row row = few_row_of_lane<S>(args, job, 0, lane);
+    if (warp == S::WARPS - 1) {
+        write_few_job(slot, job, 0, lane);
+        place_few_row(slot, args, job, row.token, row.head, lane);
+    } else {
+        const attend_keys keys = few_keys_of(&row, is_few_row<S>(job, 0, lane));
+        write_few_rows(slot, &keys, &row, lane);
+    }
+}
+
 /* The block's first job by all warps at once: where its item says all of it, each asks for its part of the queries and
  * for its first tile as soon as the item is there, and one writes the slot meanwhile. Else nothing: the scout finds it.
  * A barrier must follow. */
@@ -326,17 +341,7 @@ static __device__ __forceinline__ void begin_first_job(few_walk *walk, few_scout
         load_few_queries<S>(memory, args, num_rows, row_of);
     else if constexpr (IS_LATE)
         store_few_query<S>(memory, args, query, 0); /* while the tile is on its way */
-    few_slot *slot = &memory->jobs.slots[0];
-    if (warp == S::WARPS - 1) write_few_job(slot, &job, 0, lane);
-    if (warp >= S::WARPS - 2) {
-        const few_row row = few_row_of_lane<S>(args, &job, 0, lane);
-        if (warp == S::WARPS - 1) {
-            place_few_row(slot, args, &job, row.token, row.head, lane);
-        } else {
-            const attend_keys keys = few_keys_of(&row, is_few_row<S>(&job, 0, lane));
-            write_few_rows(slot, &keys, &row, lane);
-        }
-    }
+    if (warp >= S::WARPS - 2) write_first_slot<S>(&memory->jobs.slots[0], args, &job, warp, lane);
     scout->number = (int32_t)blockIdx.x;
     scout->step = FEW_CLAIM;
     walk->n = 0;

@@ -219,15 +219,7 @@ static __device__ __forceinline__ void begin_meeting(few_walk *walk, few_memory<
     const attend_lengths lengths = {item->query_start, item->query_end, item->seq_len, 1, guess->k_head_scale,
                                     guess->v_head_scale};
     const attend_job job = cached_job_of(args, &piece, kv_head, &lengths);
-    few_slot *slot = &memory->jobs.slots[0];
-    const few_row row = few_row_of_lane<S>(args, &job, 0, lane);
-    if (warp == S::WARPS - 1) {
-        write_few_job(slot, &job, 0, lane);
-        place_few_row(slot, args, &job, row.token, row.head, lane);
-    } else {
-        const attend_keys keys = few_keys_of(&row, is_few_row<S>(&job, 0, lane));
-        write_few_rows(slot, &keys, &row, lane);
-    }
+    write_first_slot<S>(&memory->jobs.slots[0], args, &job, warp, lane);
 }
 
 template <class S>
