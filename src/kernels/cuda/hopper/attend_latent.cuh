@@ -24,22 +24,48 @@ typedef struct latent_move {
     float by[2];
 } latent_move;
 
-/* S = Q K of a tile, panels FIRST .. END - 1: issued, each as soon as it is there, and each a group. LATENT_ROPE is the
- * first of all. */
-template <class T, int FIRST, int END>
+/* The queries of LATENT_ROPE, operands of its four products: shared memory, which S reads for as long as it multiplies, is
+ * read for a ninth of them less. */
+typedef struct latent_rope {
+    uint32_t q[4][4];
+} latent_rope;
+
+static __device__ __forceinline__ void load_latent_rope(latent_rope *rope, const latent_memory *memory)
+{
+    const int32_t lane = threadIdx.x % 32, row = threadIdx.x / 32 % 4 * 16 + lane % 16;
+    const uint32_t from = ptx_shared_address(memory->q[LATENT_ROPE]) + panel_offset(LATENT_ROWS, row, lane / 16);
+#pragma unroll
+    for (int step = 0; step < 4; step++) ptx_ldmatrix_x4(rope->q[step], from ^ (step << 5));
+}
+
+/* S = Q K of a tile, of its first panel, LATENT_ROPE: issued as soon as it is there, a group. */
+template <class T>
+static __device__ __forceinline__ void multiply_latent_rope(float (&s)[LATENT_TILE / 2], const latent_rope *rope,
+                                                            latent_memory *memory, int32_t buffer, uint32_t parity)
+{
+    const uint64_t k_at = ptx_anew(ptx_matrix_descriptor(memory->tiles[buffer][LATENT_ROPE], 16, 1024));
+    ptx_mbarrier_wait(&memory->full[buffer][LATENT_ROPE], parity);
+    ptx_wgmma_fence();
+#pragma unroll
+    for (int step = 0; step < 4; step++)
+        ptx_wgmma_m64n64k16_rs<T>(s, rope->q[step], ptx_descriptor_at(k_at, step * 32), step > 0);
+    ptx_wgmma_commit();
+}
+
+/* Of its other panels: issued, each as soon as it is there, and each a group. */
+template <class T>
 static __device__ __forceinline__ void multiply_latent_panels(float (&s)[LATENT_TILE / 2], latent_memory *memory,
                                                               int32_t buffer, uint32_t parity)
 {
-    uint64_t q_at = ptx_anew(ptx_matrix_descriptor(memory->q[FIRST], 16, 1024));
-    uint64_t k_at = ptx_anew(ptx_matrix_descriptor(memory->tiles[buffer][FIRST], 16, 1024));
+    uint64_t q_at = ptx_anew(ptx_matrix_descriptor(memory->q[0], 16, 1024));
+    uint64_t k_at = ptx_anew(ptx_matrix_descriptor(memory->tiles[buffer][0], 16, 1024));
 #pragma unroll 1
-    for (int32_t panel = FIRST; panel < END; panel++) {
+    for (int32_t panel = 0; panel < LATENT_ROPE; panel++) {
         ptx_mbarrier_wait(&memory->full[buffer][panel], parity);
         ptx_wgmma_fence();
 #pragma unroll
         for (int d = 0; d < 64; d += 16)
-            ptx_wgmma_m64n64k16_ss<T>(s, ptx_descriptor_at(q_at, d * 2), ptx_descriptor_at(k_at, d * 2),
-                                      FIRST != LATENT_ROPE || d > 0);
+            ptx_wgmma_m64n64k16_ss<T>(s, ptx_descriptor_at(q_at, d * 2), ptx_descriptor_at(k_at, d * 2), 1);
         ptx_wgmma_commit();
         q_at = ptx_descriptor_at(q_at, LATENT_PANEL_BYTES);
         k_at = ptx_descriptor_at(k_at, LATENT_PANEL_BYTES);
@@ -203,11 +229,10 @@ static __device__ __forceinline__ void weigh_latent_keys(float (&out)[LATENT_VAL
     }
 }
 
-/* P to where the other warpgroup reads it, and the maxima it is relative to. */
+/* P as the tensor cores get it. */
 template <class F>
-static __device__ __forceinline__ void hand_over_weights(uint32_t (&p)[LATENT_TILE / 4],
-                                                         const float (&s)[LATENT_TILE / 2], latent_state *state,
-                                                         latent_memory *memory, int32_t barrier)
+static __device__ __forceinline__ void narrow_latent_weights(uint32_t (&p)[LATENT_TILE / 4],
+                                                             const float (&s)[LATENT_TILE / 2], latent_state *state)
 {
     row_sums of_tile = {};
     narrow_keys<typename F::T>(p, s, &of_tile);
@@ -216,6 +241,13 @@ static __device__ __forceinline__ void hand_over_weights(uint32_t (&p)[LATENT_TI
         if (F::IS_AMLA) of_tile.rounded[half] = __fdividef(of_tile.rounded[half], state->scale[half]);
         state->sums.rounded[half] += of_tile.rounded[half];
     }
+}
+
+/* P to where the other warpgroup reads it, and the maxima it is relative to: while the own values are multiplied. */
+static __device__ __forceinline__ void hand_over_weights(const uint32_t (&p)[LATENT_TILE / 4],
+                                                         const latent_state *state, latent_memory *memory,
+                                                         int32_t barrier)
+{
     const int32_t lane = threadIdx.x % 32, row = threadIdx.x / 32 % 4 * 16 + lane % 16;
     const uint32_t to = ptx_shared_address(memory->p) + panel_offset(LATENT_ROWS, row, lane / 16);
 #pragma unroll
@@ -255,14 +287,16 @@ static __device__ __forceinline__ void attend_latents(float (&out)[LATENT_VALUE 
     float s[LATENT_TILE / 2];
     uint32_t p[LATENT_TILE / 4];
     uint32_t parity = 0;
+    latent_rope rope;
+    load_latent_rope(&rope, memory);
 #pragma unroll 1
     for (int32_t tile = group; tile < num_tiles; tile += 2, parity ^= 1) {
         if (group == 0 && tile > 0) attend_other_latent<F>(out, state, memory, args, group);
-        multiply_latent_panels<typename F::T, LATENT_ROPE, LATENT_PANELS>(s, memory, group, parity);
+        multiply_latent_rope<typename F::T>(s, &rope, memory, group, parity);
         const bool is_seen = ptx_keep((uint32_t)is_latent_tile_seen(memory, origin + tile * LATENT_TILE)) != 0;
         ptx_wgmma_wait<1>(); /* the values' product, with one panel behind it for the tensor cores to go on with */
         if (group == 0 && tile > 0) release_latents(memory, 1, 0);
-        multiply_latent_panels<typename F::T, 0, LATENT_ROPE>(s, memory, group, parity);
+        multiply_latent_panels<typename F::T>(s, memory, group, parity);
         if (group == 1) {
             attend_other_latent<F>(out, state, memory, args, group);
             ptx_wgmma_wait<1>();
@@ -273,8 +307,9 @@ static __device__ __forceinline__ void attend_latents(float (&out)[LATENT_VALUE 
         release_latents(memory, group, LATENT_ROPE / LATENT_LOW_PANELS);
         weigh_latent_keys<F>(out, s, state, memory, args, origin + tile * LATENT_TILE, scale, is_seen);
         if (group == 1) release_latents(memory, 0, 1);
-        hand_over_weights<F>(p, s, state, memory, LATENT_BARRIER_EVEN + group);
+        narrow_latent_weights<F>(p, s, state);
         multiply_own_values<typename F::T>(out, p, memory, group, group);
+        hand_over_weights(p, state, memory, LATENT_BARRIER_EVEN + group);
         ptx_wgmma_wait<0>();
         ptx_wgmma_settle(out);
         release_latents(memory, group, group);

@@ -128,11 +128,17 @@ static __device__ __forceinline__ void init_meeting(Memory *memory, const attend
     for (int32_t warp = 0; warp < 4; warp++) ptx_mbarrier_expect(&memory->inbox[warp], part_bytes);
 }
 
+/* Warps that ask for a tile in boxes, or for some of its rows. */
+static __device__ __forceinline__ int32_t count_askers(const attend_args *args)
+{
+    return args->map_rows == LATENT_TILE ? 1 : LATENT_LOADERS / 32;
+}
+
 static __device__ __forceinline__ void init_latent_memory(latent_memory *memory, const attend_args *args)
 {
     for (int32_t buffer = 0; buffer < 2; buffer++) {
         for (int32_t panel = 0; panel < LATENT_PANELS; panel++) {
-            ptx_mbarrier_init(&memory->full[buffer][panel], LATENT_LOADERS / 32);
+            ptx_mbarrier_init(&memory->full[buffer][panel], count_askers(args));
             ptx_mbarrier_init(&memory->landed[buffer][panel], LATENT_LOADERS);
         }
         for (int32_t part = 0; part < 3; part++) init_warp_barrier(&memory->empty[buffer][part], 4);

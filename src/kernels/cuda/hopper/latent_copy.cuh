@@ -80,19 +80,54 @@ static __device__ __forceinline__ int32_t count_boxes(int32_t box_rows)
     return uniform(box_rows == 32 ? 1 : box_rows == 16 ? 2 : 0);
 }
 
-/* The warp's part of a tile that comes in boxes of the map. The panel that is no value comes first, for S begins with
- * it: where a box is a tile as soon as S of the tile before is there, of smaller boxes with the low values' panels, for
- * to ask for them is then what takes the time. */
+/* The warp's part of a tile that comes in several boxes. The panel that is no value comes with the low values', for to ask
+ * for boxes is what takes the time. */
 static __device__ __forceinline__ void load_latent_boxes(latent_memory *memory, const attend_args *args, int32_t tile,
                                                          latent_slot at, int32_t num_boxes)
 {
-    if (args->map_rows == LATENT_TILE) {
-        load_box_panels<LATENT_ROPE, LATENT_PANELS>(memory, args, tile, at, num_boxes);
-        load_box_panels<0, LATENT_LOW_PANELS>(memory, args, tile, at, num_boxes);
-    } else {
-        load_box_panels<-1, LATENT_LOW_PANELS>(memory, args, tile, at, num_boxes);
-    }
+    load_box_panels<-1, LATENT_LOW_PANELS>(memory, args, tile, at, num_boxes);
     load_box_panels<LATENT_LOW_PANELS, LATENT_ROPE>(memory, args, tile, at, num_boxes);
+}
+
+/* Panels FIRST .. END - 1 of a tile that is one box, by the first warp; the other keeps in step, for a barrier's phases look
+ * alike. What a copy needs is known before there is space: a tile's places wait for each other, so each instruction
+ * between the end of a product and a copy counts. */
+template <int FIRST, int END>
+static __device__ __forceinline__ void load_tile_panels(latent_memory *memory, const attend_args *args, int buffer,
+                                                        uint32_t parity, latent_slot at, bool asks)
+{
+    uint64_t *full = memory->full[buffer];
+    ptx_mbarrier_wait(&memory->empty[buffer][FIRST / LATENT_LOW_PANELS], parity);
+    if (asks && ptx_elect()) {
+#pragma unroll
+        for (int i = FIRST; i < END; i++)
+            ptx_tensor_copy(memory->tiles[buffer][i], &args->maps[0], i * 64, at.slot, at.page, &full[i]);
+#pragma unroll
+        for (int i = FIRST; i < END; i++) ptx_mbarrier_expect(&full[i], LATENT_PANEL_BYTES);
+    }
+    __syncwarp();
+}
+
+/* The panel that is no value comes first, for S begins with it, as soon as S of the tile before is there. */
+template <int BUFFER>
+static __device__ __forceinline__ void load_tile_box(latent_memory *memory, const attend_args *args, uint32_t parity,
+                                                     latent_slot at, bool asks)
+{
+    load_tile_panels<LATENT_ROPE, LATENT_PANELS>(memory, args, BUFFER, parity, at, asks);
+    load_tile_panels<0, LATENT_LOW_PANELS>(memory, args, BUFFER, parity, at, asks);
+    load_tile_panels<LATENT_LOW_PANELS, LATENT_ROPE>(memory, args, BUFFER, parity, at, asks);
+}
+
+static __device__ __forceinline__ void load_latent_tile(latent_memory *memory, const attend_args *args, int32_t tile,
+                                                        latent_slot at)
+{
+    const latent_slot of_box = {uniform(at.page), uniform(at.slot)};
+    const uint32_t parity = (uint32_t)uniform((tile / 2 + 1) % 2);
+    const bool asks = row_of_loader() < 32;
+    if (tile % 2 == 0)
+        load_tile_box<0>(memory, args, parity, of_box, asks);
+    else
+        load_tile_box<1>(memory, args, parity, of_box, asks);
 }
 
 /* Panels FIRST .. END - 1 of the warp's rows, eight lanes to each: asked for. L2 takes 256 bytes at a time from memory,
@@ -178,17 +213,20 @@ static __device__ __forceinline__ void load_latents(latent_memory *memory, const
         const int32_t tile_first = origin + tile * LATENT_TILE;
         const latent_slot at = next;
         next = second;
+        __syncwarp(); /* what is asked for now goes to where `second` was, and is not moved there, which would wait for it */
         second = find_latent_slot(args, table, keys, first + (tile + 2) * LATENT_TILE);
         if (prefetches && tile >= 2 && comes_in_boxes(args, keys, tile_first + LATENT_TILE))
             prefetch_latents(memory, args, tile, next, num_boxes);
-        if (comes_in_boxes(args, keys, tile_first))
-            load_latent_boxes(memory, args, tile, at, num_boxes);
-        else
+        if (!comes_in_boxes(args, keys, tile_first))
             load_latent_rows(memory, args, tile, at);
+        else if (args->map_rows == LATENT_TILE)
+            load_latent_tile(memory, args, tile, at);
+        else
+            load_latent_boxes(memory, args, tile, at, num_boxes);
     }
 }
 
-/* The other two take turns: what landed row by row is announced, in place of the boxes' two arrivals, behind the fence
+/* The other two take turns: what landed row by row is announced, in place of the boxes' arrivals, behind the fence
  * that products need. It may wait for copies under way, so it is not for those who ask for them. */
 static __device__ __forceinline__ void announce_latents(latent_memory *memory, const attend_args *args,
                                                         const attend_keys *keys, int32_t origin, int32_t num_tiles)
@@ -204,7 +242,7 @@ static __device__ __forceinline__ void announce_latents(latent_memory *memory, c
             const int32_t panel = turn == 0 ? LATENT_ROPE : turn - 1; /* as they are asked for */
             ptx_mbarrier_wait(&memory->landed[buffer][panel], parities >> buffer & 1);
             ptx_fence_proxy_async();
-            if (threadIdx.x % 32 < LATENT_LOADERS / 32) ptx_mbarrier_arrive(&memory->full[buffer][panel]);
+            if ((int32_t)threadIdx.x % 32 < count_askers(args)) ptx_mbarrier_arrive(&memory->full[buffer][panel]);
         }
         parities ^= 1u << buffer;
     }

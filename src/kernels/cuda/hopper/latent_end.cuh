@@ -204,6 +204,7 @@ static __device__ __forceinline__ void take_latent_values(float (&out)[LATENT_VA
     const char *from = memory->q[0] + warp * LATENT_WARP_BYTES + staged_part(LATENT_STAGED_BYTES);
 #pragma unroll
     for (int i = 0; i < LATENT_VALUE / 8; i++) {
+        if (i % 16 == 0) __syncwarp(); /* so many loads at a time: for more there are no registers */
         const float2 values = *(const float2 *)(from + i % 2 * 8 * LATENT_STAGED_BYTES + i / 2 * 32);
         out[2 * i] = out[2 * i] * weights[i % 2] + values.x * others[i % 2];
         out[2 * i + 1] = out[2 * i + 1] * weights[i % 2] + values.y * others[i % 2];
