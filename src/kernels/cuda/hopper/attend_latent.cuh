@@ -24,8 +24,8 @@ typedef struct latent_move {
     float by[2];
 } latent_move;
 
-/* The queries of LATENT_ROPE, operands of its four products: shared memory, which S reads for as long as it multiplies, is
- * read for a ninth of them less. */
+/* The queries of LATENT_ROPE, operands of its four products. S reads shared memory for as long as it multiplies, and so a
+ * ninth of the queries less of it. */
 typedef struct latent_rope {
     uint32_t q[4][4];
 } latent_rope;

@@ -28,10 +28,18 @@ static __device__ __forceinline__ bool comes_in_boxes(const attend_args *args, c
 /* The row of a tile that a loader looks up; a warp's 32 are those that it brings. */
 static __device__ __forceinline__ int32_t row_of_loader(void) { return threadIdx.x % LATENT_LOADERS; }
 
-/* The part of a tile that panel `panel` belongs to may be overwritten. */
+/* What a tile's place is waited for by. */
+static __device__ __forceinline__ uint32_t parity_of_space(int32_t tile) { return (uint32_t)(tile / 2 + 1) % 2; }
+
+/* The part of place `buffer` that panel `panel` belongs to may be overwritten. */
+static __device__ __forceinline__ void wait_for_space(latent_memory *memory, int32_t buffer, uint32_t parity,
+                                                      int32_t panel)
+{
+    ptx_mbarrier_wait(&memory->empty[buffer][panel / LATENT_LOW_PANELS], parity);
+}
 static __device__ __forceinline__ void wait_for_space(latent_memory *memory, int32_t tile, int32_t panel)
 {
-    ptx_mbarrier_wait(&memory->empty[tile % 2][panel / LATENT_LOW_PANELS], (tile / 2 + 1) % 2);
+    wait_for_space(memory, tile % 2, parity_of_space(tile), panel);
 }
 
 /* Where box `box` of the warp's lies: the same in all lanes. */
@@ -89,15 +97,15 @@ static __device__ __forceinline__ void load_latent_boxes(latent_memory *memory, 
     load_box_panels<LATENT_LOW_PANELS, LATENT_ROPE>(memory, args, tile, at, num_boxes);
 }
 
-/* Panels FIRST .. END - 1 of a tile that is one box, by the first warp; the other keeps in step, for a barrier's phases look
+/* Panels FIRST .. END - 1 of a tile that is one box, by the warp that `asks`; the other keeps in step, for a barrier's phases look
  * alike. What a copy needs is known before there is space: a tile's places wait for each other, so each instruction
  * between the end of a product and a copy counts. */
 template <int FIRST, int END>
-static __device__ __forceinline__ void load_tile_panels(latent_memory *memory, const attend_args *args, int buffer,
+static __device__ __forceinline__ void load_tile_panels(latent_memory *memory, const attend_args *args, int32_t buffer,
                                                         uint32_t parity, latent_slot at, bool asks)
 {
     uint64_t *full = memory->full[buffer];
-    ptx_mbarrier_wait(&memory->empty[buffer][FIRST / LATENT_LOW_PANELS], parity);
+    wait_for_space(memory, buffer, parity, FIRST);
     if (asks && ptx_elect()) {
 #pragma unroll
         for (int i = FIRST; i < END; i++)
@@ -122,7 +130,7 @@ static __device__ __forceinline__ void load_latent_tile(latent_memory *memory, c
                                                         latent_slot at)
 {
     const latent_slot of_box = {uniform(at.page), uniform(at.slot)};
-    const uint32_t parity = (uint32_t)uniform((tile / 2 + 1) % 2);
+    const uint32_t parity = (uint32_t)uniform((int32_t)parity_of_space(tile));
     const bool asks = row_of_loader() < 32;
     if (tile % 2 == 0)
         load_tile_box<0>(memory, args, parity, of_box, asks);
