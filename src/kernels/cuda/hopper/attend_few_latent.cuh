@@ -478,7 +478,7 @@ static __global__ void __launch_bounds__(FEW_LATENT_THREADS, 1)
     constexpr int N = F::ROWS;
     PTX_DYNAMIC_SHARED(1024, shared);
     typename F::memory *memory = (typename F::memory *)shared;
-    const int32_t row0 = latent_row_part(&args) * N, group = warpgroup_of_thread();
+    const int32_t row0 = latent_row_part(&args, latent_place(&args)) * N, group = warpgroup_of_thread();
     const bool produces = group == FEW_LATENT_CONSUMERS / 128;
     int32_t num_early = 0; /* units that are asked for before rows are known: a trip to memory earlier, or two */
     latent_query query;
@@ -486,7 +486,7 @@ static __global__ void __launch_bounds__(FEW_LATENT_THREADS, 1)
     if (threadIdx.x == FEW_LATENT_THREADS - 32) init_few_latent_memory<N>(memory, &args);
     overlap_begin();
     if (produces) {
-        const latent_source source = find_early_source(&args, row0);
+        const latent_source source = find_early_source(&args, row0, N);
         ptx_bar_sync(FEW_LATENT_BARRIER_PRODUCERS, FEW_LATENT_PRODUCERS * 32);
         num_early = bring_early_latents<N>(memory, &args, &source);
     } else {

@@ -314,21 +314,21 @@ static __device__ __forceinline__ void attend_latents(float (&out)[LATENT_VALUE 
         ptx_wgmma_settle(out);
         release_latents(memory, group, group);
     }
-    if (num_tiles == 0 || num_tiles % 2 != group) return;
+    if (num_tiles == 0 || num_tiles % 2 != group) return give_row_sums(state, memory, group);
     attend_other_latent<F>(out, state, memory, args, group);
+    give_row_sums(state, memory, group);
     ptx_wgmma_wait<0>();
     ptx_wgmma_settle(out);
 }
 
 template <class F>
 static __device__ __forceinline__ void consume_latents(latent_memory *memory, const attend_args *args,
-                                                       const fv_work_item *item)
+                                                       const fv_work_item *item, int32_t row0)
 {
     const int32_t group = warpgroup_of_thread();
-    ptx_bar_sync(LATENT_BARRIER_CONSUMERS, LATENT_CONSUMERS);
-    load_latent_queries(memory, args);
-    ptx_cp_async_commit();
-    keep_latent_job(memory, args, item);
+    keep_latent_job(memory, args, item, row0);
+    __syncwarp();
+    arrive_at_bar(&memory->bars, LATENT_BARRIER_JOB, LATENT_CONSUMERS + LATENT_ANNOUNCERS);
     float out[LATENT_VALUE / 4];
 #pragma unroll
     for (int i = 0; i < LATENT_VALUE / 4; i++) out[i] = 0;
@@ -336,14 +336,25 @@ static __device__ __forceinline__ void consume_latents(latent_memory *memory, co
     clear_row_sums(&state.sums);
     state.scale[0] = state.scale[1] = 1;
     state.row = threadIdx.x / 32 % 4 * 16 + threadIdx.x % 32 / 4;
-    const int32_t origin = first_latent_key(&memory->keys), num_tiles = count_latent_tiles(&memory->keys);
     ptx_cp_async_wait<0>();
     ptx_fence_proxy_async();
     ptx_bar_sync(LATENT_BARRIER_CONSUMERS, LATENT_CONSUMERS);
+    const int32_t origin = first_latent_key(&memory->keys), num_tiles = count_latent_tiles(&memory->keys);
     const float scale = args->params.scale * memory->job.k_head_scale * FV_LOG2E;
     attend_latents<F>(out, &state, memory, args, group, origin, num_tiles, scale);
-    const int32_t num_rows = fv_min_i32(LATENT_ROWS, memory->job.num_rows - first_latent_row(args));
-    store_latent_rows<F>(out, &state, memory, args, group, num_rows);
+    store_latent_rows<F>(out, &state, memory, args, group);
+}
+
+/* The last two warps. */
+template <class F>
+static __device__ __forceinline__ void announce_and_end_latents(latent_memory *memory, const attend_args *args,
+                                                                const attend_keys *keys)
+{
+    attend_end end;
+    char *const to = place_row_of_announcer(&end, memory, args);
+    announce_latents(memory, args, keys);
+    if (is_split(args)) ptx_cluster_wait(); /* the other block's barriers are there */
+    end_latent_rows<F>(&end, to, memory, args);
 }
 
 template <class F>
@@ -354,19 +365,26 @@ static __global__ void __launch_bounds__(LATENT_THREADS, 1)
     latent_memory *memory = (latent_memory *)shared;
     fv_work_item item;
     attend_keys keys;
+    int32_t row0;
+    const bool produces = threadIdx.x >= LATENT_CONSUMERS;
     if (args.map_rows > 0 && threadIdx.x == LATENT_CONSUMERS) ptx_prefetch_map(&args.maps[0]);
-    if (!find_latent_item(&item, memory, &args)) return;
-    const bool is_early = threadIdx.x >= LATENT_CONSUMERS &&
-                          find_early_keys(&keys, &args, &item, first_latent_row(&args));
-    if (!is_early && !find_latent_rows(&keys, memory, &args, &item)) return;
-    if (is_split(&args)) ptx_cluster_arrive();
-    if (threadIdx.x >= LATENT_CONSUMERS) {
-        ptx_give_registers<LATENT_PRODUCER_REGISTERS>();
-        produce_latents(memory, &args, &item, &keys);
-        if (is_split(&args)) ptx_cluster_wait();
+    if (!find_latent_item(&item, &row0, memory, &args)) return;
+    if (!produces) load_latent_queries(memory, &args, &item, row0);
+    const bool is_early = produces && find_early_keys(&keys, &args, &item, row0, LATENT_ROWS);
+    if (!is_early && !find_latent_rows(&keys, memory, &args, &item, row0)) return;
+    if (produces) {
+        if (is_split(&args)) ptx_cluster_arrive();
+        ptx_give_registers<LATENT_PRODUCER_REGISTERS>(); /* waits for loads under way */
+        if (threadIdx.x < LATENT_CONSUMERS + LATENT_LOADERS) {
+            load_latents(memory, &args, &item, &keys, row0);
+            if (is_split(&args)) ptx_cluster_wait();
+        } else {
+            announce_and_end_latents<F>(memory, &args, &keys);
+        }
     } else {
+        if (is_split(&args)) ptx_cluster_arrive();
         ptx_take_registers<LATENT_CONSUMER_REGISTERS>();
-        consume_latents<F>(memory, &args, &item);
+        consume_latents<F>(memory, &args, &item, row0);
     }
 }
 

@@ -11,14 +11,14 @@ typedef struct latent_source {
     int32_t first, end;
 } latent_source;
 
-/* Known before the block's rows: of an item whose one token is its sequence's last, as in decode, all keys that there
- * are. In other cases none. */
-static __device__ __forceinline__ latent_source find_early_source(const attend_args *args, int32_t row0)
+/* Where keys are known before the block's `max_rows` rows; in other cases none. */
+static __device__ __forceinline__ latent_source find_early_source(const attend_args *args, int32_t row0,
+                                                                  int32_t max_rows)
 {
     const fv_attend_params *params = &args->params;
     fv_work_item item;
     attend_keys keys;
-    if (!find_few_item(&item, args) || !find_early_keys(&keys, args, &item, row0)) return {NULL, 0, 0};
+    if (!find_few_item(&item, args) || !find_early_keys(&keys, args, &item, row0, max_rows)) return {NULL, 0, 0};
     return {params->block_table + item.table_row * params->block_table_stride, keys.first, keys.end};
 }
 

@@ -201,6 +201,45 @@ static __device__ __forceinline__ void stage_few_latents(const float (&out)[FEW_
     }
 }
 
+/* Do the lanes' places, where they have any, lie at even steps from `from` on, that of the first lane, all at multiples of
+ * 16 bytes, as the heads of a token do? */
+static __device__ __forceinline__ bool is_even_run(uint64_t place, uint64_t from, uint64_t step)
+{
+    const uint32_t lane = threadIdx.x % 32;
+    return !__any_sync(~0u, place != 0 && place != from + lane * step) && (from | step) % 16 == 0;
+}
+
+/* The warp's rows, whose places the lanes have, from shared memory: by the copy engine, or, where
+ * one is at no multiple of 16 bytes, 16 bits at a time. A copy whose place comes from a lane takes 100 cycles to ask
+ * for, one at even steps 10 instructions. */
+static __device__ __forceinline__ void send_latent_rows(char *to_of_lane, const char *staged, int32_t row_bytes,
+                                                        int32_t bytes)
+{
+    const int32_t lane = threadIdx.x % 32;
+    const uint64_t own = (uint64_t)to_of_lane, from = __shfl_sync(~0u, own, 0), step = __shfl_sync(~0u, own, 1) - from;
+    const int32_t num_rows = __reduce_max_sync(~0u, to_of_lane ? lane + 1 : 0); /* the last ones are no rows */
+    if (is_even_run(own, from, step)) {
+        char *to = (char *)from;
+        if (ptx_elect()) {
+#pragma unroll 1
+            for (int32_t i = 0; i < num_rows; i++, staged += row_bytes, to += step) ptx_bulk_store(to, staged, bytes);
+        }
+        __syncwarp();
+        return ptx_bulk_commit();
+    }
+#pragma unroll 1
+    for (int32_t i = 0; i < num_rows; i++, staged += row_bytes) {
+        char *to = (char *)__shfl_sync(~0u, own, i);
+        if ((uintptr_t)to % 16 == 0) {
+            if (ptx_elect()) ptx_bulk_store(to, staged, bytes);
+            continue;
+        }
+#pragma unroll 1
+        for (int32_t at = lane * 2; at < bytes; at += 64) *(uint16_t *)(to + at) = *(const uint16_t *)(staged + at);
+    }
+    ptx_bulk_commit();
+}
+
 /* The output of the block's rows, by way of the latents' place, of which each warpgroup has its own. */
 template <int N>
 static __device__ __forceinline__ void store_few_latents(float (&out)[FEW_LATENT_BLOCKS][N / 2],

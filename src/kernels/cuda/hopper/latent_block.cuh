@@ -17,7 +17,8 @@ enum {
     LATENT_PANEL_BYTES = LATENT_TILE * FV_PANEL_ROW_BYTES,
     LATENT_CONSUMERS = 256, /* two warpgroups, the first threads of a block */
     LATENT_PRODUCERS = 128,
-    LATENT_LOADERS = 64, /* of them, a thread for each row of a tile */
+    LATENT_LOADERS = 64,    /* of them, a thread for each row of a tile */
+    LATENT_ANNOUNCERS = 64, /* the others, in the end a thread for each of the block's rows */
     LATENT_THREADS = LATENT_CONSUMERS + LATENT_PRODUCERS,
     LATENT_CONSUMER_REGISTERS = 224,
     LATENT_PRODUCER_REGISTERS = 56,
@@ -33,7 +34,11 @@ enum {
     LATENT_BARRIER_EVEN = 1, /* the first warpgroup's P and maxima are there */
     LATENT_BARRIER_ODD,      /* the second's */
     LATENT_BARRIER_CONSUMERS,
-    LATENT_BARRIER_ROWS /* and three more: the warps that have the same rows */
+    LATENT_BARRIER_LOADERS,
+    LATENT_BARRIER_JOB,  /* rows and job are there */
+    LATENT_BARRIER_SUMS, /* of the rows are there: latent_ends */
+    LATENT_BARRIER_ENDS, /* too */
+    LATENT_BARRIER_ROWS  /* and three more: the warps that have the same rows */
 };
 
 /* A kernel's form. */
@@ -53,12 +58,34 @@ struct latent_memory { /* of the 227 KiB that a block can have, all */
     uint64_t landed[2][LATENT_PANELS]; /* the rows of a panel that come one by one, before products may read them */
     attend_keys keys;
     attend_job job;
+    int32_t row0; /* the block's first one of its job */
 
     /* of two blocks that share an item's keys, what comes from the other */
     uint64_t met;      /* the sums of its rows: sums_of_other */
     uint64_t inbox[4]; /* a warp's rows of its half of the output, in `q` */
     uint64_t taken;    /* word that it has the other half */
+
+    block_bars bars;
 };
+
+/* The ends of the rows, as they are found while the last products are under way: where the queries of LATENT_ROPE were,
+ * which are in registers then, behind what the other block's columns take. */
+struct latent_ends {
+    float4 sums[2][LATENT_ROWS];  /* of each warpgroup: maximum, sum and sum of P as rounded, AMLA's scale */
+    float2 weights[LATENT_ROWS];  /* of the block's keys, and of the other block's */
+    attend_end rows[LATENT_ROWS];
+    float by[2][LATENT_ROWS];     /* what each warpgroup's columns are multiplied by */
+    char *targets[LATENT_ROWS];   /* where they go */
+};
+enum { LATENT_ENDS_AT = 2048 };
+static_assert(LATENT_ENDS_AT + sizeof(latent_ends) <= LATENT_PANEL_BYTES, "the panel");
+static_assert(4 * LATENT_WARP_BYTES <= LATENT_ROPE * LATENT_PANEL_BYTES + LATENT_ENDS_AT, "behind the inbox");
+
+static __device__ __forceinline__ latent_ends *ends_of(latent_memory *memory)
+{
+    return (latent_ends *)(memory->q[LATENT_ROPE] + LATENT_ENDS_AT);
+}
+
 static_assert(sizeof(latent_memory) <= 227 * 1024, "the shared memory of a block");
 static_assert(LATENT_ROWS * (LATENT_VALUE + 8) * 4 <= 2 * LATENT_PANELS * LATENT_PANEL_BYTES, "both tiles'");
 static_assert(4 * LATENT_WARP_BYTES <= LATENT_PANELS * LATENT_PANEL_BYTES, "a tile's, of half of the output");
@@ -80,10 +107,9 @@ static __device__ __forceinline__ int32_t latent_place(const attend_args *args)
     return block < args->first_split ? -1 : args->num_whole + (block - args->first_split) / 2;
 }
 
-/* Which of the blocks that share an item's rows this one is. */
-static __device__ __forceinline__ int32_t latent_row_part(const attend_args *args)
+/* Which of the blocks that share an item's rows the one at `place` is. */
+static __device__ __forceinline__ int32_t latent_row_part(const attend_args *args, int32_t place)
 {
-    const int32_t place = latent_place(args);
     return place - divide_index(place, args->row_parts) * (int32_t)args->row_parts.by;
 }
 
@@ -108,12 +134,6 @@ static __device__ __forceinline__ void take_half(fv_work_item *item)
 
 /* --- the block's rows ------------------------------------------------------------------------------------------ */
 
-/* The block's first row of its job. */
-static __device__ __forceinline__ int32_t first_latent_row(const attend_args *args)
-{
-    return latent_row_part(args) * LATENT_ROWS;
-}
-
 /* The last barriers of a block's memory: where two blocks share an item, those at which they meet. The other one sends
  * the sums of `num_rows` rows, and `part_bytes` of the output to each of four warps. */
 template <class Memory>
@@ -136,21 +156,24 @@ static __device__ __forceinline__ int32_t count_askers(const attend_args *args)
 
 static __device__ __forceinline__ void init_latent_memory(latent_memory *memory, const attend_args *args)
 {
-    for (int32_t buffer = 0; buffer < 2; buffer++) {
+    for (int32_t buffer = 0; buffer < 2; buffer++) { /* unrolled: in a loop each takes 40 cycles */
         for (int32_t panel = 0; panel < LATENT_PANELS; panel++) {
             ptx_mbarrier_init(&memory->full[buffer][panel], count_askers(args));
             ptx_mbarrier_init(&memory->landed[buffer][panel], LATENT_LOADERS);
         }
         for (int32_t part = 0; part < 3; part++) init_warp_barrier(&memory->empty[buffer][part], 4);
     }
+    init_bar(&memory->bars, LATENT_BARRIER_JOB, LATENT_CONSUMERS + LATENT_ANNOUNCERS);
+    init_bar(&memory->bars, LATENT_BARRIER_SUMS, LATENT_CONSUMERS + LATENT_ANNOUNCERS);
+    init_bar(&memory->bars, LATENT_BARRIER_ENDS, LATENT_CONSUMERS + LATENT_ANNOUNCERS);
     ptx_mbarrier_init(&memory->taken, 1);
     init_meeting(memory, args, LATENT_ROWS, LATENT_WARP_BYTES);
     if (is_split(args)) ptx_mbarrier_expect(&memory->taken, 4 * sizeof(float4));
 }
 
-/* The block's item, and barriers in `memory` to use from here on; false: there is no item. A list is older than the
- * kernel before this one, so its items are asked for while that still runs. */
-static __device__ __forceinline__ bool find_latent_item(fv_work_item *item, latent_memory *memory,
+/* The block's item, its first row of that, and barriers in `memory` to use from here on; false: there is no item. A list
+ * is older than the kernel before this one, so its items are asked for while that still runs. */
+static __device__ __forceinline__ bool find_latent_item(fv_work_item *item, int32_t *row0, latent_memory *memory,
                                                         const attend_args *args)
 {
     const fv_attend_params *params = &args->params;
@@ -158,6 +181,7 @@ static __device__ __forceinline__ bool find_latent_item(fv_work_item *item, late
     if (place < 0) return false;
     if (params->items) *item = params->items[block];
     if (threadIdx.x == LATENT_THREADS - 32) init_latent_memory(memory, args);
+    *row0 = (int32_t)ptx_keep((uint32_t)(place - block * (int32_t)args->row_parts.by) * LATENT_ROWS);
     __syncthreads();
     overlap_begin();
     if (!params->items && !find_grid_item(item, params, params->num_q_blocks - 1 - block, 0, (int32_t)blockIdx.z))
@@ -170,11 +194,11 @@ static __device__ __forceinline__ bool find_latent_item(fv_work_item *item, late
  * false: there are no rows. Later rows see what begins and ends later, so the first one and the last tell of all keys.
  * Only warps whose lanes have no row of their own look at those two, so the first ones do not know the keys. */
 static __device__ __forceinline__ bool find_latent_rows(attend_keys *keys, latent_memory *memory,
-                                                        const attend_args *args, const fv_work_item *item)
+                                                        const attend_args *args, const fv_work_item *item, int32_t row0)
 {
     const fv_attend_params *params = &args->params;
     const int32_t num_rows = item->num_tokens * (int32_t)args->group.by, thread = (int32_t)threadIdx.x;
-    const int32_t row0 = first_latent_row(args), last = fv_min_i32(row0 + LATENT_ROWS, num_rows) - 1;
+    const int32_t last = fv_min_i32(row0 + LATENT_ROWS, num_rows) - 1;
     if (row0 > last) return false;
     const bool has_row = thread < LATENT_ROWS;
     const int32_t r = has_row ? row0 + thread : thread % 2 == 0 ? row0 : last, token = divide_index(r, args->group);
@@ -198,44 +222,56 @@ static __device__ __forceinline__ bool find_latent_rows(attend_keys *keys, laten
     return true;
 }
 
-/* The keys of a block's rows, from `row0` of the item on, where they are known without the rows: of an item whose one
- * token is its sequence's last, as in decode, all that the item has. False: they are not. */
+/* The keys of a block's `max_rows` rows, from `row0` of the item on, where they are known without the rows: of one token,
+ * as in decode, all that the item has but for those of later tokens. False: they are not, or there are no rows. */
 static __device__ __forceinline__ bool find_early_keys(attend_keys *keys, const attend_args *args,
-                                                       const fv_work_item *item, int32_t row0)
+                                                       const fv_work_item *item, int32_t row0, int32_t max_rows)
 {
     const fv_attend_params *params = &args->params;
     if (params->window > 0 || params->context_parallel.world > 1) return false;
-    if (item->num_tokens != 1 || item->first_token + 1 != item->query_end - item->query_start) return false;
-    if (row0 >= (int32_t)args->group.by) return false;
+    const int32_t token = item->num_tokens == 1 ? 0 : divide_index(row0, args->group);
+    const int32_t rows_of_token = (token + 1) * (int32_t)args->group.by - row0;
+    if (token >= item->num_tokens || rows_of_token <= 0) return false;
+    if (token + 1 < item->num_tokens && rows_of_token < max_rows) return false;
+    const int32_t later = item->query_end - item->query_start - 1 - item->first_token - token; /* tokens */
+    if (later > 0 && params->causal) return false;
     keys->first = keys->full_first = item->first_key;
-    keys->end = keys->full_end = fv_max_i32(item->first_key, fv_min_i32(item->end_key, item->seq_len));
+    keys->end = keys->full_end = fv_max_i32(item->first_key, fv_min_i32(item->end_key, item->seq_len - later));
     return true;
 }
 
 /* The job, for consumers behind a barrier: by one of the threads. */
 static __device__ __forceinline__ void keep_latent_job(latent_memory *memory, const attend_args *args,
-                                                       const fv_work_item *item)
+                                                       const fv_work_item *item, int32_t row0)
 {
     if (threadIdx.x != LATENT_CONSUMERS - 32) return;
+    memory->row0 = row0;
     const attend_lengths lengths = load_lengths(args, item);
     memory->job = job_of(args, item, 0, &lengths);
 }
 
-/* Queries into panels: asked for. */
-static __device__ __forceinline__ void load_latent_queries(latent_memory *memory, const attend_args *args)
+/* Queries into panels, of rows that there are: asked for, by the consumers, as soon as the item is known. */
+static __device__ __forceinline__ void load_latent_queries(latent_memory *memory, const attend_args *args,
+                                                           const fv_work_item *item, int32_t row0)
 {
-#pragma unroll
+    const fv_attend_params *params = &args->params;
+    const int32_t place = threadIdx.x / 8, chunk = threadIdx.x % 8, num_rows = item->num_tokens * (int32_t)args->group.by;
+    const int32_t first_token = item->query_start + item->first_token;
+    char *to = memory->q[0] + panel_offset(LATENT_ROWS, place, chunk);
+    if (row0 >= num_rows) return;
+#pragma unroll 1 /* a block runs this once: fewer instructions are faster */
     for (int i = 0; i < LATENT_ROWS * 8 / LATENT_CONSUMERS; i++) {
-        const int32_t r = threadIdx.x / 8 + i * (LATENT_CONSUMERS / 8), chunk = threadIdx.x % 8;
-        const attend_row *row = &memory->rows[r];
-        const bool is_there = row->first < row->end;
-        const char *from = is_there ? query_row(&args->params, row) + chunk * 16 : (const char *)args->params.q;
-        char *to = memory->q[0] + panel_offset(LATENT_ROWS, r, chunk);
+        const int32_t r = row0 + place + i * (LATENT_CONSUMERS / 8);
+        const int32_t token = divide_index(r, args->group), head = r - token * (int32_t)args->group.by;
+        const bool is_there = r < num_rows;
+        const char *from = (const char *)params->q + chunk * 16;
+        if (is_there) from += (first_token + token) * params->q_token_stride + head * params->q_head_stride;
 #pragma unroll
-        for (int panel = 0; panel < LATENT_PANELS; panel++)
-            ptx_cp_async_16_or_zeros(to + panel * LATENT_PANEL_BYTES,
-                                     from + (is_there ? panel * FV_PANEL_ROW_BYTES : 0), is_there ? 16 : 0);
+        for (int panel = 0; panel < LATENT_PANELS; panel++) /* of a row that is not there nothing is read */
+            ptx_cp_async_16_or_zeros(to + panel * LATENT_PANEL_BYTES + i * (LATENT_CONSUMERS / 8) * FV_PANEL_ROW_BYTES,
+                                     from + panel * FV_PANEL_ROW_BYTES, is_there ? 16 : 0);
     }
+    ptx_cp_async_commit();
 }
 
 /* Tiles begin at multiples of LATENT_TILE. */

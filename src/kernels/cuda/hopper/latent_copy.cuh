@@ -10,6 +10,9 @@ typedef struct latent_slot {
     int32_t page, slot;
 } latent_slot;
 
+/* The row of a tile that a loader looks up; a warp's 32 are those that it brings. */
+static __device__ __forceinline__ int32_t row_of_loader(void) { return threadIdx.x % LATENT_LOADERS; }
+
 /* Keys that no row sees are a neighbour's, whose latents weigh nothing there. */
 static __device__ __forceinline__ latent_slot find_latent_slot(const attend_args *args, const int32_t *table,
                                                                const attend_keys *keys, int32_t key)
@@ -24,9 +27,6 @@ static __device__ __forceinline__ bool comes_in_boxes(const attend_args *args, c
 {
     return args->map_rows > 0 && tile_first >= keys->first && tile_first + LATENT_TILE <= keys->end;
 }
-
-/* The row of a tile that a loader looks up; a warp's 32 are those that it brings. */
-static __device__ __forceinline__ int32_t row_of_loader(void) { return threadIdx.x % LATENT_LOADERS; }
 
 /* What a tile's place is waited for by. */
 static __device__ __forceinline__ uint32_t parity_of_space(int32_t tile) { return (uint32_t)(tile / 2 + 1) % 2; }
@@ -97,16 +97,15 @@ static __device__ __forceinline__ void load_latent_boxes(latent_memory *memory, 
     load_box_panels<LATENT_LOW_PANELS, LATENT_ROPE>(memory, args, tile, at, num_boxes);
 }
 
-/* Panels FIRST .. END - 1 of a tile that is one box, by the warp that `asks`; the other keeps in step, for a barrier's phases look
- * alike. What a copy needs is known before there is space: a tile's places wait for each other, so each instruction
- * between the end of a product and a copy counts. */
+/* Panels FIRST .. END - 1 of a tile that is one box. What a copy needs is known before there is space: a tile's places
+ * wait for each other, so each instruction between the end of a product and a copy counts. */
 template <int FIRST, int END>
 static __device__ __forceinline__ void load_tile_panels(latent_memory *memory, const attend_args *args, int32_t buffer,
-                                                        uint32_t parity, latent_slot at, bool asks)
+                                                        uint32_t parity, latent_slot at)
 {
     uint64_t *full = memory->full[buffer];
     wait_for_space(memory, buffer, parity, FIRST);
-    if (asks && ptx_elect()) {
+    if (ptx_elect()) {
 #pragma unroll
         for (int i = FIRST; i < END; i++)
             ptx_tensor_copy(memory->tiles[buffer][i], &args->maps[0], i * 64, at.slot, at.page, &full[i]);
@@ -119,23 +118,46 @@ static __device__ __forceinline__ void load_tile_panels(latent_memory *memory, c
 /* The panel that is no value comes first, for S begins with it, as soon as S of the tile before is there. */
 template <int BUFFER>
 static __device__ __forceinline__ void load_tile_box(latent_memory *memory, const attend_args *args, uint32_t parity,
-                                                     latent_slot at, bool asks)
+                                                     latent_slot at)
 {
-    load_tile_panels<LATENT_ROPE, LATENT_PANELS>(memory, args, BUFFER, parity, at, asks);
-    load_tile_panels<0, LATENT_LOW_PANELS>(memory, args, BUFFER, parity, at, asks);
-    load_tile_panels<LATENT_LOW_PANELS, LATENT_ROPE>(memory, args, BUFFER, parity, at, asks);
+    load_tile_panels<LATENT_ROPE, LATENT_PANELS>(memory, args, BUFFER, parity, at);
+    load_tile_panels<0, LATENT_LOW_PANELS>(memory, args, BUFFER, parity, at);
+    load_tile_panels<LATENT_LOW_PANELS, LATENT_ROPE>(memory, args, BUFFER, parity, at);
 }
 
+/* A tile that is one box, by the first warp. The other one, which has its part of tiles that come row by row, is kept in
+ * step by a barrier: to a warp two phases ahead a place looks as if there were space, and one two phases behind would
+ * wait for what has been. */
 static __device__ __forceinline__ void load_latent_tile(latent_memory *memory, const attend_args *args, int32_t tile,
                                                         latent_slot at)
 {
+    ptx_bar_sync(LATENT_BARRIER_LOADERS, LATENT_LOADERS);
+    if (row_of_loader() >= 32) return;
     const latent_slot of_box = {uniform(at.page), uniform(at.slot)};
     const uint32_t parity = (uint32_t)uniform((int32_t)parity_of_space(tile));
-    const bool asks = row_of_loader() < 32;
     if (tile % 2 == 0)
-        load_tile_box<0>(memory, args, parity, of_box, asks);
+        load_tile_box<0>(memory, args, parity, of_box);
     else
-        load_tile_box<1>(memory, args, parity, of_box, asks);
+        load_tile_box<1>(memory, args, parity, of_box);
+}
+
+/* One of the block's first two tiles, for whose places nothing has to be waited: in few instructions, as a block runs
+ * them once. */
+static __device__ __forceinline__ void load_first_tile(latent_memory *memory, const attend_args *args, int32_t tile,
+                                                       latent_slot at)
+{
+    const int32_t buffer = uniform(tile);
+    const latent_slot of_box = {uniform(at.page), uniform(at.slot)};
+    if (row_of_loader() < 32 && ptx_elect()) {
+#pragma unroll 1
+        for (int i = -1; i < LATENT_ROPE; i++) {
+            const int panel = i < 0 ? (int)LATENT_ROPE : i;
+            ptx_tensor_copy(memory->tiles[buffer][panel], &args->maps[0], panel * 64, of_box.slot, of_box.page,
+                            &memory->full[buffer][panel]);
+            ptx_mbarrier_expect(&memory->full[buffer][panel], LATENT_PANEL_BYTES);
+        }
+    }
+    __syncwarp();
 }
 
 /* Panels FIRST .. END - 1 of the warp's rows, eight lanes to each: asked for. L2 takes 256 bytes at a time from memory,
@@ -183,11 +205,11 @@ static __device__ __forceinline__ void load_latent_rows(latent_memory *memory, c
 
 /* Is L2 asked for tiles ahead? Of few tiles, where a box lies in one piece; of several blocks that have the same keys
  * by the first, and not of a single one's, which memory binds. */
-static __device__ __forceinline__ bool prefetches_latents(const attend_args *args, int32_t num_tiles)
+static __device__ __forceinline__ bool prefetches_latents(const attend_args *args, int32_t row0, int32_t num_tiles)
 {
     const int32_t most = is_split(args) ? LATENT_PREFETCH_TILES / 2 : LATENT_PREFETCH_TILES;
     return args->map_rows > 0 && args->k[0].plane.slot_stride == LATENT_HEAD * 2 && args->row_parts.by > 1 &&
-           first_latent_row(args) == 0 && num_tiles <= most;
+           row0 == 0 && num_tiles <= most;
 }
 
 /* The warp's boxes of the tile behind tile `tile`: to L2, as soon as this one may be asked for, and before it is. */
@@ -208,16 +230,26 @@ static __device__ __forceinline__ void prefetch_latents(latent_memory *memory, c
 
 /* The first two warps: they ask for latents, and wait for nothing but space. */
 static __device__ __forceinline__ void load_latents(latent_memory *memory, const attend_args *args,
-                                                    const int32_t *table, const attend_keys *keys, int32_t origin,
-                                                    int32_t num_tiles)
+                                                    const fv_work_item *item, const attend_keys *keys, int32_t row0)
 {
-    const int32_t first = origin + row_of_loader();
-    const int32_t num_boxes = count_boxes(args->map_rows);
-    const bool prefetches = prefetches_latents(args, num_tiles);
+    if (keys->first >= keys->end) return;
+    const int32_t *table = args->params.block_table + item->table_row * args->params.block_table_stride;
+    const int32_t first = keys->first / LATENT_TILE * LATENT_TILE + row_of_loader();
     latent_slot next = find_latent_slot(args, table, keys, first);
+    __syncwarp(); /* asked for before the other is found */
     latent_slot second = find_latent_slot(args, table, keys, first + LATENT_TILE);
+    const int32_t origin = first_latent_key(keys), num_tiles = count_latent_tiles(keys);
+    const int32_t num_first = fv_min_i32(num_tiles, 2), num_boxes = count_boxes(args->map_rows);
+    const bool prefetches = prefetches_latents(args, row0, num_tiles);
+    int32_t tile = 0;
+    if (args->map_rows == LATENT_TILE && origin >= keys->first && origin + num_first * LATENT_TILE <= keys->end) {
 #pragma unroll 1
-    for (int32_t tile = 0; tile < num_tiles; tile++) {
+        for (; tile < num_first; tile++, next = second) load_first_tile(memory, args, tile, next);
+        next = find_latent_slot(args, table, keys, first + 2 * LATENT_TILE);
+        second = find_latent_slot(args, table, keys, first + 3 * LATENT_TILE);
+    }
+#pragma unroll 1
+    for (; tile < num_tiles; tile++) {
         const int32_t tile_first = origin + tile * LATENT_TILE;
         const latent_slot at = next;
         next = second;
@@ -237,8 +269,9 @@ static __device__ __forceinline__ void load_latents(latent_memory *memory, const
 /* The other two take turns: what landed row by row is announced, in place of the boxes' arrivals, behind the fence
  * that products need. It may wait for copies under way, so it is not for those who ask for them. */
 static __device__ __forceinline__ void announce_latents(latent_memory *memory, const attend_args *args,
-                                                        const attend_keys *keys, int32_t origin, int32_t num_tiles)
+                                                        const attend_keys *keys)
 {
+    const int32_t origin = first_latent_key(keys), num_tiles = count_latent_tiles(keys);
     const int32_t first_turn = threadIdx.x / 32 % 2;
     uint32_t parities = 0; /* a bit for each buffer */
 #pragma unroll 1
@@ -254,18 +287,6 @@ static __device__ __forceinline__ void announce_latents(latent_memory *memory, c
         }
         parities ^= 1u << buffer;
     }
-}
-
-static __device__ __forceinline__ void produce_latents(latent_memory *memory, const attend_args *args,
-                                                       const fv_work_item *item, const attend_keys *keys)
-{
-    const int32_t *table = args->params.block_table + item->table_row * args->params.block_table_stride;
-    const int32_t origin = first_latent_key(keys), num_tiles = count_latent_tiles(keys);
-    if (num_tiles == 0) return;
-    if (threadIdx.x < LATENT_CONSUMERS + LATENT_LOADERS)
-        load_latents(memory, args, table, keys, origin, num_tiles);
-    else
-        announce_latents(memory, args, keys, origin, num_tiles);
 }
 
 #endif

@@ -14,39 +14,18 @@ typedef struct latent_state {
     int32_t row;    /* the thread's first one; the other is 8 further on */
 } latent_state;
 
-/* Maximum, sum and sum of P as rounded of row lane % 16 of the warp's 16, from both warpgroups. Two barriers, after the
- * first of which no product reads shared memory any more. */
-static __device__ __forceinline__ float4 sum_latent_row(const latent_state *state, latent_memory *memory, int32_t group)
+/* What a warpgroup knows of its rows: for those who end them. */
+static __device__ __forceinline__ void give_row_sums(const latent_state *state, latent_memory *memory, int32_t group)
 {
     const row_sums *sums = &state->sums;
-    float2 *values = (float2 *)memory->p;
-    ptx_bar_sync(LATENT_BARRIER_CONSUMERS, LATENT_CONSUMERS);
+    float4 *to = ends_of(memory)->sums[group] + state->row;
 #pragma unroll
     for (int half = 0; half < 2; half++) {
-        const float2 own = make_float2(sum_of_quad(sums->sum[half]), sum_of_quad(sums->rounded[half]));
-        if (threadIdx.x % 4 == 0) values[group * LATENT_ROWS + state->row + half * 8] = own;
+        const float sum = sum_of_quad(sums->sum[half]), rounded = sum_of_quad(sums->rounded[half]);
+        if (threadIdx.x % 4 == 0) to[half * 8] = make_float4(sums->max[half], sum, rounded, state->scale[half]);
     }
-    ptx_bar_sync(LATENT_BARRIER_CONSUMERS, LATENT_CONSUMERS);
-    const int32_t lane = threadIdx.x % 32, r = threadIdx.x / 32 % 4 * 16 + lane % 16, from = lane % 8 * 4;
-    const float max[2] = {__shfl_sync(~0u, sums->max[0], from), __shfl_sync(~0u, sums->max[1], from)};
-    const float2 low = values[r], high = values[LATENT_ROWS + r];
-    return make_float4(lane % 16 < 8 ? max[0] : max[1], low.x + high.x, low.y + high.y, 0);
-}
-
-/* The end of row `lane` of the warp's 16, in its first 16 lanes; others: out_factor 0, of no row. */
-template <class F>
-static __device__ __forceinline__ attend_end end_latent_row(const float4 *sums, const latent_state *state,
-                                                            const latent_memory *memory, const attend_args *args,
-                                                            int32_t num_rows)
-{
-    const attend_job *job = &memory->job;
-    const int32_t lane = threadIdx.x % 32, r = threadIdx.x / 32 % 4 * 16 + lane, from = lane % 8 * 4;
-    const float scale[2] = {F::IS_AMLA ? __shfl_sync(~0u, state->scale[0], from) : 1.0f,
-                            F::IS_AMLA ? __shfl_sync(~0u, state->scale[1], from) : 1.0f};
-    if (lane >= 16 || r >= num_rows) return {-INFINITY, 0, 0, -1, 0};
-    float factor = factor_of_values(job, sums->y, sums->z);
-    if (F::IS_AMLA) factor = __fdividef(factor, lane < 8 ? scale[0] : scale[1]);
-    return end_row(args, job, &memory->rows[r], sums->x, sums->y, factor);
+    __syncwarp();
+    arrive_at_bar(&memory->bars, LATENT_BARRIER_SUMS, LATENT_CONSUMERS + LATENT_ANNOUNCERS);
 }
 
 /* Neighbouring elements in 16 bits: multiplied by `by`, as fp16 or bf16, or as multiples of the scale that it is the
@@ -106,71 +85,83 @@ static __device__ __forceinline__ void find_narrow_scales(float (&inverse)[2], f
     }
 }
 
-/* Do the lanes' places lie at even steps from `from` on, the first of them that of lane `first`, all at multiples of 16
- * bytes, as the heads of a token do? Lanes that are no `is_row` have none. */
-static __device__ __forceinline__ bool is_even_run(uint64_t place, uint64_t from, uint64_t step, int32_t first,
-                                                   bool is_row)
-{
-    const uint32_t number = threadIdx.x % 32 - first;
-    return !__any_sync(~0u, is_row && place != from + number * step) && (from | step) % 16 == 0;
-}
-
-/* Rows first .. end - 1 of the warp's, whose places the lanes have, from shared memory: by the copy engine, or, where
- * one is at no multiple of 16 bytes, 16 bits at a time. A copy whose place comes from a lane takes 100 cycles to ask
- * for, one at even steps 10 instructions. */
-static __device__ __forceinline__ void send_latent_rows(char *to_of_lane, const char *staged, int32_t row_bytes,
-                                                        int32_t bytes, int32_t first = 0, int32_t end = 16)
+/* Rows `first` .. end - 1 of the warp's, whose places the lanes have, from shared memory: written by all lanes. A block
+ * that has a multiprocessor's shared memory to itself is gone sooner so than where the copy engine has to have read it. */
+static __device__ __forceinline__ void write_latent_rows(char *to_of_lane, const char *staged, int32_t row_bytes,
+                                                         int32_t bytes, int32_t first, int32_t end)
 {
     const int32_t lane = threadIdx.x % 32;
-    const uint64_t own = (uint64_t)to_of_lane, from = __shfl_sync(~0u, own, first);
-    const uint64_t step = __shfl_sync(~0u, own, first + 1) - from;
-    const bool is_row = lane >= first && lane < end && to_of_lane;
-    const int32_t num_rows = __reduce_max_sync(~0u, is_row ? lane + 1 - first : 0); /* the last ones are no rows */
-    staged += first * row_bytes;
-    if (is_even_run(own, from, step, first, is_row)) {
-        char *to = (char *)from;
-        if (ptx_elect()) {
+    if (!__any_sync(~0u, (uintptr_t)to_of_lane % 16 != 0)) {
 #pragma unroll 1
-            for (int32_t i = 0; i < num_rows; i++, staged += row_bytes, to += step) ptx_bulk_store(to, staged, bytes);
+        for (int32_t at = lane * 16; at < bytes; at += 1024) {
+#pragma unroll 1
+            for (int32_t i = first; i < end; i += 4) { /* eight loads at a time: behind a store none can be asked for */
+                uint4 part[4][2];
+#pragma unroll
+                for (int row = 0; row < 4; row++) {
+                    part[row][0] = *(const uint4 *)(staged + (i + row) * row_bytes + at);
+                    part[row][1] = *(const uint4 *)(staged + (i + row) * row_bytes + at + 512);
+                }
+#pragma unroll
+                for (int row = 0; row < 4; row++) {
+                    char *to = (char *)__shfl_sync(~0u, (uint64_t)to_of_lane, i + row);
+                    if (to) *(uint4 *)(to + at) = part[row][0];
+                    if (to && at + 512 < bytes) *(uint4 *)(to + at + 512) = part[row][1];
+                }
+            }
         }
-        __syncwarp();
-        return ptx_bulk_commit();
+        return;
     }
 #pragma unroll 1
-    for (int32_t i = first; i < first + num_rows; i++, staged += row_bytes) {
-        char *to = (char *)__shfl_sync(~0u, own, i);
-        if ((uintptr_t)to % 16 == 0) {
-            if (ptx_elect()) ptx_bulk_store(to, staged, bytes);
-            continue;
-        }
+    for (int32_t i = first; i < end; i++) {
+        char *to = (char *)__shfl_sync(~0u, (uint64_t)to_of_lane, i);
 #pragma unroll 1
-        for (int32_t at = lane * 2; at < bytes; at += 64) *(uint16_t *)(to + at) = *(const uint16_t *)(staged + at);
+        for (int32_t at = lane * 2; to && at < bytes; at += 64)
+            *(uint16_t *)(to + at) = *(const uint16_t *)(staged + i * row_bytes + at);
     }
-    ptx_bulk_commit();
 }
 
-/* Bytes that lie together, if there are any. */
-static __device__ __forceinline__ void send_latent_run(char *to, const char *staged, int32_t bytes)
+/* Bytes that lie together, in the same way. */
+static __device__ __forceinline__ void write_latent_run(char *to, const char *staged, int32_t bytes)
 {
-    if (bytes > 0 && ptx_elect()) ptx_bulk_store(to, staged, bytes);
-    ptx_bulk_commit();
+#pragma unroll 1
+    for (int32_t at = threadIdx.x % 32 * 16; at < bytes; at += 4 * 512) {
+        uint4 part[4];
+#pragma unroll
+        for (int i = 0; i < 4; i++)
+            if (at + i * 512 < bytes) part[i] = *(const uint4 *)(staged + at + i * 512);
+#pragma unroll
+        for (int i = 0; i < 4; i++)
+            if (at + i * 512 < bytes) *(uint4 *)(to + at + i * 512) = part[i];
+    }
 }
 
 /* --- two blocks of an item: the first ends the first warpgroup's columns, the second the second's ----------------- */
 
-/* The warp's part of the output, relative to the block's own maxima, goes to the other block when that has sent its
- * sums too and needs its queries no more. The block stays until it is there. */
-static __device__ __forceinline__ void give_latent_values(const float (&out)[LATENT_VALUE / 4], const float4 *sums,
-                                                          latent_memory *memory, int32_t group)
+/* A row's sums go to the other block, which may write where queries were from then on, and over to the keys of both
+ * blocks; what each weighs. */
+static __device__ __forceinline__ float4 share_latent_sums(latent_memory *memory, const float4 &sums, int32_t r)
 {
     const uint32_t other_rank = ~blockIdx.x % 2;
-    const int32_t warp = threadIdx.x / 32 % 4, lane = threadIdx.x % 32;
+    ptx_store_async_16(ptx_shared_address_in(sums_of_other(memory, r), other_rank), sums,
+                       ptx_shared_address_in(&memory->met, other_rank));
+    ptx_mbarrier_wait(&memory->met, 0);
+    const float4 other = *sums_of_other(memory, r);
+    const float max = fmaxf(sums.x, other.x), base = max == -INFINITY ? 0.0f : max;
+    const float weight = ptx_ex2(sums.x - base), of_other = ptx_ex2(other.x - base);
+    ends_of(memory)->weights[r] = make_float2(weight, of_other);
+    return make_float4(max, weight * sums.y + of_other * other.y, weight * sums.z + of_other * other.z, 0);
+}
+
+/* The warp's part of the output, relative to the block's own maxima, goes to the other block when that has sent its
+ * sums and needs its queries no more. The block stays until it is there. */
+static __device__ __forceinline__ void give_latent_values(const float (&out)[LATENT_VALUE / 4], latent_memory *memory,
+                                                          int32_t group)
+{
+    const uint32_t other_rank = ~blockIdx.x % 2;
+    const int32_t warp = threadIdx.x / 32 % 4;
     const float as_it_is[2] = {1, 1};
     char *staged = memory->tiles[group][0] + warp * LATENT_WARP_BYTES;
-    ptx_cluster_wait(); /* its barriers are there */
-    if (lane < 16)
-        ptx_store_async_16(ptx_shared_address_in(sums_of_other(memory, warp * 16 + lane), other_rank), *sums,
-                           ptx_shared_address_in(&memory->met, other_rank));
     stage_latent_values<float>(out, staged, LATENT_STAGED_BYTES, as_it_is);
     ptx_fence_proxy_async();
     ptx_mbarrier_wait(&memory->met, 0);
@@ -182,32 +173,25 @@ static __device__ __forceinline__ void give_latent_values(const float (&out)[LAT
     ptx_mbarrier_wait(&memory->taken, 0);
 }
 
-/* Output and sums go over to the keys of both blocks. */
-static __device__ __forceinline__ void take_latent_values(float (&out)[LATENT_VALUE / 4], float4 *sums,
-                                                          latent_memory *memory)
+/* The output goes over to the keys of both blocks. */
+static __device__ __forceinline__ void take_latent_values(float (&out)[LATENT_VALUE / 4], latent_memory *memory,
+                                                          int32_t row)
 {
     const uint32_t other_rank = ~blockIdx.x % 2;
-    const int32_t warp = threadIdx.x / 32 % 4, lane = threadIdx.x % 32;
-    ptx_cluster_wait();
-    ptx_mbarrier_wait(&memory->met, 0);
-    const float4 other = *sums_of_other(memory, warp * 16 + lane % 16);
-    const float max = fmaxf(sums->x, other.x), base = max == -INFINITY ? 0.0f : max;
-    const float weight = ptx_ex2(sums->x - base), of_other = ptx_ex2(other.x - base);
-    *sums = make_float4(max, weight * sums->y + of_other * other.y, weight * sums->z + of_other * other.z, 0);
-    const float weights[2] = {__shfl_sync(~0u, weight, lane / 4), __shfl_sync(~0u, weight, lane / 4 + 8)};
-    const float others[2] = {__shfl_sync(~0u, of_other, lane / 4), __shfl_sync(~0u, of_other, lane / 4 + 8)};
+    const int32_t warp = threadIdx.x / 32 % 4;
+    const float2 weights[2] = {ends_of(memory)->weights[row], ends_of(memory)->weights[row + 8]};
     ptx_mbarrier_wait(&memory->inbox[warp], 0);
     if (ptx_elect()) /* to where nothing is any more */
-        ptx_store_async_16(ptx_shared_address_in(memory->p + LATENT_PANEL_BYTES / 2 + warp * 16, other_rank), other,
-                           ptx_shared_address_in(&memory->taken, other_rank));
+        ptx_store_async_16(ptx_shared_address_in(memory->p + LATENT_PANEL_BYTES / 2 + warp * 16, other_rank),
+                           make_float4(0, 0, 0, 0), ptx_shared_address_in(&memory->taken, other_rank));
     __syncwarp();
     const char *from = memory->q[0] + warp * LATENT_WARP_BYTES + staged_part(LATENT_STAGED_BYTES);
 #pragma unroll
     for (int i = 0; i < LATENT_VALUE / 8; i++) {
         if (i % 16 == 0) __syncwarp(); /* so many loads at a time: for more there are no registers */
         const float2 values = *(const float2 *)(from + i % 2 * 8 * LATENT_STAGED_BYTES + i / 2 * 32);
-        out[2 * i] = out[2 * i] * weights[i % 2] + values.x * others[i % 2];
-        out[2 * i + 1] = out[2 * i + 1] * weights[i % 2] + values.y * others[i % 2];
+        out[2 * i] = out[2 * i] * weights[i % 2].x + values.x * weights[i % 2].y;
+        out[2 * i + 1] = out[2 * i + 1] * weights[i % 2].x + values.y * weights[i % 2].y;
     }
 }
 
@@ -228,38 +212,90 @@ static __device__ __forceinline__ void store_narrow_tail(char *row, int32_t grou
     if (group == 0) store_partial_sums(&tail->max, &tail->sum, end);
 }
 
+/* Do two blocks share the item's keys? */
+template <class F> static __device__ __forceinline__ bool shares_item(const attend_args *args)
+{
+    return !F::IS_AMLA && is_split(args);
+}
+
+/* In 16 bits, that is, with a scale for half of a row. */
+static __device__ __forceinline__ bool narrows_latents(const attend_args *args, const attend_job *job)
+{
+    return job->item.partial >= 0 && narrows_partials(&args->params);
+}
+
+/* Where an announcer's row goes, known from the start; `end` says that it has no key yet. NULL: there is no such row. */
+static __device__ __forceinline__ char *place_row_of_announcer(attend_end *end, const latent_memory *memory,
+                                                               const attend_args *args)
+{
+    const attend_job *job = &memory->job;
+    const int32_t r = threadIdx.x % LATENT_ROWS;
+    wait_at_bar(&memory->bars, LATENT_BARRIER_JOB, LATENT_CONSUMERS + LATENT_ANNOUNCERS);
+    *end = {-INFINITY, 0, 0, -1, 0};
+    if (r >= job->num_rows - memory->row0) return NULL;
+    *end = place_row(args, job, &memory->rows[r]);
+    return place_latent_row(args, &memory->rows[r], end, narrows_latents(args, job));
+}
+
+/* The ends of all rows, by the announcers when all sums are there, a thread for each: what they are multiplied by. The
+ * last products are under way meanwhile. */
+template <class F>
+static __device__ __forceinline__ void end_latent_rows(attend_end *end, char *to, latent_memory *memory,
+                                                       const attend_args *args)
+{
+    const attend_job *job = &memory->job;
+    const int32_t r = threadIdx.x % LATENT_ROWS;
+    const attend_row *row = &memory->rows[r];
+    const bool shares = shares_item<F>(args);
+    latent_ends *ends = ends_of(memory);
+    wait_at_bar(&memory->bars, LATENT_BARRIER_SUMS, LATENT_CONSUMERS + LATENT_ANNOUNCERS);
+    const float4 low = ends->sums[0][r], high = ends->sums[1][r];
+    float4 sums = make_float4(low.x, low.y + high.y, low.z + high.z, 0);
+    if (shares) sums = share_latent_sums(memory, sums, r);
+    if (to) finish_row(end, args, row, sums.x, sums.y, factor_of_values(job, sums.y, sums.z));
+    ends->rows[r] = *end;
+    ends->by[0][r] = F::IS_AMLA ? __fdividef(end->out_factor, low.w) : end->out_factor;
+    ends->by[1][r] = F::IS_AMLA ? __fdividef(end->out_factor, high.w) : end->out_factor;
+    ends->targets[r] = to;
+    __syncwarp();
+    arrive_at_bar(&memory->bars, LATENT_BARRIER_ENDS, LATENT_CONSUMERS + LATENT_ANNOUNCERS);
+    if (to && !narrows_latents(args, job) && !(shares && blockIdx.x % 2 != 0)) store_sums(args, row, end);
+}
+
 /* The output, by way of the tiles' shared memory: written from registers it would be 3000 instructions, which a block
  * runs once, and 32 bytes of a row at a time. The two warps that have the same rows send half of them each. */
 template <class F>
 static __device__ __forceinline__ void store_latent_rows(float (&out)[LATENT_VALUE / 4], const latent_state *state,
-                                                         latent_memory *memory, const attend_args *args, int32_t group,
-                                                         int32_t num_rows)
+                                                         latent_memory *memory, const attend_args *args, int32_t group)
 {
-    const bool shares = !F::IS_AMLA && is_split(args);
-    float4 sums = sum_latent_row(state, memory, group);
-    if (shares) {
-        if (group != (int32_t)blockIdx.x % 2) return give_latent_values(out, &sums, memory, group);
-        take_latent_values(out, &sums, memory);
+    const bool shares = shares_item<F>(args), gives = shares && group != (int32_t)blockIdx.x % 2;
+    latent_ends *ends = ends_of(memory);
+    if (shares) ptx_cluster_wait();
+    ptx_bar_sync(LATENT_BARRIER_CONSUMERS, LATENT_CONSUMERS); /* no product reads shared memory any more */
+    if (gives) {
+        arrive_at_bar(&memory->bars, LATENT_BARRIER_ENDS, LATENT_CONSUMERS + LATENT_ANNOUNCERS);
+        return give_latent_values(out, memory, group);
     }
-    const attend_end end = end_latent_row<F>(&sums, state, memory, args, num_rows);
+    wait_at_bar(&memory->bars, LATENT_BARRIER_ENDS, LATENT_CONSUMERS + LATENT_ANNOUNCERS);
+    if (shares) take_latent_values(out, memory, state->row);
+    const bool narrows = narrows_latents(args, &memory->job);
+    const fv_dtype dtype = memory->job.item.partial >= 0 ? FV_DTYPE_F32 : args->params.out_dtype;
     const int32_t lane = threadIdx.x % 32, warp = threadIdx.x / 32 % 4, first_row = warp * 16;
-    const bool is_row = lane < 16 && first_row + lane < num_rows, is_partial = memory->job.item.partial >= 0;
-    const bool narrows = is_partial && narrows_partials(&args->params);
-    const fv_dtype dtype = is_partial ? FV_DTYPE_F32 : args->params.out_dtype;
     const int32_t element_bytes = dtype == FV_DTYPE_F32 && !narrows ? 4 : 2;
     const int32_t half_bytes = LATENT_VALUE / 2 * element_bytes;
     const int32_t row_bytes = (shares ? LATENT_VALUE / 2 + 8 : LATENT_VALUE + 8) * element_bytes;
-    float factor[2] = {__shfl_sync(~0u, end.out_factor, lane / 4), __shfl_sync(~0u, end.out_factor, lane / 4 + 8)};
+    float factor[2] = {ends->by[group][state->row], ends->by[group][state->row + 8]};
+    const attend_end *end = &ends->rows[first_row + lane % 16];
+    char *to = lane < 16 ? ends->targets[first_row + lane] : NULL;
+    const bool is_row = to != NULL;
     char *rows = memory->tiles[shares ? group : 0][0] + first_row * row_bytes;
     char *staged = rows + (shares ? 0 : group * half_bytes);
-    const attend_row *row = &memory->rows[first_row + lane % 16];
-    char *to = is_row ? place_latent_row(args, row, &end, narrows) : NULL;
     if (narrows) {
         float inverse[2];
         find_narrow_scales(inverse, factor, out);
         const float scales[2] = {__shfl_sync(~0u, factor[0], lane % 8 * 4), __shfl_sync(~0u, factor[1], lane % 8 * 4)};
         if (is_row)
-            store_narrow_tail(shares ? to : rows + lane * row_bytes, group, lane < 8 ? scales[0] : scales[1], &end);
+            store_narrow_tail(shares ? to : rows + lane * row_bytes, group, lane < 8 ? scales[0] : scales[1], end);
         stage_latent_values<int16_t>(out, staged, row_bytes, inverse);
     } else if (dtype == FV_DTYPE_F32) {
         stage_latent_values<float>(out, staged, row_bytes, factor);
@@ -269,25 +305,24 @@ static __device__ __forceinline__ void store_latent_rows(float (&out)[LATENT_VAL
         stage_latent_values<__nv_bfloat16>(out, staged, row_bytes, factor);
     }
     __syncwarp();
-    if (is_row && end.out_factor == 0 && !narrows) { /* no key: 0, whatever the sums are */
+    if (is_row && end->out_factor == 0 && !narrows) { /* no key: 0, whatever the sums are */
 #pragma unroll 1
         for (int32_t at = 0; at < half_bytes; at += 16)
             *(uint4 *)(staged + lane * row_bytes + at) = make_uint4(0, 0, 0, 0);
     }
-    ptx_fence_proxy_async();
-    if (shares) {
+    if (shares)
         __syncwarp();
-        send_latent_rows(is_row ? to + group * half_bytes : NULL, rows, row_bytes, half_bytes, 0, 16);
+    else
+        ptx_bar_sync(LATENT_BARRIER_ROWS + warp, 64); /* the other warp's half of the rows is there */
+    if (narrows && !shares) { /* one after the other in their slots, too, for all heads have one key */
+        const int32_t num_rows = fv_min_i32(LATENT_ROWS, memory->job.num_rows - memory->row0);
+        write_latent_run((char *)__shfl_sync(~0u, (uint64_t)to, group * 8), rows + group * 8 * row_bytes,
+                         fv_min_i32(8, num_rows - first_row - group * 8) * row_bytes);
     } else {
-        ptx_bar_sync(LATENT_BARRIER_ROWS + warp, 64); /* whole rows are there: half as many copies */
-        if (narrows) /* one after the other in their slots, too, for all heads have one key */
-            send_latent_run((char *)__shfl_sync(~0u, (uint64_t)to, group * 8), rows + group * 8 * row_bytes,
-                            fv_min_i32(8, num_rows - first_row - group * 8) * row_bytes);
-        else
-            send_latent_rows(to, rows, row_bytes, 2 * half_bytes, group * 8, group * 8 + 8);
+        const int32_t first = shares ? 0 : group * 8, end_row = shares ? 16 : first + 8;
+        if (shares && to) to += group * half_bytes;
+        write_latent_rows(to, rows, row_bytes, shares ? half_bytes : 2 * half_bytes, first, end_row);
     }
-    if (is_row && group == 0 && !narrows) store_sums(args, row, &end);
-    ptx_bulk_wait_read();
 }
 
 #endif
