@@ -14,7 +14,7 @@ typedef struct latent_state {
     int32_t row;    /* the thread's first one; the other is 8 further on */
 } latent_state;
 
-/* What a warpgroup knows of its rows: for those who end them. */
+/* The warpgroup's maxima and sums: for those who end the rows. */
 static __device__ __forceinline__ void give_row_sums(const latent_state *state, latent_memory *memory, int32_t group)
 {
     const row_sums *sums = &state->sums;
