@@ -8,6 +8,7 @@
 
 void ptx_mbarrier_init(uint64_t *barrier, uint32_t count);
 void ptx_mbarrier_arrive(uint64_t *barrier);
+void ptx_mbarrier_arrive_and_wait(uint64_t *barrier);
 void ptx_mbarrier_wait(uint64_t *barrier, uint32_t parity);
 void ptx_mbarrier_expect(uint64_t *barrier, uint32_t bytes);
 static inline void ptx_fence_mbarrier_init(void) {}
