@@ -478,7 +478,7 @@ static __global__ void __launch_bounds__(FEW_LATENT_THREADS, 1)
     constexpr int N = F::ROWS;
     PTX_DYNAMIC_SHARED(1024, shared);
     typename F::memory *memory = (typename F::memory *)shared;
-    const int32_t row0 = latent_row_part(&args, latent_place(&args)) * N, group = warpgroup_of_thread();
+    const int32_t row0 = latent_row_part(&args) * N, group = warpgroup_of_thread();
     const bool produces = group == FEW_LATENT_CONSUMERS / 128;
     int32_t num_early = 0; /* units that are asked for before rows are known: a trip to memory earlier, or two */
     latent_query query;

@@ -328,7 +328,7 @@ static __device__ __forceinline__ void consume_latents(latent_memory *memory, co
     const int32_t group = warpgroup_of_thread();
     keep_latent_job(memory, args, item, row0);
     __syncwarp();
-    arrive_at_bar(&memory->bars, LATENT_BARRIER_JOB, LATENT_CONSUMERS + LATENT_ANNOUNCERS);
+    arrive_at_bar(&memory->bars, LATENT_BARRIER_JOB, LATENT_ENDERS);
     float out[LATENT_VALUE / 4];
 #pragma unroll
     for (int i = 0; i < LATENT_VALUE / 4; i++) out[i] = 0;

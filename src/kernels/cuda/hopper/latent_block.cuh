@@ -19,6 +19,7 @@ enum {
     LATENT_PRODUCERS = 128,
     LATENT_LOADERS = 64,    /* of them, a thread for each row of a tile */
     LATENT_ANNOUNCERS = 64, /* the others, in the end a thread for each of the block's rows */
+    LATENT_ENDERS = LATENT_CONSUMERS + LATENT_ANNOUNCERS, /* who have a part in the ends of rows */
     LATENT_THREADS = LATENT_CONSUMERS + LATENT_PRODUCERS,
     LATENT_CONSUMER_REGISTERS = 224,
     LATENT_PRODUCER_REGISTERS = 56,
@@ -36,8 +37,8 @@ enum {
     LATENT_BARRIER_CONSUMERS,
     LATENT_BARRIER_LOADERS,
     LATENT_BARRIER_JOB,  /* rows and job are there */
-    LATENT_BARRIER_SUMS, /* of the rows are there: latent_ends */
-    LATENT_BARRIER_ENDS, /* too */
+    LATENT_BARRIER_SUMS, /* the warpgroups' sums of rows are there */
+    LATENT_BARRIER_ENDS, /* all of latent_ends is */
     LATENT_BARRIER_ROWS  /* and three more: the warps that have the same rows */
 };
 
@@ -107,9 +108,10 @@ static __device__ __forceinline__ int32_t latent_place(const attend_args *args)
     return block < args->first_split ? -1 : args->num_whole + (block - args->first_split) / 2;
 }
 
-/* Which of the blocks that share an item's rows the one at `place` is. */
-static __device__ __forceinline__ int32_t latent_row_part(const attend_args *args, int32_t place)
+/* Which of the blocks that share an item's rows this one is. */
+static __device__ __forceinline__ int32_t latent_row_part(const attend_args *args)
 {
+    const int32_t place = latent_place(args);
     return place - divide_index(place, args->row_parts) * (int32_t)args->row_parts.by;
 }
 
@@ -163,9 +165,9 @@ static __device__ __forceinline__ void init_latent_memory(latent_memory *memory,
         }
         for (int32_t part = 0; part < 3; part++) init_warp_barrier(&memory->empty[buffer][part], 4);
     }
-    init_bar(&memory->bars, LATENT_BARRIER_JOB, LATENT_CONSUMERS + LATENT_ANNOUNCERS);
-    init_bar(&memory->bars, LATENT_BARRIER_SUMS, LATENT_CONSUMERS + LATENT_ANNOUNCERS);
-    init_bar(&memory->bars, LATENT_BARRIER_ENDS, LATENT_CONSUMERS + LATENT_ANNOUNCERS);
+    init_bar(&memory->bars, LATENT_BARRIER_JOB, LATENT_ENDERS);
+    init_bar(&memory->bars, LATENT_BARRIER_SUMS, LATENT_ENDERS);
+    init_bar(&memory->bars, LATENT_BARRIER_ENDS, LATENT_ENDERS);
     ptx_mbarrier_init(&memory->taken, 1);
     init_meeting(memory, args, LATENT_ROWS, LATENT_WARP_BYTES);
     if (is_split(args)) ptx_mbarrier_expect(&memory->taken, 4 * sizeof(float4));

@@ -151,7 +151,7 @@ static __device__ __forceinline__ void load_first_tile(latent_memory *memory, co
     if (row_of_loader() < 32 && ptx_elect()) {
 #pragma unroll 1
         for (int i = -1; i < LATENT_ROPE; i++) {
-            const int panel = i < 0 ? (int)LATENT_ROPE : i;
+            const int panel = panel_in_turn(i);
             ptx_tensor_copy(memory->tiles[buffer][panel], &args->maps[0], panel * 64, of_box.slot, of_box.page,
                             &memory->full[buffer][panel]);
             ptx_mbarrier_expect(&memory->full[buffer][panel], LATENT_PANEL_BYTES);

@@ -25,7 +25,7 @@ static __device__ __forceinline__ void give_row_sums(const latent_state *state, 
         if (threadIdx.x % 4 == 0) to[half * 8] = make_float4(sums->max[half], sum, rounded, state->scale[half]);
     }
     __syncwarp();
-    arrive_at_bar(&memory->bars, LATENT_BARRIER_SUMS, LATENT_CONSUMERS + LATENT_ANNOUNCERS);
+    arrive_at_bar(&memory->bars, LATENT_BARRIER_SUMS, LATENT_ENDERS);
 }
 
 /* Neighbouring elements in 16 bits: multiplied by `by`, as fp16 or bf16, or as multiples of the scale that it is the
@@ -85,8 +85,9 @@ static __device__ __forceinline__ void find_narrow_scales(float (&inverse)[2], f
     }
 }
 
-/* Rows `first` .. end - 1 of the warp's, whose places the lanes have, from shared memory: written by all lanes. A block
- * that has a multiprocessor's shared memory to itself is gone sooner so than where the copy engine has to have read it. */
+/* Rows `first` .. end - 1 of the warp's, whose places the lanes have, from shared memory, of `bytes`, a multiple of 512:
+ * written by all lanes. A block that has a multiprocessor's shared memory to itself is gone sooner so than where the
+ * copy engine has to have read it. */
 static __device__ __forceinline__ void write_latent_rows(char *to_of_lane, const char *staged, int32_t row_bytes,
                                                          int32_t bytes, int32_t first, int32_t end)
 {
@@ -230,7 +231,7 @@ static __device__ __forceinline__ char *place_row_of_announcer(attend_end *end, 
 {
     const attend_job *job = &memory->job;
     const int32_t r = threadIdx.x % LATENT_ROWS;
-    wait_at_bar(&memory->bars, LATENT_BARRIER_JOB, LATENT_CONSUMERS + LATENT_ANNOUNCERS);
+    wait_at_bar(&memory->bars, LATENT_BARRIER_JOB, LATENT_ENDERS);
     *end = {-INFINITY, 0, 0, -1, 0};
     if (r >= job->num_rows - memory->row0) return NULL;
     *end = place_row(args, job, &memory->rows[r]);
@@ -248,7 +249,7 @@ static __device__ __forceinline__ void end_latent_rows(attend_end *end, char *to
     const attend_row *row = &memory->rows[r];
     const bool shares = shares_item<F>(args);
     latent_ends *ends = ends_of(memory);
-    wait_at_bar(&memory->bars, LATENT_BARRIER_SUMS, LATENT_CONSUMERS + LATENT_ANNOUNCERS);
+    wait_at_bar(&memory->bars, LATENT_BARRIER_SUMS, LATENT_ENDERS);
     const float4 low = ends->sums[0][r], high = ends->sums[1][r];
     float4 sums = make_float4(low.x, low.y + high.y, low.z + high.z, 0);
     if (shares) sums = share_latent_sums(memory, sums, r);
@@ -258,7 +259,7 @@ static __device__ __forceinline__ void end_latent_rows(attend_end *end, char *to
     ends->by[1][r] = F::IS_AMLA ? __fdividef(end->out_factor, high.w) : end->out_factor;
     ends->targets[r] = to;
     __syncwarp();
-    arrive_at_bar(&memory->bars, LATENT_BARRIER_ENDS, LATENT_CONSUMERS + LATENT_ANNOUNCERS);
+    arrive_at_bar(&memory->bars, LATENT_BARRIER_ENDS, LATENT_ENDERS);
     if (to && !narrows_latents(args, job) && !(shares && blockIdx.x % 2 != 0)) store_sums(args, row, end);
 }
 
@@ -273,10 +274,10 @@ static __device__ __forceinline__ void store_latent_rows(float (&out)[LATENT_VAL
     if (shares) ptx_cluster_wait();
     ptx_bar_sync(LATENT_BARRIER_CONSUMERS, LATENT_CONSUMERS); /* no product reads shared memory any more */
     if (gives) {
-        arrive_at_bar(&memory->bars, LATENT_BARRIER_ENDS, LATENT_CONSUMERS + LATENT_ANNOUNCERS);
+        arrive_at_bar(&memory->bars, LATENT_BARRIER_ENDS, LATENT_ENDERS);
         return give_latent_values(out, memory, group);
     }
-    wait_at_bar(&memory->bars, LATENT_BARRIER_ENDS, LATENT_CONSUMERS + LATENT_ANNOUNCERS);
+    wait_at_bar(&memory->bars, LATENT_BARRIER_ENDS, LATENT_ENDERS);
     if (shares) take_latent_values(out, memory, state->row);
     const bool narrows = narrows_latents(args, &memory->job);
     const fv_dtype dtype = memory->job.item.partial >= 0 ? FV_DTYPE_F32 : args->params.out_dtype;
