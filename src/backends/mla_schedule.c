@@ -150,7 +150,7 @@ static int32_t next_decodes(decode_round *round, const fv_schedule *schedule)
                                                                       : room / plan->rule.block_q * plan->rule.block_q;
         }
         if (num_tokens <= 0) break;
-        plan->runs[round->num_runs] = fv_schedule_whole_query(schedule, round->seq);
+        plan->runs[round->num_runs] = fv_step_whole_query(schedule->step, round->seq);
         plan->runs[round->num_runs].first_token = round->token;
         plan->runs[round->num_runs++].num_tokens = num_tokens;
         if (num_tokens < rest) {

@@ -54,7 +54,7 @@ static fv_status schedule_decodes(fv_schedule *schedule)
     int32_t num_runs = 0;
     for (int32_t seq = 0; seq < schedule->step->num_seqs; seq++) {
         if (fv_step_query_len(schedule->step, seq) > plan->decode_threshold) continue;
-        plan->runs[num_runs++] = fv_schedule_whole_query(schedule, seq);
+        plan->runs[num_runs++] = fv_step_whole_query(schedule->step, seq);
     }
     return fv_schedule_attend(schedule, &plan->rule, FV_OP_ATTEND_PAGED, FV_KEYS_CACHE, FV_TARGET_OUT, 0, plan->runs,
                               num_runs);
@@ -128,7 +128,7 @@ static fv_status schedule_prefills(fv_schedule *schedule)
     int32_t num_runs = 0;
     for (int32_t seq = 0; seq < schedule->step->num_seqs; seq++) {
         if (fv_step_query_len(schedule->step, seq) <= plan->decode_threshold || sees_context(schedule, seq)) continue;
-        plan->runs[num_runs] = fv_schedule_whole_query(schedule, seq);
+        plan->runs[num_runs] = fv_step_whole_query(schedule->step, seq);
         plan->runs[num_runs++].first_key = fv_max_i32(0, fv_schedule_context(schedule, seq));
     }
     return fv_schedule_attend(schedule, &plan->rule, FV_OP_ATTEND_DENSE, FV_KEYS_NEW, FV_TARGET_OUT, 0, plan->runs,

@@ -62,7 +62,7 @@ static fv_status schedule_prefix_prefill(fv_schedule *schedule)
     int32_t num_runs = 0;
     for (int32_t seq = 0; seq < schedule->step->num_seqs; seq++) {
         if (fv_step_query_len(schedule->step, seq) < plan->new_min_query_len) continue;
-        plan->runs[num_runs++] = fv_schedule_whole_query(schedule, seq);
+        plan->runs[num_runs++] = fv_step_whole_query(schedule->step, seq);
     }
     return fv_schedule_attend(schedule, &rule, FV_OP_ATTEND_PAGED, FV_KEYS_CACHE_AND_NEW, FV_TARGET_OUT, 0, plan->runs,
                               num_runs);
@@ -74,7 +74,7 @@ static fv_status schedule_decode(fv_schedule *schedule)
     int32_t num_runs = 0;
     for (int32_t seq = 0; seq < schedule->step->num_seqs; seq++) {
         if (fv_step_query_len(schedule->step, seq) >= plan->new_min_query_len) continue;
-        plan->runs[num_runs++] = fv_schedule_whole_query(schedule, seq);
+        plan->runs[num_runs++] = fv_step_whole_query(schedule->step, seq);
     }
     const fv_split_rule rule = fv_strategy_partition_rule(plan, schedule->step, plan->runs, num_runs);
     return fv_schedule_attend(schedule, &rule, FV_OP_ATTEND_PAGED, FV_KEYS_CACHE, FV_TARGET_OUT, 0, plan->runs,

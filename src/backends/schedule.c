@@ -6,11 +6,7 @@
 #include "backends/backend.h"
 #include "backends/static_list.h"
 #include "core/error.h"
-
-fv_query_run fv_schedule_whole_query(const fv_schedule *schedule, int32_t seq)
-{
-    return (fv_query_run){seq, 0, fv_step_query_len(schedule->step, seq), 0, schedule->step->seq_lens[seq]};
-}
+#include "planner/worker_order.h"
 
 fv_status fv_schedule_add(fv_schedule *schedule, const fv_call *call)
 {
@@ -23,13 +19,14 @@ fv_status fv_schedule_add(fv_schedule *schedule, const fv_call *call)
     return FV_OK;
 }
 
-/* The prefix groups of a pass, where the host can read the block table. */
-static int32_t find_groups(const fv_schedule *schedule, const fv_split_rule *rule, const fv_query_run *runs,
-                           int32_t num_runs)
+/* The prefix groups of a pass over the cache, where the host can read the block table. */
+static int32_t find_groups(const fv_schedule *schedule, const fv_split_rule *rule, fv_key_source source,
+                           const fv_query_run *runs, int32_t num_runs)
 {
     const fv_plan *plan = schedule->plan;
     const fv_batch *batch = &plan->batch;
-    if (!rule->cascade || !plan->device->host_is_device) return 0;
+    const int32_t from_cache = source == FV_KEYS_CACHE || source == FV_KEYS_CACHE_AND_NEW;
+    if (!from_cache || !rule->cascade || !plan->device->host_is_device) return 0;
     const fv_block_rows rows = {batch->block_table, batch->block_table_stride, batch->block_table_width};
     return fv_prefix_groups_find(plan->groups, &plan->problem, schedule->step, runs, num_runs, &rows,
                                  plan->options.cascade == FV_CASCADE_ALWAYS);
@@ -57,8 +54,7 @@ fv_status fv_schedule_attend(fv_schedule *schedule, const fv_split_rule *rule, f
 {
     fv_plan *plan = schedule->plan;
     const int32_t first_item = schedule->list.num_items, first_reduce = schedule->list.num_reduces;
-    const int32_t from_cache = source == FV_KEYS_CACHE || source == FV_KEYS_CACHE_AND_NEW;
-    const int32_t num_groups = from_cache ? find_groups(schedule, rule, runs, num_runs) : 0;
+    const int32_t num_groups = find_groups(schedule, rule, source, runs, num_runs);
     const fv_pass pass = {runs, num_runs, plan->groups, num_groups};
     fv_status status = fv_work_list_append(&schedule->list, rule, schedule->step, &pass);
     if (status != FV_OK || schedule->list.num_items == first_item) return status;
@@ -97,11 +93,12 @@ fv_status fv_schedule_attend(fv_schedule *schedule, const fv_split_rule *rule, f
 fv_status fv_schedule_attend_all(fv_schedule *schedule, fv_operation operation, fv_key_source source)
 {
     fv_plan *plan = schedule->plan;
-    for (int32_t seq = 0; seq < schedule->step->num_seqs; seq++) {
-        plan->runs[seq] = fv_schedule_whole_query(schedule, seq);
-    }
-    return fv_schedule_attend(schedule, &plan->rule, operation, source, FV_TARGET_OUT, 0, plan->runs,
-                              schedule->step->num_seqs);
+    const int32_t num_seqs = schedule->step->num_seqs;
+    for (int32_t seq = 0; seq < num_seqs; seq++) plan->runs[seq] = fv_step_whole_query(schedule->step, seq);
+    const int32_t has_groups = find_groups(schedule, &plan->rule, source, plan->runs, num_seqs) > 0;
+    if (!has_groups)
+        fv_worker_order(plan->runs, &plan->rule, schedule->step); /* a group's are neighbours in the batch */
+    return fv_schedule_attend(schedule, &plan->rule, operation, source, FV_TARGET_OUT, 0, plan->runs, num_seqs);
 }
 
 static fv_status schedule_grid(fv_schedule *schedule)

@@ -19,9 +19,6 @@ static inline int32_t fv_schedule_context(const fv_schedule *schedule, int32_t s
     return schedule->step->seq_lens[seq] - fv_step_query_len(schedule->step, seq);
 }
 
-/* All keys of all new tokens of a sequence. */
-fv_query_run fv_schedule_whole_query(const fv_schedule *schedule, int32_t seq);
-
 /* Appends a pass: an attention call with its items, and a reduction where some Q block is cut. Prefix
  * groups are looked for where the plan cascades and the source is the cache. No runs: no call. */
 fv_status fv_schedule_attend(fv_schedule *schedule, const fv_split_rule *rule, fv_operation operation,

@@ -54,7 +54,7 @@ fv_status fv_static_list_fill(fv_schedule *schedule)
     fv_work_list *list = &schedule->list;
     int32_t num_runs = 0;
     for (int32_t seq = 0; seq < step->num_seqs; seq++) {
-        const fv_query_run run = fv_schedule_whole_query(schedule, seq);
+        const fv_query_run run = fv_step_whole_query(schedule->step, seq);
         if (run.num_tokens > 0) plan->runs[num_runs++] = run;
     }
     const fv_pass pass = {.runs = plan->runs, .num_runs = num_runs};

@@ -563,6 +563,7 @@ fv_status fv_strategy_create(fv_plan *plan, const fv_strategy *strategy)
         .splits_items = splits_items(plan, plan->paged),
         .deals_keys = plan->paged->deals_keys && plan->paged->deals_keys(&plan->problem),
         .shared_rows = plan->paged->shared_rows ? plan->paged->shared_rows(&plan->problem) : 0,
+        .few_row_cost = plan->paged->few_row_cost ? plan->paged->few_row_cost(&plan->problem) : 1,
         .path = options->path,
         .batch_invariant = options->batch_invariant,
         .segment_keys = options->path == FV_PATH_3D || options->batch_invariant ? options->segment_keys : 0,

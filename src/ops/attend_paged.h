@@ -245,6 +245,9 @@ typedef struct fv_attend_variant {
     int32_t (*deals_keys)(const fv_problem *problem);
     /* Rows of a KV head, at most, whose items have several KV heads; NULL: FV_DECODE_ROWS. */
     int32_t (*shared_rows)(const fv_problem *problem);
+    /* How many times as long such an item takes for a row x key as one of many rows, which arithmetic bounds and not memory;
+     * NULL: once. */
+    int32_t (*few_row_cost)(const fv_problem *problem);
 } fv_attend_variant;
 
 typedef fv_status (*fv_reduce_segments_fn)(const fv_launch *launch, const fv_reduce_params *params);

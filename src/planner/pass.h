@@ -28,6 +28,12 @@ typedef struct fv_query_run {
     int32_t first_key, end_key;
 } fv_query_run;
 
+/* All keys of all new tokens of a sequence. */
+static inline fv_query_run fv_step_whole_query(const fv_step *step, int32_t seq)
+{
+    return (fv_query_run){seq, 0, fv_step_query_len(step, seq), 0, step->seq_lens[seq]};
+}
+
 /* Consecutive runs of a pass, whole queries of consecutive sequences, whose first num_keys keys are the
  * same blocks: planner/prefix_group.h. */
 typedef struct fv_prefix_group {
@@ -57,6 +63,7 @@ typedef struct fv_split_rule {
     int32_t splits_items; /* 1: two lanes may share an item; more: so many, at most, share items of one token */
     int32_t deals_keys;   /* 1: workers without keys take those of short queries from others; worker_cut.h */
     int32_t shared_rows;  /* up to so many rows of a KV head an item of a worker has several heads; 0: FV_DECODE_ROWS */
+    int32_t few_row_cost; /* of a row x key where an item has several heads, of one where it has many rows; 0: 1 */
     fv_softmax_path path;
     int32_t batch_invariant; /* 1: cut by the sequence's own lengths only */
     int32_t segment_keys;    /* keys of a segment, where the rule does not follow the load; 0: follow it */
@@ -109,6 +116,8 @@ static inline int32_t fv_takes_several_heads(const fv_split_rule *rule, int32_t 
     const int32_t most_rows = rule->shared_rows > 0 ? rule->shared_rows : FV_DECODE_ROWS;
     return !rule->num_lanes && (int64_t)num_tokens * fv_group_of(rule->problem) <= most_rows;
 }
+
+static inline int32_t fv_few_row_cost(const fv_split_rule *rule) { return fv_max_i32(1, rule->few_row_cost); }
 
 /* A short query is one Q block with all its tokens; a long one is cut into blocks of block_q. */
 static inline int32_t fv_query_is_short(const fv_problem *problem, int32_t query_len)

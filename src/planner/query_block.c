@@ -26,7 +26,8 @@ int64_t fv_query_block_cost(const fv_split_rule *rule, const fv_query_block *blo
         const int64_t keys = fv_max_i32(1, block->end_key - block->first_key);
         return keys * problem->mha.num_kv_heads * (FV_LANE_KEY_COST + block->num_tokens * fv_group_of(problem));
     }
-    return fv_work_cost(rule->problem, fv_max_i32(1, block->end_key - block->first_key), block->num_tokens);
+    const int32_t row_cost = fv_takes_several_heads(rule, block->num_tokens) ? fv_few_row_cost(rule) : 1;
+    return row_cost * fv_work_cost(problem, fv_max_i32(1, block->end_key - block->first_key), block->num_tokens);
 }
 
 int64_t fv_work_cost(const fv_problem *problem, int64_t num_keys, int64_t num_tokens)

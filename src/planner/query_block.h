@@ -17,7 +17,7 @@ typedef struct fv_query_block {
 fv_query_block fv_query_block_at(const fv_split_rule *rule, const fv_step *step, const fv_query_run *run,
                                  int32_t first_token);
 
-/* All KV heads; of a run all its Q blocks. */
+/* All KV heads, in units of a row x key of many rows; of a run all its Q blocks. */
 int64_t fv_query_block_cost(const fv_split_rule *rule, const fv_query_block *block);
 int64_t fv_query_run_cost(const fv_split_rule *rule, const fv_step *step, const fv_query_run *run);
 
@@ -26,7 +26,8 @@ int64_t fv_query_run_cost(const fv_split_rule *rule, const fv_step *step, const 
 int32_t fv_query_run_repeats(const fv_step *step, const fv_pass *pass, int32_t i);
 
 /* Cost of a Q block of num_tokens tokens over num_keys keys and all KV heads: keys x heads x (KEY_COST + rows),
- * for bringing in a key costs as much as KEY_COST rows of arithmetic. */
+ * for bringing in a key costs as much as KEY_COST rows of arithmetic. Blocks of few rows and of many are compared by the
+ * functions above. */
 int64_t fv_work_cost(const fv_problem *problem, int64_t num_keys, int64_t num_tokens);
 
 /* What sharing the reading of `num_keys` keys among num_seqs sequences of num_tokens tokens in all saves,

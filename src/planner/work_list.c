@@ -238,7 +238,8 @@ static group_cut cut_group(const fv_split_rule *rule, const fv_step *step, const
                                  cut.num_tokens <= fv_most_item_tokens(rule);
     cut.block_tokens = is_one_block ? cut.num_tokens : rule->block_q;
     const int32_t prefix_blocks = (int32_t)fv_ceil_div(cut.num_tokens, cut.block_tokens);
-    const int64_t cost = fv_work_cost(rule->problem, group->num_keys, cut.block_tokens);
+    const fv_query_block shared = {.num_tokens = cut.block_tokens, .end_key = group->num_keys};
+    const int64_t cost = fv_query_block_cost(rule, &shared);
     const int64_t segments = fv_min_i64(pieces_of(rule, cost, cut.block_tokens, share),
                                         fv_max_i32(1, group->num_keys / FV_MIN_SEGMENT_KEYS));
     cut.prefix_keys = (int32_t)fv_round_up(fv_ceil_div(group->num_keys, segments), rule->tile_keys);

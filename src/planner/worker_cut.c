@@ -28,6 +28,7 @@ typedef struct worker_block {
     int64_t merge; /* what a segment costs besides */
     int32_t count;
     int32_t num_heads; /* KV heads of an item */
+    int32_t is_few;    /* 1: all of them, of few rows */
     int32_t num_tokens;
     int32_t span; /* keys */
     int32_t most_segments;
@@ -45,7 +46,7 @@ static int32_t has_rows_of_heads(const fv_problem *problem)
 /* What workers have to do. */
 typedef struct worker_load {
     int64_t busy[MAX_WORKERS]; /* until then, a heap */
-    int64_t largest;           /* cost of an item */
+    int64_t largest;           /* cost of an item of the kind that comes last */
     int64_t num_items;
     int32_t all_dealt;
 } worker_load;
@@ -58,9 +59,11 @@ static worker_block weigh_block(const fv_split_rule *rule, const fv_query_block 
     const int32_t span = fv_max_i32(1, block->end_key - block->first_key);
     return (worker_block){
         .cost = fv_query_block_cost(rule, block) / count,
-        .merge = (int64_t)(is_few ? FEW_MERGE_COST : MANY_MERGE_COST) * rows * (num_kv_heads / count),
+        .merge = (int64_t)(is_few ? FEW_MERGE_COST * fv_few_row_cost(rule) : MANY_MERGE_COST) * rows *
+                 (num_kv_heads / count),
         .count = count,
         .num_heads = num_kv_heads / count,
+        .is_few = is_few,
         .num_tokens = block->num_tokens,
         .span = span,
         .most_segments = rule->path == FV_PATH_2D ? 1 : fv_max_i32(1, span / FV_MIN_SEGMENT_KEYS),
@@ -145,13 +148,26 @@ static void take_block(worker_load *load, const fv_split_rule *rule, const worke
     }
 }
 
+/* 1: from block `at` on come items of another kind, few rows behind many or the other way round, and some for each worker: what is
+ * before them nobody waits for. */
+static int32_t begins_kind(const fv_split_rule *rule, const worker_block *blocks, int32_t num_blocks, int32_t at)
+{
+    if (at == 0 || blocks[at].is_few == blocks[at - 1].is_few) return 0;
+    int64_t num_items = 0;
+    for (int32_t i = at; i < num_blocks && blocks[i].is_few == blocks[at].is_few; i++) num_items += blocks[i].count;
+    return num_items >= rule->num_workers;
+}
+
 /* When the last worker ends. */
 static int64_t time_of_share(const fv_split_rule *rule, const worker_block *blocks, int32_t num_blocks, int64_t share,
                              int64_t key_share)
 {
     worker_load load = {.all_dealt = 1};
     int64_t last = 0;
-    for (int32_t i = 0; i < num_blocks; i++) take_block(&load, rule, &blocks[i], share, key_share);
+    for (int32_t i = 0; i < num_blocks; i++) {
+        if (begins_kind(rule, blocks, num_blocks, i)) load.largest = 0;
+        take_block(&load, rule, &blocks[i], share, key_share);
+    }
     for (int32_t i = 0; i < rule->num_workers; i++) last = fv_max_i64(last, load.busy[i]);
     const int32_t is_dealt = load.all_dealt && load.num_items <= rule->num_workers &&
                              (num_blocks == 1 || load.num_items >= LEAST_SIBLINGS * num_blocks);

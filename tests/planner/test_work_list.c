@@ -11,6 +11,7 @@
 
 #include "planner/lane_fill.h"
 #include "planner/work_list.h"
+#include "planner/worker_order.h"
 
 enum { MAX_SEQS = 128, MAX_TOKENS = 4096, MAX_SEQ_LEN = 70000 };
 
@@ -68,9 +69,8 @@ static void add(fixture *f, int32_t query_len, int32_t seq_len)
 static void build_with(fixture *f, const fv_prefix_group *groups, int32_t num_groups)
 {
     fv_query_run runs[MAX_SEQS];
-    for (int32_t seq = 0; seq < f->step.num_seqs; seq++) {
-        runs[seq] = (fv_query_run){seq, 0, fv_step_query_len(&f->step, seq), 0, f->seq_lens[seq]};
-    }
+    for (int32_t seq = 0; seq < f->step.num_seqs; seq++) runs[seq] = fv_step_whole_query(&f->step, seq);
+    if (num_groups == 0) fv_worker_order(runs, &f->rule, &f->step);
     const fv_pass pass = {runs, f->step.num_seqs, groups, num_groups};
     f->list.num_items = f->list.num_reduces = 0;
     assert_int_equal(fv_work_list_append(&f->list, &f->rule, &f->step, &pass), FV_OK);
@@ -204,7 +204,8 @@ static double longest_over_mean(const fixture *f)
     const int32_t num_workers = f->rule.num_workers;
     for (int32_t i = 0; i < f->list.num_items; i++) {
         const fv_work_item *item = &f->list.items[i];
-        const double cost = (double)(item->end_key - item->first_key) * item->num_kv_heads *
+        const int32_t row_cost = fv_takes_several_heads(&f->rule, item->num_tokens) ? fv_few_row_cost(&f->rule) : 1;
+        const double cost = (double)(item->end_key - item->first_key) * item->num_kv_heads * row_cost *
                             (4 + item->num_tokens * group(f));
         int32_t first = 0;
         for (int32_t worker = 1; worker < num_workers; worker++) {
@@ -282,6 +283,76 @@ static void test_workers_end_together(void **state)
             }
         }
     }
+}
+
+static int32_t is_short_item(const fixture *f, int32_t i)
+{
+    return fv_query_is_short(&f->problem, f->list.items[i].query_end - f->list.items[i].query_start);
+}
+
+/* Decodes beside prefills, in whatever order the batch has them: what takes longer comes first, all of it, and is cut no
+ * finer than what comes behind it fills up. Where a row x key of decode takes six times as long, as beside tiles, that is
+ * so by more of them. */
+static void test_long_items_come_first(void **state)
+{
+    (void)state;
+    static const struct {
+        batch_part parts[3];
+        int32_t few_row_cost, begins_with_short, num_whole; /* decodes that 8 workers do not cut */
+    } cases[] = {
+        {{{1, 512, 512}, {8, 1, 4096}}, 6, 1, 8},
+        {{{8, 1, 4096}, {1, 512, 512}}, 6, 1, 8},
+        {{{4, 1, 4096}, {1, 512, 512}, {4, 1, 4096}}, 1, 1, 8},
+        {{{1, 2048, 2048}, {32, 1, 4096}}, 1, 1, 32},
+        {{{32, 1, 1024}, {1, 512, 16384}}, 6, 0, 32},
+        {{{32, 1, 1024}, {1, 512, 16384}}, 1, 0, 32},
+        {{{4, 1, 65536}, {1, 512, 16384}}, 6, 1, 0},
+        {{{4, 1, 65536}, {1, 512, 16384}}, 1, 0, 4},
+    };
+    for (int32_t i = 0; i < FV_ARRAY_LEN(cases); i++) {
+        for (int32_t num_workers = 2; num_workers <= 16; num_workers *= 2) {
+            fixture *f = make(32, 8, num_workers);
+            f->rule.block_q = 128;
+            f->rule.least_block_q = 32;
+            f->rule.few_row_cost = cases[i].few_row_cost;
+            allocate(f);
+            for (int32_t part = 0; part < 3; part++)
+                for (int32_t seq = 0; seq < cases[i].parts[part].num_seqs; seq++)
+                    add(f, cases[i].parts[part].query_len, cases[i].parts[part].seq_len);
+            build(f);
+            check_cover(f);
+            int32_t num_changes = 0, num_whole = 0;
+            for (int32_t item = 0; item < f->list.num_items; item++) {
+                num_changes += item > 0 && is_short_item(f, item) != is_short_item(f, item - 1);
+                num_whole += is_short_item(f, item) && f->list.items[item].num_kv_heads == 8 &&
+                             f->list.items[item].partial < 0;
+            }
+            assert_int_equal(is_short_item(f, 0), cases[i].begins_with_short);
+            assert_int_equal(num_changes, 1);
+            if (num_workers == 8) assert_int_equal(num_whole, cases[i].num_whole);
+            const double ratio = longest_over_mean(f);
+            if (!(ratio <= 1.12)) fail_msg("case %d, %d workers: %g", i, num_workers, ratio);
+            destroy(f);
+        }
+    }
+}
+
+/* A device that deals out items by itself has them in the order of the batch. */
+static void test_lanes_keep_the_order(void **state)
+{
+    (void)state;
+    fixture *f = make(32, 8, 1);
+    f->rule.num_lanes = 132;
+    static const int32_t query_lens[] = {1, 512, 1, 64, 1};
+    for (int32_t i = 0; i < FV_ARRAY_LEN(query_lens); i++) add(f, query_lens[i], 1024);
+    fv_query_run runs[MAX_SEQS];
+    fv_worker_order(runs, &f->rule, &f->step);
+    for (int32_t i = 0; i < FV_ARRAY_LEN(query_lens); i++) {
+        assert_int_equal(runs[i].seq, i);
+        assert_int_equal(runs[i].num_tokens, query_lens[i]);
+        assert_int_equal(runs[i].end_key, 1024);
+    }
+    destroy(f);
 }
 
 /* Where the KV heads of a token lie side by side a short query is cut by keys, as long as its pieces are long enough. */
@@ -1040,6 +1111,8 @@ int main(void)
         cmocka_unit_test(test_lists_of_fixed_length),
         cmocka_unit_test(test_random_steps_are_covered),
         cmocka_unit_test(test_workers_end_together),
+        cmocka_unit_test(test_long_items_come_first),
+        cmocka_unit_test(test_lanes_keep_the_order),
         cmocka_unit_test(test_heads_stay_together),
         cmocka_unit_test(test_query_blocks_are_halved),
         cmocka_unit_test(test_no_more_pieces_than_needed),
