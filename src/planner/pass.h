@@ -63,7 +63,7 @@ typedef struct fv_split_rule {
     int32_t splits_items; /* 1: two lanes may share an item; more: so many, at most, share items of one token */
     int32_t deals_keys;   /* 1: workers without keys take those of short queries from others; worker_cut.h */
     int32_t shared_rows;  /* up to so many rows of a KV head an item of a worker has several heads; 0: FV_DECODE_ROWS */
-    int32_t few_row_cost; /* of a row x key where an item has several heads, of one where it has many rows; 0: 1 */
+    int32_t few_row_cost; /* time of a row x key of an item with several heads, over that of one of many rows; 0: 1 */
     fv_softmax_path path;
     int32_t batch_invariant; /* 1: cut by the sequence's own lengths only */
     int32_t segment_keys;    /* keys of a segment, where the rule does not follow the load; 0: follow it */

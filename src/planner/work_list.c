@@ -407,6 +407,7 @@ fv_status fv_work_list_append(fv_work_list *list, const fv_split_rule *of_plan, 
     const fv_split_rule *rule = &of_pass;
     of_pass.lane_heads = list->lane_heads = heads_side_by_side(of_plan, pass);
     of_pass.max_slots = fv_max_i32(1, list->slot_capacity);
+    if (pass->num_groups > 0) of_pass.few_row_cost = 1; /* for the total counts shared keys for each */
     const int32_t first_item = list->num_items;
     list->num_slots = list->num_split = list->num_meeting = list->piece_keys = 0;
     list->spare_pieces = rule->spare_pieces > 0 ? rule->spare_pieces : INT32_MAX;

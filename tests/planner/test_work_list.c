@@ -1015,6 +1015,28 @@ static void test_shared_keys_are_read_once(void **state)
     destroy(plain);
 }
 
+/* What few rows cost where each has keys of its own says nothing of many that share them. */
+static void test_shared_keys_cost_what_many_rows_do(void **state)
+{
+    (void)state;
+    const fv_prefix_group group = {0, 32, 8192};
+    fixture *all[2];
+    for (int32_t i = 0; i < 2; i++) {
+        all[i] = make(32, 8, 6);
+        all[i]->rule.cascade = 1;
+        all[i]->rule.block_q = 128;
+        all[i]->rule.few_row_cost = i == 0 ? 1 : 6;
+        allocate(all[i]);
+        for (int32_t seq = 0; seq < 32; seq++) add(all[i], 1, 9000);
+        build_with(all[i], &group, 1);
+        check_cover(all[i]);
+    }
+    assert_int_equal(all[0]->list.num_items, all[1]->list.num_items);
+    assert_memory_equal(all[0]->list.items, all[1]->list.items, (size_t)all[0]->list.num_items * sizeof(fv_work_item));
+    destroy(all[0]);
+    destroy(all[1]);
+}
+
 /* Nor has an item of a group more tokens than the kernels' scratch has room for, however many rows share heads. */
 static void test_groups_fit_the_scratch(void **state)
 {
@@ -1124,6 +1146,7 @@ int main(void)
         cmocka_unit_test(test_batch_invariant_cuts),
         cmocka_unit_test(test_grid_search),
         cmocka_unit_test(test_shared_keys_are_read_once),
+        cmocka_unit_test(test_shared_keys_cost_what_many_rows_do),
         cmocka_unit_test(test_groups_fit_the_scratch),
         cmocka_unit_test(test_lanes_have_work),
         cmocka_unit_test(test_two_lanes),
