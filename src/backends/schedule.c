@@ -48,13 +48,13 @@ static int32_t most_segments(const fv_work_list *list, int32_t first)
     return most;
 }
 
-fv_status fv_schedule_attend(fv_schedule *schedule, const fv_split_rule *rule, fv_operation operation,
+/* fv_schedule_attend, of runs whose prefix groups are known: the first `num_groups` of plan->groups. */
+static fv_status attend_runs(fv_schedule *schedule, const fv_split_rule *rule, fv_operation operation,
                              fv_key_source source, fv_result_target target, int32_t first_token,
-                             const fv_query_run *runs, int32_t num_runs)
+                             const fv_query_run *runs, int32_t num_runs, int32_t num_groups)
 {
     fv_plan *plan = schedule->plan;
     const int32_t first_item = schedule->list.num_items, first_reduce = schedule->list.num_reduces;
-    const int32_t num_groups = find_groups(schedule, rule, source, runs, num_runs);
     const fv_pass pass = {runs, num_runs, plan->groups, num_groups};
     fv_status status = fv_work_list_append(&schedule->list, rule, schedule->step, &pass);
     if (status != FV_OK || schedule->list.num_items == first_item) return status;
@@ -90,15 +90,22 @@ fv_status fv_schedule_attend(fv_schedule *schedule, const fv_split_rule *rule, f
     return status;
 }
 
+fv_status fv_schedule_attend(fv_schedule *schedule, const fv_split_rule *rule, fv_operation operation,
+                             fv_key_source source, fv_result_target target, int32_t first_token,
+                             const fv_query_run *runs, int32_t num_runs)
+{
+    const int32_t num_groups = find_groups(schedule, rule, source, runs, num_runs);
+    return attend_runs(schedule, rule, operation, source, target, first_token, runs, num_runs, num_groups);
+}
+
 fv_status fv_schedule_attend_all(fv_schedule *schedule, fv_operation operation, fv_key_source source)
 {
     fv_plan *plan = schedule->plan;
     const int32_t num_seqs = schedule->step->num_seqs;
     for (int32_t seq = 0; seq < num_seqs; seq++) plan->runs[seq] = fv_step_whole_query(schedule->step, seq);
-    const int32_t has_groups = find_groups(schedule, &plan->rule, source, plan->runs, num_seqs) > 0;
-    if (!has_groups)
-        fv_worker_order(plan->runs, &plan->rule, schedule->step); /* a group's are neighbours in the batch */
-    return fv_schedule_attend(schedule, &plan->rule, operation, source, FV_TARGET_OUT, 0, plan->runs, num_seqs);
+    const int32_t num_groups = find_groups(schedule, &plan->rule, source, plan->runs, num_seqs);
+    if (num_groups == 0) fv_worker_order(plan->runs, &plan->rule, schedule->step); /* a group's runs stay neighbours */
+    return attend_runs(schedule, &plan->rule, operation, source, FV_TARGET_OUT, 0, plan->runs, num_seqs, num_groups);
 }
 
 static fv_status schedule_grid(fv_schedule *schedule)

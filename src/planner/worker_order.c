@@ -28,13 +28,13 @@ static int32_t begins_with_short(const fv_split_rule *rule, const fv_step *step)
 
 void fv_worker_order(fv_query_run *runs, const fv_split_rule *rule, const fv_step *step)
 {
+    if (rule->num_lanes) return;
+    const int32_t short_first = begins_with_short(rule, step);
     int32_t num_runs = 0;
-    const int32_t first_kind = rule->num_lanes ? -1 : begins_with_short(rule, step);
     for (int32_t round = 0; round < 2; round++) {
         for (int32_t seq = 0; seq < step->num_seqs; seq++) {
             const fv_query_run run = fv_step_whole_query(step, seq);
-            const int32_t is_short = fv_query_is_short(rule->problem, run.num_tokens);
-            const int32_t comes_first = first_kind < 0 || is_short == first_kind;
+            const int32_t comes_first = fv_query_is_short(rule->problem, run.num_tokens) == short_first;
             if (comes_first == (round == 0)) runs[num_runs++] = run;
         }
     }

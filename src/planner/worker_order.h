@@ -13,8 +13,8 @@
 
 #include "planner/pass.h"
 
-/* Fills `runs` (room for all sequences) with the step's queries and all their keys: short and long ones apart where
- * there are workers, in the order of the batch among themselves. For a device with lanes in the order of the batch. */
+/* `runs`: the step's queries with all their keys, in the order of the batch. Where there are workers short and long ones are put
+ * apart, in that order among themselves. */
 void fv_worker_order(fv_query_run *runs, const fv_split_rule *rule, const fv_step *step);
 
 #endif

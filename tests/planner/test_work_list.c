@@ -65,11 +65,16 @@ static void add(fixture *f, int32_t query_len, int32_t seq_len)
     f->seq_lens[seq] = seq_len;
 }
 
+static void list_queries(fv_query_run *runs, const fixture *f)
+{
+    for (int32_t seq = 0; seq < f->step.num_seqs; seq++) runs[seq] = fv_step_whole_query(&f->step, seq);
+}
+
 /* One pass over all keys of all sequences, with `groups`. */
 static void build_with(fixture *f, const fv_prefix_group *groups, int32_t num_groups)
 {
     fv_query_run runs[MAX_SEQS];
-    for (int32_t seq = 0; seq < f->step.num_seqs; seq++) runs[seq] = fv_step_whole_query(&f->step, seq);
+    list_queries(runs, f);
     if (num_groups == 0) fv_worker_order(runs, &f->rule, &f->step);
     const fv_pass pass = {runs, f->step.num_seqs, groups, num_groups};
     f->list.num_items = f->list.num_reduces = 0;
@@ -346,6 +351,7 @@ static void test_lanes_keep_the_order(void **state)
     static const int32_t query_lens[] = {1, 512, 1, 64, 1};
     for (int32_t i = 0; i < FV_ARRAY_LEN(query_lens); i++) add(f, query_lens[i], 1024);
     fv_query_run runs[MAX_SEQS];
+    list_queries(runs, f);
     fv_worker_order(runs, &f->rule, &f->step);
     for (int32_t i = 0; i < FV_ARRAY_LEN(query_lens); i++) {
         assert_int_equal(runs[i].seq, i);
